@@ -1,0 +1,1 @@
+"""Train a neural network on every core, GPU and machine you have."""

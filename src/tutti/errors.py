@@ -1,0 +1,106 @@
+"""Every error that tutti raises on purpose.
+
+    TuttiError                    exit code
+    ├── UserError                     2      the input is wrong; the message says what to change
+    │   ├── UnknownName                      a name that is not in a table; names the nearest one
+    │   ├── BadOption                        an option whose value cannot be used
+    │   ├── BadData                          a data set that is missing, broken or does not fit
+    │   ├── BadModel                         a model that cannot be built or does not fit the data
+    │   ├── BadRunFolder                     a run folder that cannot be read or written
+    │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
+    ├── PeerLost                      1      another rank died or gave up
+    └── RankFailed                    1      a rank raised an exception: its traceback is in the message
+
+Every message says what was found, what was expected, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TuttiError(Exception):
+    """Base of all errors of tutti. `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UserError(TuttiError):
+    """The input is wrong: the user can mend it. The command line prints the message alone, no traceback."""
+
+    exit_code = 2
+
+
+class BadOption(UserError):
+    """An option whose value cannot be used."""
+
+
+class BadData(UserError):
+    """A data set that is missing, broken, or does not fit the rest."""
+
+
+class BadModel(UserError):
+    """A model that cannot be built, or does not fit the data or the loss."""
+
+
+class BadRunFolder(UserError):
+    """A run folder that cannot be read or written."""
+
+
+class NotFinite(UserError):
+    """NaN or inf turned up where only finite numbers can be used."""
+
+
+class UnknownName(UserError):
+    """A name that is in no table of ours.
+
+    Args:
+        kind: what the name stands for, in the singular ("model", "option").
+        name: what was given.
+        known: the names that exist; the nearest one is proposed, and all are listed.
+        hint: a further way to give this thing, as a sentence, or nothing.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name, self.known, self.hint = kind, name, sorted(known), hint
+        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        meant = f"; did you mean '{near[0]}'?" if near else "."
+        listed = f" Known: {', '.join(self.known)}." if self.known else ""
+        super().__init__(f"unknown {kind} '{name}'{meant}{listed}{' ' + hint if hint else ''}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
+        return type(self), (self.kind, self.name, self.known, self.hint)
+
+
+class PeerLost(TuttiError):
+    """Another rank of this communicator died or gave up.
+
+    Args:
+        ranks: the lost ranks, numbered in the job.
+        why: what is known about it ("killed by signal 9"), or nothing.
+    """
+
+    def __init__(self, ranks: Iterable[int], why: str = "") -> None:
+        self.ranks, self.why = sorted(ranks), why
+        who = ", ".join(map(str, self.ranks))
+        super().__init__(f"lost rank{'s' if len(self.ranks) > 1 else ''} {who}{': ' + why if why else ''}")
+
+    def __reduce__(self) -> tuple[type, tuple[list[int], str]]:
+        return type(self), (self.ranks, self.why)
+
+
+class RankFailed(TuttiError):
+    """A rank raised an exception that is not a `UserError`.
+
+    Args:
+        rank: the rank, numbered in the job.
+        traceback: its formatted traceback.
+    """
+
+    def __init__(self, rank: int, traceback: str) -> None:
+        self.rank, self.traceback = rank, traceback
+        super().__init__(f"rank {rank} failed:\n{traceback.rstrip()}")
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return type(self), (self.rank, self.traceback)

@@ -1,0 +1,99 @@
+"""What a training run is made from. One dataclass: the command line, `tutti.train` and `config.json` all come from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from tutti.errors import BadOption, UnknownName
+
+Options = dict[str, Any]
+"""Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A field of the configuration that is also an option of the command line."""
+    metadata = {"help": help, "choices": choices}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run, complete: the same configuration gives the same run.
+
+    Every field is an option of `tutti train` of the same name, and an argument of `tutti.train`.
+    A field of type `Options` takes `--NAME.KEY value` on the command line.
+    """
+
+    model: str = option("mlp", "built-in model, package.module:factory, or file.py:factory")
+    model_options: Options = option({}, "options of the model: --model.KEY value")
+    data: str = option("digits", "built-in data set, path (IDX, IDX.gz, NPZ), package.module:factory or file.py:factory")
+    data_options: Options = option({}, "options of the data's factory: --data.KEY value")
+    validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
+    strategy: str = option("auto", "way to train in parallel: solo, sync; auto is solo for one worker, else sync")
+    strategy_options: Options = option({}, "hyper-parameters of the strategy: --strategy.KEY value")
+    workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
+    hosts: str | None = option(None, "hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun")
+    threads: int | None = option(None, "threads of each rank; by default the allowed cores / the ranks of the host")
+    epochs: int | None = option(None, "passes over the training samples; 30 when neither epochs nor steps is given")
+    steps: int | None = option(None, "weight updates, instead of epochs")
+    batch_size: int = option(128, "samples behind one weight update, over all ranks together")
+    optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adam, adamw")
+    optimizer_options: Options = option({}, "options of the optimizer: --optimizer.KEY value")
+    lr: float | None = option(None, "learning rate; by default the optimizer's own")
+    schedule: str | None = option(None, "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update")
+    schedule_options: Options = option({}, "options of the scheduler: --schedule.KEY value")
+    loss: str = option("auto", "cross_entropy, mse, l1, bce, nll, or package.module:function; auto follows the targets")
+    metrics: str = option("auto", "comma-separated: accuracy, top5, mae, or package.module:function; auto follows the loss")
+    clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
+    clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
+    precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16"))
+    layout: str = option("contiguous", "memory format of 4-d tensors", ("contiguous", "channels_last"))
+    device: str = option("cpu", "where to compute; cuda is for one worker", ("cpu", "cuda"))
+    seed: int = option(0, "decides the initial weights, the validation part and the order of the samples")
+    out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TrainConfig:
+        """The configuration that `as_json` gave.
+
+        Raises:
+            UnknownName: a key that is no option.
+            BadOption: a value that cannot be used.
+        """
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise UnknownName("option", key, known)
+        return cls(**values)
+
+
+def _check(config: TrainConfig) -> None:
+    for f in fields(config):
+        choices = f.metadata["choices"]
+        if choices and getattr(config, f.name) not in choices:
+            raise UnknownName(f"value of --{f.name.replace('_', '-')}", str(getattr(config, f.name)), choices)
+    if config.workers != "auto" and not (config.workers.isdigit() and int(config.workers) >= 1):
+        raise BadOption(f"--workers is '{config.workers}'; give a whole number of at least 1, or auto")
+    if not 0 <= config.validation < 1:
+        raise BadOption(f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1")
+    if config.epochs is not None and config.steps is not None:
+        raise BadOption("both --epochs and --steps are given; give one of them")
+    least = {"threads": 1, "epochs": 1, "steps": 1, "batch_size": 1, "seed": 0}
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if value is not None and value < smallest:
+            raise BadOption(f"--{name.replace('_', '-')} is {value}; the smallest possible is {smallest}")
+    for name in ("lr", "clip_norm", "clip_value"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise BadOption(f"--{name.replace('_', '-')} is {value}; give a number above 0")

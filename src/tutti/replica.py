@@ -1,0 +1,190 @@
+"""A model as one vector.
+
+`Replica` lays the trainable parameters of a module into one flat tensor, their gradients into a second, and the
+floating-point buffers (BatchNorm's statistics) into a third; the module's own parameters become views into them.
+A module of several dtypes has one such vector per dtype.
+
+    module.0.weight ─┐            ┌──────────────┬──────┬─────────┐
+    module.0.bias   ─┼─ views of ─┤ 0.weight     │0.bias│ 1.weight│   Flat.weights (and Flat.grads alike)
+    module.1.weight ─┘            └──────────────┴──────┴─────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import BadModel
+
+ALIGNMENT = 16
+"""Every parameter begins at a multiple of this many elements (64 bytes in fp32), as vector instructions like it."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a replica's vectors lie. The default is this process's own memory.
+
+    Attributes:
+        weights: makes the vector of weights: (length, dtype) -> zeros of shape (length,).
+        gradients: makes the gradients of all ranks that share memory: (length, dtype) -> zeros of (ranks, length).
+        row: which row of them is this replica's own.
+        fill: whether this replica writes its values into the weights. Of several replicas over the same weights
+            one does.
+    """
+
+    weights: Callable[[int, torch.dtype], Tensor] = lambda length, dtype: torch.zeros(length, dtype=dtype)
+    gradients: Callable[[int, torch.dtype], Tensor] = lambda length, dtype: torch.zeros(1, length, dtype=dtype)
+    row: int = 0
+    fill: bool = True
+
+
+@dataclass(frozen=True)
+class Flat:
+    """All trainable parameters of one dtype, end to end. Gaps between them (alignment) are zero and stay zero.
+
+    Attributes:
+        weights: the parameters, one vector.
+        grads: their gradients, one vector of the same length: this replica's row of `rows`.
+        rows: the gradients of all ranks that share memory, of shape (ranks, length).
+        names: the parameters' names, in the order in which they lie in the vector.
+        parameters: the module's own parameters, views into `weights`.
+        spans: where each parameter lies in the vector.
+    """
+
+    weights: Tensor
+    grads: Tensor
+    rows: Tensor
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    spans: tuple[slice, ...]
+
+
+class Replica:
+    """A module as flat vectors.
+
+    Args:
+        module: any `nn.Module`. Its parameters are re-pointed into the vectors, values kept. Tied weights are laid
+            down once, frozen parameters are left where they are.
+        memory: where the vectors lie.
+
+    Attributes:
+        module: the module.
+        flats: one `Flat` for each dtype, in order of first appearance.
+        buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
+
+    Raises:
+        BadModel: nothing can be trained, or a parameter is not initialised, or lies on the meta device.
+    """
+
+    def __init__(self, module: nn.Module, memory: Memory = Memory()) -> None:
+        self.module = module
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise BadModel("the model has no trainable parameter; set requires_grad on what should be trained")
+        for name, parameter in named:
+            _refuse_unusable(name, parameter)
+        dtypes = dict.fromkeys(p.dtype for _, p in named)
+        self.flats = tuple(
+            _flatten([(n, p) for n, p in named if p.dtype == dtype], dtype, memory) for dtype in dtypes
+        )
+        self.buffers = _flatten_buffers(module)
+        self.attach()
+
+    def attach(self) -> None:
+        """Point every parameter's `.grad` into the vector of gradients again.
+
+        `zero_grad(set_to_none=True)` drops those views; a gradient that autograd has made since is copied in, and
+        a parameter that got none has a zero gradient.
+        """
+        for flat in self.flats:
+            for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+                view = _view(flat.grads[span], parameter)
+                if parameter.grad is None:
+                    view.zero_()
+                elif parameter.grad.data_ptr() == view.data_ptr():
+                    continue
+                else:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero, in place."""
+        for flat in self.flats:
+            flat.grads.zero_()
+
+    def first_not_finite(self) -> str | None:
+        """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
+        for flat in self.flats:
+            for name, span in zip(flat.names, flat.spans, strict=True):
+                if not (flat.grads[span].isfinite().all() and flat.weights[span].isfinite().all()):
+                    return name
+        return None
+
+    @property
+    def count(self) -> int:
+        """How many trainable numbers the model has."""
+        return sum(p.numel() for flat in self.flats for p in flat.parameters)
+
+
+def _refuse_unusable(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        raise BadModel(f"parameter '{name}' is lazy; run one batch through the model before training it")
+    if parameter.is_meta:
+        raise BadModel(f"parameter '{name}' lies on the meta device; call model.to_empty(device='cpu') and initialise it")
+
+
+def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: Memory) -> Flat:
+    spans, length = _lay_out(p for _, p in named)
+    rows = memory.gradients(length, dtype)
+    weights, grads = memory.weights(length, dtype), rows[memory.row]
+    names, parameters = tuple(name for name, _ in named), tuple(p for _, p in named)
+    with torch.no_grad():
+        for parameter, span in zip(parameters, spans, strict=True):
+            view, grad = _view(weights[span], parameter), _view(grads[span], parameter)
+            if memory.fill:
+                view.copy_(parameter)
+            if parameter.grad is not None:
+                grad.copy_(parameter.grad)
+            parameter.grad = None
+            parameter.data = view
+            parameter.grad = grad
+    return Flat(weights, grads, rows, names, parameters, spans)
+
+
+def _view(vector: Tensor, like: Tensor) -> Tensor:
+    """`vector` with the shape of `like`, and its memory format too (channels_last stays channels_last)."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if like.dim() in formats and like.is_contiguous(memory_format=formats[like.dim()]):
+        return vector.as_strided(like.shape, like.stride())
+    return vector.view(like.shape)
+
+
+def _lay_out(tensors: Iterable[Tensor]) -> tuple[tuple[slice, ...], int]:
+    spans, start = [], 0
+    for tensor in tensors:
+        spans.append(slice(start, start + tensor.numel()))
+        start += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+    return tuple(spans), start
+
+
+def _flatten_buffers(module: nn.Module) -> tuple[Tensor, ...]:
+    floating: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
+    seen: dict[int, Tensor] = {}
+    for owner in module.modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if id(buffer) not in seen and buffer.is_floating_point():
+                seen[id(buffer)] = buffer
+                floating.setdefault(buffer.dtype, []).append((owner, name, buffer))
+    vectors = []
+    for dtype, places in floating.items():
+        spans, length = _lay_out(buffer for _, _, buffer in places)
+        vector = torch.zeros(length, dtype=dtype, device=places[0][2].device)
+        for (owner, name, buffer), span in zip(places, spans, strict=True):
+            view = vector[span].view(buffer.shape)
+            view.copy_(buffer)
+            buffer.data = view
+        vectors.append(vector)
+    return tuple(vectors)

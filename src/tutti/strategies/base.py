@@ -1,0 +1,100 @@
+"""What a strategy is: what a worker does with its vector of gradients after `backward()`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import ClassVar
+
+from torch.optim import Optimizer
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.replica import Replica
+
+
+class Home(Enum):
+    """Where the workers' weights live."""
+
+    SHARED = "one copy per host, seen by all its workers"
+    PRIVATE = "each worker has its own"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Gradient clipping, applied to the gradient of the whole update (after the reduction).
+
+    Attributes:
+        norm: the largest 2-norm of the gradient of the whole model; above it the gradient is scaled down. None: off.
+        value: the largest absolute value of an element; applied before `norm`. None: off.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+
+class Worker(ABC):
+    """One rank's part in a strategy. Made by `Strategy.worker`; called by the training loop."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Move the weights, given this rank's gradient in `replica.flats[...].grads`.
+
+        Called after the `backward()` of the last of the update's passes. The gradients are zero when it returns.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """After the last step: the final weights are in every replica when it returns."""
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A way to train in parallel. Its fields are its hyper-parameters: options and configuration come from them.
+
+    A rank's gradient is that of its own samples' share of the update: the loop multiplies each loss by
+    (samples of this pass) / (samples of the update), so that the plain sum over the ranks and passes is the mean
+    over the samples.
+    """
+
+    name: ClassVar[str]
+    home: ClassVar[Home]
+    needs: ClassVar[tuple[type, ...]] = ()
+
+    @property
+    def passes(self) -> int:
+        """How many times each worker runs forward and backward for one update."""
+        return 1
+
+    def most_workers(self) -> int | None:
+        """The largest world size that the strategy can use, or None."""
+        return None
+
+    @abstractmethod
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        """This rank's worker (collective).
+
+        Args:
+            replica: the model; its weights live where `home` says.
+            comm: all ranks of the job.
+            optimizer: the user's optimizer over the replica's parameters. Its param groups are read at every step,
+                so learning-rate schedulers attached to it work.
+            clip: gradient clipping.
+        """
+
+    def check(self, workers: int) -> None:
+        """Refuse a world size that the strategy cannot use.
+
+        Raises:
+            BadOption: `workers` is more than `most_workers`.
+        """
+        most = self.most_workers()
+        if most is not None and workers > most:
+            raise BadOption(
+                f"strategy '{self.name}' runs on {most} worker, not {workers}; use '-n {most}' or '--strategy sync'"
+            )
+
+    def options(self) -> dict[str, object]:
+        """The hyper-parameters by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,17 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real data sets; the test is skipped where it is absent."""
+    folder = os.environ.get("TUTTI_DATA")
+    if not folder or not Path(folder, "mnist").is_dir():
+        pytest.skip("TUTTI_DATA names no folder with the real data sets")
+    return Path(folder)
