@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+import json
+import math
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from tutti.errors import BadOption, UnknownName
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a text"),
+    "Options": ((dict,), "a table of names and values"),
+}
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
@@ -76,12 +87,60 @@ class TrainConfig:
                 raise UnknownName("option", key, known)
         return cls(**values)
 
+    @classmethod
+    def read(cls, path: str | Path) -> TrainConfig:
+        """The configuration in a JSON file, such as the `config.json` of a run folder.
+
+        Raises:
+            BadOption: the file cannot be read, or is no JSON table.
+        """
+        if Path(path).is_dir():
+            path = Path(path, "config.json")
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadOption(f"cannot read the configuration '{path}': {error.strerror}") from error
+        except ValueError as error:
+            raise BadOption(f"the configuration '{path}' is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise BadOption(f"the configuration '{path}' holds {type(values).__name__}, not a table of options")
+        return cls.from_json(values)
+
+
+def flag(name: str) -> str:
+    """How the command line spells a field: batch_size is --batch-size."""
+    return "--" + name.replace("_", "-")
+
+
+def type_name(of: Field[Any]) -> str:
+    """Which of int, float, str, Options a field holds, besides None."""
+    return str(of.type).removesuffix(" | None")
+
+
+def _check_types(config: TrainConfig) -> None:
+    for f in fields(config):
+        value, (types, words) = getattr(config, f.name), _TYPES[type_name(f)]
+        if value is None and str(f.type).endswith("| None"):
+            continue
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise BadOption(f"{flag(f.name)} is {value!r}; give {words}")
+        if isinstance(value, dict):
+            for key, item in value.items():
+                _check_option(f"{flag(f.name).removesuffix('-options')}.{key}", item)
+
+
+def _check_option(name: str, value: object) -> None:
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
+        raise BadOption(f"{name} is {value!r}; give a number, a text, true, false, null, or a list of these")
+
 
 def _check(config: TrainConfig) -> None:
+    _check_types(config)
     for f in fields(config):
         choices = f.metadata["choices"]
         if choices and getattr(config, f.name) not in choices:
-            raise UnknownName(f"value of --{f.name.replace('_', '-')}", str(getattr(config, f.name)), choices)
+            raise UnknownName(f"value of {flag(f.name)}", str(getattr(config, f.name)), choices)
     if config.workers != "auto" and not (config.workers.isdigit() and int(config.workers) >= 1):
         raise BadOption(f"--workers is '{config.workers}'; give a whole number of at least 1, or auto")
     if not 0 <= config.validation < 1:
@@ -92,8 +151,8 @@ def _check(config: TrainConfig) -> None:
     for name, smallest in least.items():
         value = getattr(config, name)
         if value is not None and value < smallest:
-            raise BadOption(f"--{name.replace('_', '-')} is {value}; the smallest possible is {smallest}")
+            raise BadOption(f"{flag(name)} is {value}; the smallest possible is {smallest}")
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise BadOption(f"--{name.replace('_', '-')} is {value}; give a number above 0")
+        if value is not None and not 0 < value < math.inf:
+            raise BadOption(f"{flag(name)} is {value}; give a finite number above 0")

@@ -1,0 +1,71 @@
+"""How soon training begins: from the command to the first step at 2 ranks, beside `python -c "import torch"`.
+
+    python benchmarks/start.py [--rounds 5]
+
+Wanted: at most the import of torch plus 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from measure import describe_machine, interleave, table
+
+LOSS = """
+import os, time
+from torch.nn.functional import cross_entropy
+
+def loss(outputs, targets):
+    try:
+        with open(os.environ["FIRST_STEP"], "x") as file:
+            file.write(repr(time.time()))
+    except FileExistsError:
+        pass
+    return cross_entropy(outputs, targets)
+"""
+
+
+def importing_torch() -> float:
+    began = time.time()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.time() - began
+
+
+def first_step(ranks: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "timed.py").write_text(LOSS)
+        stamp = Path(folder, "stamp")
+        command = [sys.executable, "-m", "tutti.cli.main", "train", "mlp", "--data", "digits", "-n", str(ranks)]
+        command += ["--steps", "1", "--loss", f"{folder}/timed.py:loss", "--out", f"{folder}/run"]
+        began = time.time()
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "FIRST_STEP": str(stamp)}
+        )
+        return float(stamp.read_text()) - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
+    args = parser.parse_args()
+    sides = {
+        "python -c 'import torch'": importing_torch,
+        "first step, 1 rank": lambda: first_step(1),
+        "first step, 2 ranks": lambda: first_step(2),
+    }
+    medians = interleave(sides, rounds=args.rounds)
+    torch_s = medians["python -c 'import torch'"]
+    print(describe_machine())
+    print(f"seconds from the command on, median of {args.rounds}\n")
+    rows = [[name, f"{seconds:.2f}", f"{seconds - torch_s:+.2f}"] for name, seconds in medians.items()]
+    print(table(["", "seconds", "beyond importing torch"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Options of the command line, made from the fields of `TrainConfig`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, NoReturn
+
+from tutti.errors import BadOption, UnknownName
+from tutti.experiments.config import Options, TrainConfig, flag, type_name
+
+DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
+"""The fields that take --NAME.KEY value."""
+
+_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours: one message, no usage, the nearest name."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", _Wide)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and leaving."""
+        raise BadOption(f"{message}; '{self.prog} --help' explains every option")
+
+    def flags(self) -> list[str]:
+        """Every option that this parser knows."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+class _Wide(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+def add_config_options(parser: argparse.ArgumentParser, leave_out: Iterable[str] = ()) -> None:
+    """Give `parser` an option for each field of `TrainConfig`. A field that is not given leaves no trace."""
+    for f in fields(TrainConfig):
+        if f.name in leave_out or f.name in DOTTED:
+            continue
+        names = ["-n", "--workers"] if f.name == "workers" else [flag(f.name)]
+        shown = f.metadata["choices"] and "{" + ",".join(f.metadata["choices"]) + "}"
+        parser.add_argument(
+            *names,
+            dest=f.name,
+            type=converter(f),
+            default=argparse.SUPPRESS,
+            metavar=shown or {"int": "N", "float": "X"}.get(type_name(f), "TEXT"),
+            help=_help(f),
+        )
+    dotted = [f for f in fields(TrainConfig) if f.name in DOTTED and f.name not in leave_out]
+    group = parser.add_argument_group(
+        "options of the parts", "KEY is an option of that part; values are JSON, lists 1,2,3, or text"
+    )
+    for f in dotted:
+        # Only here for the help: split_dotted takes these out before argparse sees them.
+        group.add_argument(_stem(f.name) + ".KEY", dest=f"_{f.name}", metavar="VALUE", help=_help(f), default=argparse.SUPPRESS)
+
+
+def converter(f: Field[Any]) -> Callable[[str], object]:
+    """What turns the text of an option into the field's value."""
+    return {"int": _whole, "float": _number}.get(type_name(f), str)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+
+
+def _help(f: Field[Any]) -> str:
+    text = str(f.metadata["help"]).replace("%", "%%")
+    if f.default in (None, MISSING):
+        return text
+    return f"{text} (default: {f.default})"
+
+
+def _stem(field: str) -> str:
+    return flag(field).removesuffix("-options")
+
+
+def split_dotted(arguments: Sequence[str], dotted: Sequence[str] = DOTTED) -> tuple[list[str], dict[str, Options]]:
+    """Take `--model.hidden 256,128` and its like out of the arguments.
+
+    Args:
+        arguments: the command line.
+        dotted: the fields that may be given in this way.
+
+    Returns:
+        The other arguments, and the options by field: {"model_options": {"hidden": [256, 128]}}.
+
+    Raises:
+        UnknownName: the word before the dot is none of ours.
+        BadOption: a value is missing.
+    """
+    stems = {_stem(field): field for field in dotted}
+    rest: list[str] = []
+    options: dict[str, Options] = {}
+    words = iter(_join_negative(arguments))
+    for word in words:
+        stem, dot, key = word.partition("=")[0].partition(".")
+        if not (dot and stem.startswith("--") and key):
+            rest.append(word)
+            continue
+        if stem not in stems:
+            raise UnknownName("option", f"{stem}.{key}", [f"{known}.{key}" for known in stems])
+        _, given, text = word.partition("=")
+        if not given:
+            following = next(words, None)
+            if following is None or following.startswith("--"):
+                raise BadOption(f"{stem}.{key} has no value; give one, such as {stem}.{key} 1")
+            text = following
+        options.setdefault(stems[stem], {})[key.replace("-", "_")] = parse_value(text)
+    return rest, options
+
+
+def _join_negative(arguments: Sequence[str]) -> list[str]:
+    """Write `--lr -1e-3` as `--lr=-1e-3`: argparse takes the number for an option."""
+    joined: list[str] = []
+    for word in arguments:
+        if _NUMBER.fullmatch(word) and joined and re.fullmatch(r"--?[a-z][^=]*", joined[-1]):
+            joined[-1] += ("=" if joined[-1].startswith("--") else "") + word
+        else:
+            joined.append(word)
+    return joined
+
+
+def parse_value(text: str) -> Any:
+    """A value of an option of a part: JSON, else a list when it has commas, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    if "," in text:
+        return [parse_value(item.strip()) for item in text.split(",") if item.strip()]
+    return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def config_from(given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None) -> TrainConfig:
+    """The configuration of a command line.
+
+    Args:
+        given: the fields that were given.
+        dotted: the options of the parts that were given.
+        base: what to start from (of --config); what is given comes before it.
+
+    Raises:
+        UserError: a value cannot be used.
+    """
+    values = base.as_json() if base else {}
+    for name, other in (("epochs", "steps"), ("steps", "epochs")):
+        if name in given and other not in given:
+            values.pop(other, None)
+    for name, value in given.items():
+        part = f"{name}_options"
+        if part in values and values.get(name) != value:
+            values[part] = {}
+        values[name] = value
+    for part, options in dotted.items():
+        values[part] = {**values.get(part, {}), **options}
+    return TrainConfig.from_json(values)

@@ -1,0 +1,101 @@
+"""Python objects that a user names in a word: `package.module:object` or `file.py:object`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from tutti.errors import BadOption, UnknownName
+
+
+def names_object(spec: str) -> bool:
+    """Whether `spec` has the form `package.module:object` or `file.py:object` (or is a .py file without object)."""
+    return ":" in spec or spec.endswith(".py")
+
+
+def load_object(spec: str, kind: str) -> object:
+    """The object that `package.module:object` or `file.py:object` names.
+
+    Modules are looked up in the working directory too. A file is imported once per process, under a module name
+    that depends on its path alone and that is found in `sys.modules`; files beside it can be imported by it.
+
+    Args:
+        spec: where the object is; what follows the colon may have dots (`module:Class.method`).
+        kind: what it is for, in the singular ("model", "data set"); appears in the messages.
+
+    Raises:
+        BadOption: `spec` has another form, names a missing file, or importing the module failed.
+        UnknownName: the module has no such object.
+    """
+    where, colon, path = spec.rpartition(":")
+    if not colon or not where or not path:
+        example = spec.rstrip(":") if spec.rstrip(":").endswith(".py") else "package.module"
+        raise BadOption(
+            f"the {kind} '{spec}' names no object; write it as '{example}:NAME' (a function or a class)"
+        )
+    module = _from_file(where, spec, kind) if where.endswith(".py") else _from_name(where, spec, kind)
+    found: object = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            public = [n for n in dir(found) if not n.startswith("_")]
+            defined = [n for n in public if getattr(getattr(found, n), "__module__", None) == module.__name__]
+            raise UnknownName(
+                f"object in {where}", name, defined or public, f"It was named by the {kind} '{spec}'."
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _from_file(where: str, spec: str, kind: str) -> ModuleType:
+    file = Path(where).expanduser().resolve()
+    if not file.is_file():
+        raise BadOption(f"the {kind} '{spec}' lies in no file: there is no {file}; check the path")
+    name = f"tutti_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _let_import_from(file.parent)
+    layout = importlib.util.spec_from_file_location(name, file)
+    if layout is None or layout.loader is None:
+        raise BadOption(f"the {kind} '{spec}' cannot be imported: {file} is no Python file")
+    module = importlib.util.module_from_spec(layout)
+    sys.modules[name] = module
+    try:
+        layout.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _import_failed(spec, kind, error) from error
+    return module
+
+
+def _from_name(where: str, spec: str, kind: str) -> ModuleType:
+    _let_import_from(Path.cwd())
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
+            raise _import_failed(spec, kind, error) from error
+        raise BadOption(
+            f"the {kind} '{spec}' cannot be found: no module '{error.name}'; install its package, start from the "
+            f"folder that holds it, or name a file: 'path/to/file.py:NAME'"
+        ) from error
+    except Exception as error:
+        raise _import_failed(spec, kind, error) from error
+
+
+def _let_import_from(folder: Path) -> None:
+    # At the end, so that a user's file called random.py cannot take the place of the standard library's.
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _import_failed(spec: str, kind: str, error: Exception) -> BadOption:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    at = "" if isinstance(error, SyntaxError) else f" (at {last.filename}, line {last.lineno})"
+    return BadOption(
+        f"importing the {kind} '{spec}' failed: {type(error).__name__}: {error}{at}; mend that module first"
+    )

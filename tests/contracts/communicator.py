@@ -1,0 +1,520 @@
+"""What every communicator must do. Each check is called by all ranks of a communicator, inside its world.
+
+A check works at any world size and on any number of hosts, and leaves the communicator as it found it. Small
+vectors (here: some ten elements) must be buffered by `send`; for long ones it may wait for their receiver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from tutti.comm.base import ANY, Communicator, cut
+
+DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+LENGTHS: Final = (0, 1, 7, 4097, 300_000)
+LONG: Final = 1_500_000
+"""Elements of a message that no buffer should be expected to hold."""
+
+
+def values(rank: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The vector that `rank` contributes: the same wherever it is computed."""
+    generator = torch.Generator().manual_seed(1000 * rank + length)
+    if dtype.is_floating_point:
+        return torch.randn(length, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(-1000, 1000, (length,), generator=generator, dtype=dtype)
+
+
+def expected_sum(size: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The sum of all ranks' `values`, summed as exactly as can be."""
+    exact = torch.float64 if dtype.is_floating_point else dtype
+    return torch.stack([values(rank, length, dtype).to(exact) for rank in range(size)]).sum(0)
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype, terms: int) -> None:
+    """`found` is `expected` up to the rounding of adding `terms` numbers of `dtype`."""
+    if not dtype.is_floating_point:
+        assert torch.equal(found, expected)
+        return
+    tolerance = terms * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=10 * tolerance)
+
+
+def assert_equal_everywhere(comm: Communicator, vector: Tensor) -> None:
+    """Every rank holds the same bits."""
+    digest = hashlib.sha256(vector.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    assert len(set(comm.all_gather_objects(digest))) == 1
+
+
+def check_ranks_are_numbered_in_order(comm: Communicator) -> None:
+    assert 0 <= comm.rank < comm.size
+    assert comm.all_gather_objects(comm.rank) == list(range(comm.size))
+
+
+def check_barrier_waits_for_every_rank(comm: Communicator) -> None:
+    arrived = comm.counter()
+    for round_number in range(1, 21):
+        arrived.add()
+        comm.barrier()
+        assert arrived.add(0) >= round_number * comm.size
+        comm.barrier()
+
+
+def check_broadcast_from_every_root(comm: Communicator) -> None:
+    for root in range(comm.size):
+        for dtype in DTYPES:
+            for length in LENGTHS[:-1]:
+                vector = values(comm.rank, length, dtype)
+                comm.broadcast(vector, root=root)
+                assert torch.equal(vector, values(root, length, dtype))
+
+
+def check_broadcast_of_a_long_vector(comm: Communicator) -> None:
+    root = comm.size - 1
+    vector = values(comm.rank, LENGTHS[-1], torch.float32)
+    comm.broadcast(vector, root=root)
+    assert torch.equal(vector, values(root, LENGTHS[-1], torch.float32))
+
+
+def check_all_reduce_sums(comm: Communicator) -> None:
+    for dtype in DTYPES:
+        for length in LENGTHS:
+            vector = values(comm.rank, length, dtype)
+            comm.all_reduce(vector)
+            assert_close(vector, expected_sum(comm.size, length, dtype), dtype, comm.size)
+
+
+def check_all_reduce_is_bit_equal_on_all_ranks(comm: Communicator) -> None:
+    for dtype in DTYPES:
+        for length in LENGTHS:
+            vector = values(comm.rank, length, dtype)
+            comm.all_reduce(vector)
+            assert_equal_everywhere(comm, vector)
+
+
+def check_all_reduce_repeats_bit_for_bit(comm: Communicator) -> None:
+    results = []
+    for _ in range(3):
+        vector = values(comm.rank, 4097, torch.float32)
+        comm.all_reduce(vector)
+        results.append(vector)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def check_all_reduce_of_a_part_of_a_vector(comm: Communicator) -> None:
+    whole = torch.full((100,), float(comm.rank + 1))
+    comm.all_reduce(whole[10:20])
+    total = float(sum(range(1, comm.size + 1)))
+    assert torch.equal(whole[10:20], torch.full((10,), total))
+    assert torch.equal(whole[:10], torch.full((10,), float(comm.rank + 1)))
+    assert torch.equal(whole[20:], torch.full((80,), float(comm.rank + 1)))
+
+
+def check_reduce_scatter_sums_its_slice_alone(comm: Communicator) -> None:
+    for dtype in DTYPES:
+        for length in LENGTHS:
+            vector = values(comm.rank, length, dtype)
+            own = cut(length, comm.size)[comm.rank]
+            comm.reduce_scatter(vector)
+            assert_close(vector[own], expected_sum(comm.size, length, dtype)[own], dtype, comm.size)
+            before = values(comm.rank, length, dtype)
+            assert torch.equal(vector[: own.start], before[: own.start])
+            assert torch.equal(vector[own.stop :], before[own.stop :])
+
+
+def check_all_gather_fills_in_the_other_slices(comm: Communicator) -> None:
+    for dtype in DTYPES:
+        for length in LENGTHS:
+            vector = values(comm.rank, length, dtype)
+            comm.all_gather(vector)
+            for rank, part in enumerate(cut(length, comm.size)):
+                assert torch.equal(vector[part], values(rank, length, dtype)[part])
+
+
+def check_reduce_scatter_and_all_gather_make_an_all_reduce(comm: Communicator) -> None:
+    vector = values(comm.rank, 4097, torch.float64)
+    comm.reduce_scatter(vector)
+    comm.all_gather(vector)
+    assert_close(vector, expected_sum(comm.size, 4097, torch.float64), torch.float64, comm.size)
+    assert_equal_everywhere(comm, vector)
+
+
+def check_broadcast_object_from_every_root(comm: Communicator) -> None:
+    for root in range(comm.size):
+        value = {"rank": comm.rank, "nested": [None, (1.5, "zwölf")]}
+        assert comm.broadcast_object(value, root=root) == {"rank": root, "nested": [None, (1.5, "zwölf")]}
+
+
+def check_broadcast_of_a_large_object(comm: Communicator) -> None:
+    root = comm.size - 1
+    value = bytes([root]) * 3_000_000
+    found = comm.broadcast_object(value if comm.rank == root else None, root=root)
+    assert found == value
+
+
+def check_all_gather_objects_of_unequal_sizes(comm: Communicator) -> None:
+    found = comm.all_gather_objects("x" * (comm.rank * 100_000))
+    assert found == ["x" * (rank * 100_000) for rank in range(comm.size)]
+
+
+def check_collectives_of_changing_kind_and_length(comm: Communicator) -> None:
+    for turn in range(30):
+        length = (turn * 7919) % 3000
+        vector = torch.full((length,), float(comm.rank))
+        comm.all_reduce(vector)
+        assert torch.equal(vector, torch.full((length,), float(sum(range(comm.size)))))
+        assert comm.broadcast_object((turn, comm.rank), root=turn % comm.size) == (turn, turn % comm.size)
+
+
+def check_message_round_a_ring(comm: Communicator) -> None:
+    for dtype in DTYPES:
+        for length in (0, 1, 7):
+            before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+            comm.send(values(comm.rank, length, dtype), to=after)
+            vector = torch.zeros(length, dtype=dtype)
+            assert comm.recv(vector, source=before) == before
+            assert torch.equal(vector, values(before, length, dtype))
+
+
+def check_message_may_be_overwritten_after_send(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    vector = torch.full((5,), float(comm.rank))
+    comm.send(vector, to=after)
+    vector.fill_(-1.0)
+    comm.recv(vector, source=before)
+    assert torch.equal(vector, torch.full((5,), float(before)))
+
+
+def check_messages_of_one_tag_keep_their_order(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for number in range(20):
+        comm.send(torch.tensor([float(number)]), to=after, tag=3)
+    for number in range(20):
+        vector = torch.empty(1)
+        comm.recv(vector, source=before, tag=3)
+        assert vector.item() == number
+
+
+def check_messages_of_other_tags_are_left_waiting(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for tag in (1, 2, 3):
+        comm.send(torch.tensor([tag, comm.rank]), to=after, tag=tag)
+    for tag in (3, 1, 2):
+        vector = torch.empty(2, dtype=torch.int64)
+        assert comm.recv(vector, source=before, tag=tag) == before
+        assert vector.tolist() == [tag, before]
+
+
+def check_messages_from_any_source(comm: Communicator) -> None:
+    if comm.rank > 0:
+        for number in range(10):
+            comm.send(torch.tensor([comm.rank, number]), to=0, tag=5)
+    else:
+        seen: list[list[int]] = [[] for _ in range(comm.size)]
+        for _ in range(10 * (comm.size - 1)):
+            vector = torch.empty(2, dtype=torch.int64)
+            source = comm.recv(vector, source=ANY, tag=5)
+            assert vector[0].item() == source
+            seen[source].append(int(vector[1]))
+        assert seen[1:] == [list(range(10))] * (comm.size - 1)
+    comm.barrier()
+
+
+def check_messages_from_one_source_among_many(comm: Communicator) -> None:
+    if comm.rank > 0:
+        comm.send(torch.tensor([comm.rank]), to=0, tag=6)
+    else:
+        for source in range(comm.size - 1, 0, -1):
+            vector = torch.empty(1, dtype=torch.int64)
+            assert comm.recv(vector, source=source, tag=6) == source
+            assert vector.item() == source
+    comm.barrier()
+
+
+def check_request_and_answer(comm: Communicator) -> None:
+    if comm.rank == 0:
+        for _ in range(5 * (comm.size - 1)):
+            vector = torch.empty(3)
+            source = comm.recv(vector, source=ANY)
+            comm.send(vector * 2, to=source, tag=1)
+    else:
+        for number in range(5):
+            vector = torch.full((3,), float(number))
+            comm.send(vector, to=0)
+            comm.recv(vector, source=0, tag=1)
+            assert torch.equal(vector, torch.full((3,), 2.0 * number))
+    comm.barrier()
+
+
+def check_long_messages_to_one_rank(comm: Communicator) -> None:
+    if comm.rank > 0:
+        comm.send(torch.full((LONG,), float(comm.rank)), to=0)
+    else:
+        sources = set()
+        for _ in range(comm.size - 1):
+            vector = torch.zeros(LONG)
+            source = comm.recv(vector, source=ANY)
+            assert vector.min().item() == vector.max().item() == source
+            sources.add(source)
+        assert sources == set(range(1, comm.size))
+    comm.barrier()
+
+
+def check_long_messages_both_ways(comm: Communicator) -> None:
+    partner = comm.rank ^ 1
+    if partner < comm.size:
+        mine, theirs = torch.full((LONG,), float(comm.rank)), torch.zeros(LONG)
+        if comm.rank % 2 == 0:
+            comm.send(mine, to=partner)
+            comm.recv(theirs, source=partner)
+        else:
+            comm.recv(theirs, source=partner)
+            comm.send(mine, to=partner)
+        assert theirs.min().item() == theirs.max().item() == partner
+    comm.barrier()
+
+
+def check_message_of_another_length_is_refused(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    comm.send(torch.zeros(5), to=after, tag=97)
+    with pytest.raises(ValueError, match=r"(?s)5.*3|3.*5"):
+        comm.recv(torch.zeros(3), source=before, tag=97)
+    comm.barrier()
+
+
+def check_counter_hands_out_each_value_once(comm: Communicator) -> None:
+    counter = comm.counter()
+    mine = [counter.add() for _ in range(50)]
+    assert mine == sorted(mine)
+    everyone = [value for values in comm.all_gather_objects(mine) for value in values]
+    assert sorted(everyone) == list(range(50 * comm.size))
+
+
+def check_counter_adds_any_amount(comm: Communicator) -> None:
+    counter = comm.counter()
+    counter.add(10)
+    counter.add(-3)
+    comm.barrier()
+    assert counter.add(0) == 7 * comm.size
+    comm.barrier()
+
+
+def check_counters_are_independent(comm: Communicator) -> None:
+    first, second = comm.counter(), comm.counter()
+    first.add(5)
+    comm.barrier()
+    assert second.add(0) == 0
+    assert first.add(0) == 5 * comm.size
+    comm.barrier()
+
+
+def check_shared_memory_is_zero_and_seen_by_the_host(comm: Communicator) -> None:
+    node = comm.node
+    for dtype in DTYPES:
+        rows = node.shared(node.size, 1000, dtype=dtype)
+        assert rows.shape == (node.size, 1000)
+        assert rows.dtype == dtype
+        assert not rows.any()
+        node.barrier()
+        rows[node.rank] = node.rank + 1
+        node.barrier()
+        assert torch.equal(rows, torch.arange(1, node.size + 1).to(dtype).unsqueeze(1).expand_as(rows))
+        node.barrier()
+
+
+def check_shared_memory_of_the_whole_communicator_is_the_hosts(comm: Communicator) -> None:
+    node = comm.node
+    word = comm.shared(1, dtype=torch.int64)
+    assert word.item() == 0
+    node.barrier()
+    if node.rank == 0:
+        word.fill_(comm.rank + 1)
+    leader = node.broadcast_object(comm.rank)
+    node.barrier()
+    assert word.item() == leader + 1
+    node.barrier()
+
+
+def check_shared_tensors_are_distinct(comm: Communicator) -> None:
+    node = comm.node
+    first, second = node.shared(17), node.shared(17)
+    node.barrier()
+    if node.rank == 0:
+        first.fill_(1.0)
+    node.barrier()
+    assert first.sum().item() == 17
+    assert not second.any()
+    node.barrier()
+
+
+def check_shared_memory_of_odd_shapes(comm: Communicator) -> None:
+    assert comm.node.shared(0).shape == (0,)
+    assert comm.node.shared(3, 0, 2).shape == (3, 0, 2)
+    assert comm.node.shared(2, 3, 4, dtype=torch.uint8).is_contiguous()
+    assert comm.node.shared().shape == ()
+
+
+def check_lock_excludes_the_other_ranks(comm: Communicator) -> None:
+    node = comm.node
+    word = node.shared(1, dtype=torch.int64)
+    lock = node.lock()
+    for _ in range(50):
+        with lock:
+            seen = int(word[0])
+            comm.compute(1e-6)
+            word[0] = seen + 1
+    node.barrier()
+    assert int(word[0]) == 50 * node.size
+    node.barrier()
+
+
+def check_lock_is_free_again_after_an_exception(comm: Communicator) -> None:
+    lock = comm.node.lock()
+    with pytest.raises(KeyError), lock:
+        raise KeyError("on purpose")
+    with lock:
+        pass
+    comm.barrier()
+
+
+def check_locks_are_independent(comm: Communicator) -> None:
+    node = comm.node
+    first, second = node.lock(), node.lock()
+    if node.rank == 0:
+        with first:
+            node.barrier()
+            node.barrier()
+    else:
+        node.barrier()
+        with second:
+            pass
+        node.barrier()
+
+
+def check_split_by_parity(comm: Communicator) -> None:
+    part = comm.split(comm.rank % 2)
+    assert part is not None
+    members = [rank for rank in range(comm.size) if rank % 2 == comm.rank % 2]
+    assert (part.rank, part.size) == (members.index(comm.rank), len(members))
+    vector = torch.tensor([float(comm.rank)])
+    part.all_reduce(vector)
+    assert vector.item() == sum(members)
+    assert part.all_gather_objects(comm.rank) == members
+    part.close()
+    comm.barrier()
+
+
+def check_split_leaves_ranks_out(comm: Communicator) -> None:
+    part = comm.split(0 if comm.rank > 0 else None)
+    if comm.rank == 0:
+        assert part is None
+    else:
+        assert part is not None
+        assert (part.rank, part.size) == (comm.rank - 1, comm.size - 1)
+        part.barrier()
+        part.close()
+    comm.barrier()
+
+
+def check_split_orders_by_key(comm: Communicator) -> None:
+    part = comm.split(7, key=-comm.rank)
+    assert part is not None
+    assert (part.rank, part.size) == (comm.size - 1 - comm.rank, comm.size)
+    assert part.all_gather_objects(comm.rank) == list(reversed(range(comm.size)))
+    part.close()
+    comm.barrier()
+
+
+def check_split_of_a_split(comm: Communicator) -> None:
+    half = comm.split(comm.rank * 2 // comm.size)
+    assert half is not None
+    quarter = half.split(half.rank % 2)
+    assert quarter is not None
+    members = half.all_gather_objects((comm.rank, half.rank % 2))
+    same = [rank for rank, color in members if color == half.rank % 2]
+    assert quarter.all_gather_objects(comm.rank) == same
+    vector = values(comm.rank, 4097, torch.float32)
+    quarter.all_reduce(vector)
+    exact = torch.stack([values(rank, 4097, torch.float64) for rank in same]).sum(0)
+    assert_close(vector, exact, torch.float32, quarter.size)
+    quarter.close()
+    half.close()
+    comm.barrier()
+
+
+def check_split_has_messages_of_its_own(comm: Communicator) -> None:
+    part = comm.split(0)
+    assert part is not None
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    comm.send(torch.tensor([1.0]), to=after)
+    part.send(torch.tensor([2.0]), to=after)
+    vector = torch.empty(1)
+    part.recv(vector, source=before)
+    assert vector.item() == 2.0
+    comm.recv(vector, source=before)
+    assert vector.item() == 1.0
+    part.close()
+    comm.barrier()
+
+
+def check_split_has_shared_memory_locks_and_counters(comm: Communicator) -> None:
+    part = comm.split(comm.rank % 2)
+    assert part is not None
+    counter, lock, word = part.counter(), part.node.lock(), part.node.shared(1, dtype=torch.int64)
+    counter.add()
+    with lock:
+        word += 1
+    part.barrier()
+    assert counter.add(0) == part.size
+    assert word.item() == part.node.size
+    part.barrier()
+    part.close()
+    comm.barrier()
+
+
+def check_node_is_the_ranks_of_one_host(comm: Communicator) -> None:
+    node = comm.node
+    everyone = comm.all_gather_objects((node.rank, node.size))
+    assert sum(1 for local_rank, _ in everyone if local_rank == 0) == comm.hosts
+    vector = torch.ones(1)
+    node.all_reduce(vector)
+    assert vector.item() == node.size
+    assert node.node.size == node.size
+    assert node.hosts == 1
+
+
+def check_cross_is_one_lane_over_the_hosts(comm: Communicator) -> None:
+    sizes = comm.all_gather_objects((comm.node.rank, comm.node.size))
+    lanes = min(local_size for _, local_size in sizes)
+    cross = comm.cross
+    if comm.node.rank >= lanes:
+        assert cross is None
+    else:
+        assert cross is not None
+        assert cross.size == comm.hosts
+        assert cross.all_gather_objects(comm.node.rank) == [comm.node.rank] * comm.hosts
+        vector = torch.ones(7)
+        cross.all_reduce(vector)
+        assert torch.equal(vector, torch.full((7,), float(comm.hosts)))
+    comm.barrier()
+
+
+def check_clock_never_goes_back(comm: Communicator) -> None:
+    moments = []
+    for _ in range(5):
+        moments.append(comm.clock())
+        comm.compute(1e-3)
+        comm.barrier()
+    assert moments == sorted(moments)
+
+
+CHECKS: Final[tuple[Callable[[Communicator], None], ...]] = tuple(
+    check for name, check in list(globals().items()) if name.startswith("check_")
+)
+"""All checks, in the order of this page."""
