@@ -29,7 +29,9 @@ ONE_CYCLE = {"schedule": "one_cycle", "validation": 0.0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, 0 upwards")
     args = parser.parse_args()
     rows = []

@@ -59,7 +59,9 @@ def _sizes(pid: int, ranks: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--model", default="cnn")
     args = parser.parse_args()

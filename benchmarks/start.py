@@ -41,17 +41,27 @@ def first_step(ranks: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "timed.py").write_text(LOSS)
         stamp = Path(folder, "stamp")
-        command = [sys.executable, "-m", "tutti.cli.main", "train", "mlp", "--data", "digits", "-n", str(ranks)]
+        command = [
+            sys.executable,
+            "-m",
+            "tutti.cli.main",
+            "train",
+            "mlp",
+            "--data",
+            "digits",
+            "-n",
+            str(ranks),
+        ]
         command += ["--steps", "1", "--loss", f"{folder}/timed.py:loss", "--out", f"{folder}/run"]
         began = time.time()
-        subprocess.run(
-            command, check=True, capture_output=True, env={**os.environ, "FIRST_STEP": str(stamp)}
-        )
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "FIRST_STEP": str(stamp)})
         return float(stamp.read_text()) - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     args = parser.parse_args()
     sides = {

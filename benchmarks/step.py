@@ -42,8 +42,12 @@ def main() -> None:
 
     from tutti.launch import make_plan, start
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated, of: " + ", ".join(MODELS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", default=",".join(MODELS), help="comma-separated, of: " + ", ".join(MODELS)
+    )
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each side")
     parser.add_argument("--ranks", default="2")
     args = parser.parse_args()

@@ -1,1 +1,95 @@
-"""Train a neural network on every core, GPU and machine you have."""
+"""Train a neural network on every core, GPU and machine you have.
+
+The names below are loaded at their first use: `import tutti` alone imports neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+    from tutti.errors import (
+        BadData,
+        BadModel,
+        BadOption,
+        BadRunFolder,
+        NotFinite,
+        PeerLost,
+        RankFailed,
+        TuttiError,
+        UnknownName,
+        UserError,
+    )
+    from tutti.experiments.api import Result, train
+    from tutti.experiments.config import TrainConfig
+    from tutti.experiments.own_loop import distribute, init, shard
+    from tutti.records import EpochRecord, Evaluation, Summary
+    from tutti.strategies import Clip, Solo, Strategy, Sync, Worker
+
+__version__ = metadata.version("tutti")
+
+_HOMES = {
+    "tutti.comm.base": ("Communicator",),
+    "tutti.errors": (
+        "BadData",
+        "BadModel",
+        "BadOption",
+        "BadRunFolder",
+        "NotFinite",
+        "PeerLost",
+        "RankFailed",
+        "TuttiError",
+        "UnknownName",
+        "UserError",
+    ),
+    "tutti.experiments.api": ("Result", "train"),
+    "tutti.experiments.config": ("TrainConfig",),
+    "tutti.experiments.own_loop": ("distribute", "init", "shard"),
+    "tutti.records": ("EpochRecord", "Evaluation", "Summary"),
+    "tutti.strategies": ("Clip", "Solo", "Strategy", "Sync", "Worker"),
+}
+"""Where each public name is defined."""
+
+__all__ = [
+    "BadData",
+    "BadModel",
+    "BadOption",
+    "BadRunFolder",
+    "Clip",
+    "Communicator",
+    "EpochRecord",
+    "Evaluation",
+    "NotFinite",
+    "PeerLost",
+    "RankFailed",
+    "Result",
+    "Solo",
+    "Strategy",
+    "Summary",
+    "Sync",
+    "TrainConfig",
+    "TuttiError",
+    "UnknownName",
+    "UserError",
+    "Worker",
+    "__version__",
+    "distribute",
+    "init",
+    "shard",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            value: object = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'tutti' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

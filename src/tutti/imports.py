@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -14,15 +16,15 @@ from tutti.errors import BadOption, UnknownName
 
 
 def names_object(spec: str) -> bool:
-    """Whether `spec` has the form `package.module:object` or `file.py:object` (or is a .py file without object)."""
+    """Whether `spec` has the form `package.module:object` or `file.py:object`; a .py file alone counts."""
     return ":" in spec or spec.endswith(".py")
 
 
 def load_object(spec: str, kind: str) -> object:
     """The object that `package.module:object` or `file.py:object` names.
 
-    Modules are looked up in the working directory too. A file is imported once per process, under a module name
-    that depends on its path alone and that is found in `sys.modules`; files beside it can be imported by it.
+    Modules are looked up in the working directory too. A file is imported once per process, under a module
+    name that depends on its path alone and that is found in `sys.modules`; it can import the files beside it.
 
     Args:
         spec: where the object is; what follows the colon may have dots (`module:Class.method`).
@@ -49,6 +51,50 @@ def load_object(spec: str, kind: str) -> object:
             )
         found = getattr(found, name)
     return found
+
+
+def call_with_options(factory: object, options: Mapping[str, object], kind: str, spec: str) -> object:
+    """What `factory(**options)` returns, once the options are known to fit its signature.
+
+    Args:
+        factory: what `load_object` gave.
+        options: its keyword arguments.
+        kind: what the factory is for, in the singular ("model", "data set").
+        spec: how the user named it.
+
+    Raises:
+        BadOption: `factory` cannot be called, or a parameter without default has no option.
+        UnknownName: an option that is no parameter of it.
+    """
+    if not callable(factory):
+        found = type(factory).__name__
+        raise BadOption(f"the {kind} '{spec}' is no function or class but {found}; name something to call")
+    parameters = _parameters(factory)
+    if parameters is None:
+        return factory(**options)
+    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in options:
+        if name not in named and not open_ended:
+            raise UnknownName(f"option of the {kind} '{spec}'", name, named)
+    for name in sorted(named - options.keys()):
+        if parameters[name].default is inspect.Parameter.empty:
+            raise BadOption(f"the {kind} '{spec}' needs the option '{name}', which is not given")
+    return factory(**options)
+
+
+def takes_option(factory: object, name: str) -> bool:
+    """Whether `factory` can be called with the keyword argument `name` (a bare **kwargs does not count)."""
+    parameters = _parameters(factory) if callable(factory) else None
+    return parameters is not None and name in parameters
+
+
+def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of `factory`; None for the few built-in callables that do not tell theirs."""
+    try:
+        return inspect.signature(factory).parameters
+    except ValueError:
+        return None
 
 
 def _from_file(where: str, spec: str, kind: str) -> ModuleType:
@@ -80,8 +126,8 @@ def _from_name(where: str, spec: str, kind: str) -> ModuleType:
         if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
             raise _import_failed(spec, kind, error) from error
         raise BadOption(
-            f"the {kind} '{spec}' cannot be found: no module '{error.name}'; install its package, start from the "
-            f"folder that holds it, or name a file: 'path/to/file.py:NAME'"
+            f"the {kind} '{spec}' cannot be found: no module '{error.name}'; install its package, start "
+            f"from the folder that holds it, or name a file: 'path/to/file.py:NAME'"
         ) from error
     except Exception as error:
         raise _import_failed(spec, kind, error) from error

@@ -1,7 +1,7 @@
 """A model as one vector.
 
-`Replica` lays the trainable parameters of a module into one flat tensor, their gradients into a second, and the
-floating-point buffers (BatchNorm's statistics) into a third; the module's own parameters become views into them.
+`Replica` lays the trainable parameters of a module into one flat tensor, their gradients into a second, and
+the floating-point buffers (BatchNorm's statistics) into a third; the module's own become views into them.
 A module of several dtypes has one such vector per dtype.
 
     module.0.weight ─┐            ┌──────────────┬──────┬─────────┐
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,15 @@ from torch import Tensor, nn
 from tutti.errors import BadModel
 
 ALIGNMENT = 16
-"""Every parameter begins at a multiple of this many elements (64 bytes in fp32), as vector instructions like it."""
+"""Every parameter begins at a multiple of this many elements: in fp32, at a cache line."""
+
+
+def _own_weights(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(length, dtype=dtype, device=device)
+
+
+def _own_gradients(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(1, length, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -28,22 +37,23 @@ class Memory:
     """Where a replica's vectors lie. The default is this process's own memory.
 
     Attributes:
-        weights: makes the vector of weights: (length, dtype) -> zeros of shape (length,).
-        gradients: makes the gradients of all ranks that share memory: (length, dtype) -> zeros of (ranks, length).
+        weights: makes the vector of weights: (length, dtype, device) -> zeros of shape (length,).
+        gradients: makes the gradients of all ranks that share memory: (length, dtype, device) -> zeros of
+            shape (ranks, length).
         row: which row of them is this replica's own.
-        fill: whether this replica writes its values into the weights. Of several replicas over the same weights
-            one does.
+        fill: whether this replica writes its values into the weights. Of several replicas over the same
+            weights one does.
     """
 
-    weights: Callable[[int, torch.dtype], Tensor] = lambda length, dtype: torch.zeros(length, dtype=dtype)
-    gradients: Callable[[int, torch.dtype], Tensor] = lambda length, dtype: torch.zeros(1, length, dtype=dtype)
+    weights: Callable[[int, torch.dtype, torch.device], Tensor] = _own_weights
+    gradients: Callable[[int, torch.dtype, torch.device], Tensor] = _own_gradients
     row: int = 0
     fill: bool = True
 
 
 @dataclass(frozen=True)
 class Flat:
-    """All trainable parameters of one dtype, end to end. Gaps between them (alignment) are zero and stay zero.
+    """All trainable parameters of one dtype, end to end. Gaps between them (alignment) stay zero.
 
     Attributes:
         weights: the parameters, one vector.
@@ -66,8 +76,8 @@ class Replica:
     """A module as flat vectors.
 
     Args:
-        module: any `nn.Module`. Its parameters are re-pointed into the vectors, values kept. Tied weights are laid
-            down once, frozen parameters are left where they are.
+        module: any `nn.Module`. Its parameters are re-pointed into the vectors, values kept. Tied weights are
+            laid down once, frozen parameters are left where they are.
         memory: where the vectors lie.
 
     Attributes:
@@ -76,39 +86,47 @@ class Replica:
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
 
     Raises:
-        BadModel: nothing can be trained, or a parameter is not initialised, or lies on the meta device.
+        BadModel: nothing can be trained, the parameters lie on several devices, or a parameter or a buffer is
+            not initialised, or lies on the meta device.
     """
 
     def __init__(self, module: nn.Module, memory: Memory = Memory()) -> None:
         self.module = module
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+            _refuse_unusable(name, tensor)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
-            raise BadModel("the model has no trainable parameter; set requires_grad on what should be trained")
-        for name, parameter in named:
-            _refuse_unusable(name, parameter)
+            raise BadModel(
+                "the model has no trainable parameter; set requires_grad on what should be trained"
+            )
+        devices = list(dict.fromkeys(str(p.device) for _, p in named))
+        if len(devices) > 1:
+            raise BadModel(
+                f"the model lies on {' and '.join(devices)}; move it to one of them: model.to('{devices[0]}')"
+            )
         dtypes = dict.fromkeys(p.dtype for _, p in named)
         self.flats = tuple(
             _flatten([(n, p) for n, p in named if p.dtype == dtype], dtype, memory) for dtype in dtypes
         )
         self.buffers = _flatten_buffers(module)
-        self.attach()
 
     def attach(self) -> None:
         """Point every parameter's `.grad` into the vector of gradients again.
 
-        `zero_grad(set_to_none=True)` drops those views; a gradient that autograd has made since is copied in, and
-        a parameter that got none has a zero gradient.
+        `zero_grad(set_to_none=True)` drops those views; a gradient that autograd has made since is copied in,
+        and a parameter that got none has a zero gradient.
+
+        Raises:
+            BadModel: a parameter itself no longer lies in the vector of weights.
         """
         for flat in self.flats:
-            for parameter, span in zip(flat.parameters, flat.spans, strict=True):
-                view = _view(flat.grads[span], parameter)
-                if parameter.grad is None:
-                    view.zero_()
-                elif parameter.grad.data_ptr() == view.data_ptr():
-                    continue
-                else:
-                    view.copy_(parameter.grad)
-                parameter.grad = view
+            for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
+                if parameter.numel() and parameter.data_ptr() != flat.weights[span].data_ptr():
+                    raise BadModel(
+                        f"parameter '{name}' was moved to other memory after the model was laid out for "
+                        "training; call model.to(...) or load_state_dict(..., assign=True) before that"
+                    )
+                _attach_gradient(parameter, view_like(flat.grads[span], parameter))
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
@@ -129,21 +147,43 @@ class Replica:
         return sum(p.numel() for flat in self.flats for p in flat.parameters)
 
 
-def _refuse_unusable(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, nn.parameter.UninitializedParameter):
-        raise BadModel(f"parameter '{name}' is lazy; run one batch through the model before training it")
-    if parameter.is_meta:
-        raise BadModel(f"parameter '{name}' lies on the meta device; call model.to_empty(device='cpu') and initialise it")
+def view_like(vector: Tensor, like: Tensor) -> Tensor:
+    """`vector` with the shape of `like`, and its memory format too (channels_last stays channels_last)."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if like.dim() in formats and like.is_contiguous(memory_format=formats[like.dim()]):
+        return vector.as_strided(like.shape, like.stride())
+    return vector.view(like.shape)
+
+
+def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
+    if parameter.grad is None:
+        view.zero_()
+    elif parameter.grad.is_sparse:
+        view.copy_(parameter.grad.to_dense())
+    elif parameter.grad.data_ptr() != view.data_ptr():
+        view.copy_(parameter.grad)
+    parameter.grad = view
+
+
+def _refuse_unusable(name: str, tensor: Tensor) -> None:
+    if nn.parameter.is_lazy(tensor):
+        raise BadModel(f"'{name}' of the model is lazy; run one batch through the model before training it")
+    if tensor.is_meta:
+        raise BadModel(
+            f"'{name}' of the model lies on the meta device; call model.to_empty(device='cpu'), "
+            "then initialise it"
+        )
 
 
 def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: Memory) -> Flat:
     spans, length = _lay_out(p for _, p in named)
-    rows = memory.gradients(length, dtype)
-    weights, grads = memory.weights(length, dtype), rows[memory.row]
+    device = named[0][1].device
+    rows = memory.gradients(length, dtype, device)
+    weights, grads = memory.weights(length, dtype, device), rows[memory.row]
     names, parameters = tuple(name for name, _ in named), tuple(p for _, p in named)
     with torch.no_grad():
         for parameter, span in zip(parameters, spans, strict=True):
-            view, grad = _view(weights[span], parameter), _view(grads[span], parameter)
+            view, grad = view_like(weights[span], parameter), view_like(grads[span], parameter)
             if memory.fill:
                 view.copy_(parameter)
             if parameter.grad is not None:
@@ -152,14 +192,6 @@ def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: 
             parameter.data = view
             parameter.grad = grad
     return Flat(weights, grads, rows, names, parameters, spans)
-
-
-def _view(vector: Tensor, like: Tensor) -> Tensor:
-    """`vector` with the shape of `like`, and its memory format too (channels_last stays channels_last)."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if like.dim() in formats and like.is_contiguous(memory_format=formats[like.dim()]):
-        return vector.as_strided(like.shape, like.stride())
-    return vector.view(like.shape)
 
 
 def _lay_out(tensors: Iterable[Tensor]) -> tuple[tuple[slice, ...], int]:
@@ -171,20 +203,18 @@ def _lay_out(tensors: Iterable[Tensor]) -> tuple[tuple[slice, ...], int]:
 
 
 def _flatten_buffers(module: nn.Module) -> tuple[Tensor, ...]:
-    floating: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
-    seen: dict[int, Tensor] = {}
-    for owner in module.modules():
-        for name, buffer in owner.named_buffers(recurse=False):
-            if id(buffer) not in seen and buffer.is_floating_point():
-                seen[id(buffer)] = buffer
-                floating.setdefault(buffer.dtype, []).append((owner, name, buffer))
+    floating: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for buffer in dict.fromkeys(module.buffers()):
+        if buffer.is_floating_point():
+            floating.setdefault((buffer.dtype, buffer.device), []).append(buffer)
     vectors = []
-    for dtype, places in floating.items():
-        spans, length = _lay_out(buffer for _, _, buffer in places)
-        vector = torch.zeros(length, dtype=dtype, device=places[0][2].device)
-        for (owner, name, buffer), span in zip(places, spans, strict=True):
-            view = vector[span].view(buffer.shape)
-            view.copy_(buffer)
-            buffer.data = view
+    for (dtype, device), buffers in floating.items():
+        spans, length = _lay_out(buffers)
+        vector = torch.zeros(length, dtype=dtype, device=device)
+        with torch.no_grad():
+            for buffer, span in zip(buffers, spans, strict=True):
+                view = view_like(vector[span], buffer)
+                view.copy_(buffer)
+                buffer.data = view
         vectors.append(vector)
     return tuple(vectors)

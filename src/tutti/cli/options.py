@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tutti.errors import BadOption, UnknownName
@@ -14,6 +15,8 @@ from tutti.experiments.config import Options, TrainConfig, flag, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
+
+_METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER"}
 
 _NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
 
@@ -39,8 +42,18 @@ class _Wide(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30)
 
 
-def add_config_options(parser: argparse.ArgumentParser, leave_out: Iterable[str] = ()) -> None:
-    """Give `parser` an option for each field of `TrainConfig`. A field that is not given leaves no trace."""
+def add_config_options(
+    parser: argparse.ArgumentParser,
+    leave_out: Iterable[str] = (),
+    defaults: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Give `parser` an option for each field of `TrainConfig`. A field that is not given leaves no trace.
+
+    Args:
+        parser: where to add them.
+        leave_out: fields without an option.
+        defaults: what the help says the default is, where it is not that of `TrainConfig`.
+    """
     for f in fields(TrainConfig):
         if f.name in leave_out or f.name in DOTTED:
             continue
@@ -51,16 +64,24 @@ def add_config_options(parser: argparse.ArgumentParser, leave_out: Iterable[str]
             dest=f.name,
             type=converter(f),
             default=argparse.SUPPRESS,
-            metavar=shown or {"int": "N", "float": "X"}.get(type_name(f), "TEXT"),
-            help=_help(f),
+            metavar=shown or _METAVARS.get(f.name) or {"int": "N", "float": "X"}.get(type_name(f), "NAME"),
+            help=_help(f, defaults.get(f.name)),
         )
     dotted = [f for f in fields(TrainConfig) if f.name in DOTTED and f.name not in leave_out]
+    if not dotted:
+        return
     group = parser.add_argument_group(
         "options of the parts", "KEY is an option of that part; values are JSON, lists 1,2,3, or text"
     )
     for f in dotted:
         # Only here for the help: split_dotted takes these out before argparse sees them.
-        group.add_argument(_stem(f.name) + ".KEY", dest=f"_{f.name}", metavar="VALUE", help=_help(f), default=argparse.SUPPRESS)
+        group.add_argument(
+            _stem(f.name) + ".KEY",
+            dest=f"_{f.name}",
+            metavar="VALUE",
+            help=_help(f),
+            default=argparse.SUPPRESS,
+        )
 
 
 def converter(f: Field[Any]) -> Callable[[str], object]:
@@ -82,18 +103,20 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
 
 
-def _help(f: Field[Any]) -> str:
+def _help(f: Field[Any], default: str | None = None) -> str:
     text = str(f.metadata["help"]).replace("%", "%%")
-    if f.default in (None, MISSING):
+    if default is None and f.default in (None, MISSING):
         return text
-    return f"{text} (default: {f.default})"
+    return f"{text} (default: {default or f.default})"
 
 
 def _stem(field: str) -> str:
     return flag(field).removesuffix("-options")
 
 
-def split_dotted(arguments: Sequence[str], dotted: Sequence[str] = DOTTED) -> tuple[list[str], dict[str, Options]]:
+def split_dotted(
+    arguments: Sequence[str], dotted: Sequence[str] = DOTTED
+) -> tuple[list[str], dict[str, Options]]:
     """Take `--model.hidden 256,128` and its like out of the arguments.
 
     Args:
@@ -150,7 +173,9 @@ def parse_value(text: str) -> Any:
     return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def config_from(given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None) -> TrainConfig:
+def config_from(
+    given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
+) -> TrainConfig:
     """The configuration of a command line.
 
     Args:

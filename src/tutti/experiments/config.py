@@ -1,4 +1,7 @@
-"""What a training run is made from. One dataclass: the command line, `tutti.train` and `config.json` all come from it."""
+"""What a training run is made from.
+
+One dataclass: the command line, `tutti.train` and `config.json` all come from it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,9 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field of the configuration that is also an option of the command line."""
-    metadata = {"help": help, "choices": choices}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+def about(help: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the command line says about a field, and which values it takes (all, when empty)."""
+    return {"help": help, "choices": choices}
 
 
 @dataclass(frozen=True)
@@ -38,33 +38,98 @@ class TrainConfig:
     A field of type `Options` takes `--NAME.KEY value` on the command line.
     """
 
-    model: str = option("mlp", "built-in model, package.module:factory, or file.py:factory")
-    model_options: Options = option({}, "options of the model: --model.KEY value")
-    data: str = option("digits", "built-in data set, path (IDX, IDX.gz, NPZ), package.module:factory or file.py:factory")
-    data_options: Options = option({}, "options of the data's factory: --data.KEY value")
-    validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
-    strategy: str = option("auto", "way to train in parallel: solo, sync; auto is solo for one worker, else sync")
-    strategy_options: Options = option({}, "hyper-parameters of the strategy: --strategy.KEY value")
-    workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
-    hosts: str | None = option(None, "hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun")
-    threads: int | None = option(None, "threads of each rank; by default the allowed cores / the ranks of the host")
-    epochs: int | None = option(None, "passes over the training samples; 30 when neither epochs nor steps is given")
-    steps: int | None = option(None, "weight updates, instead of epochs")
-    batch_size: int = option(128, "samples behind one weight update, over all ranks together")
-    optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adam, adamw")
-    optimizer_options: Options = option({}, "options of the optimizer: --optimizer.KEY value")
-    lr: float | None = option(None, "learning rate; by default the optimizer's own")
-    schedule: str | None = option(None, "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update")
-    schedule_options: Options = option({}, "options of the scheduler: --schedule.KEY value")
-    loss: str = option("auto", "cross_entropy, mse, l1, bce, nll, or package.module:function; auto follows the targets")
-    metrics: str = option("auto", "comma-separated: accuracy, top5, mae, or package.module:function; auto follows the loss")
-    clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
-    clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
-    precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16"))
-    layout: str = option("contiguous", "memory format of 4-d tensors", ("contiguous", "channels_last"))
-    device: str = option("cpu", "where to compute; cuda is for one worker", ("cpu", "cuda"))
-    seed: int = option(0, "decides the initial weights, the validation part and the order of the samples")
-    out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
+    model: str = field(
+        default="mlp", metadata=about("built-in model, package.module:factory, or file.py:factory")
+    )
+    model_options: Options = field(
+        default_factory=dict, metadata=about("options of the model: --model.KEY value")
+    )
+    data: str = field(
+        default="digits",
+        metadata=about(
+            "built-in data set, path (IDX, IDX.gz, NPZ), package.module:factory or file.py:factory"
+        ),
+    )
+    data_options: Options = field(
+        default_factory=dict, metadata=about("options of the data's factory: --data.KEY value")
+    )
+    validation: float = field(
+        default=0.1, metadata=about("share of the training samples kept for validation, 0 to below 1")
+    )
+    strategy: str = field(
+        default="auto",
+        metadata=about("way to train in parallel: solo, sync; auto is solo for one worker, else sync"),
+    )
+    strategy_options: Options = field(
+        default_factory=dict, metadata=about("hyper-parameters of the strategy: --strategy.KEY value")
+    )
+    workers: str = field(
+        default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")
+    )
+    hosts: str | None = field(
+        default=None,
+        metadata=about("hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=about("threads of each rank; by default the allowed cores / the ranks of the host"),
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=about("passes over the training samples; 30 when neither epochs nor steps is given"),
+    )
+    steps: int | None = field(default=None, metadata=about("weight updates, instead of epochs"))
+    batch_size: int = field(
+        default=128, metadata=about("samples behind one weight update, over all ranks together")
+    )
+    optimizer: str = field(
+        default="adam", metadata=about("any optimizer of torch.optim by name, such as sgd, adam, adamw")
+    )
+    optimizer_options: Options = field(
+        default_factory=dict, metadata=about("options of the optimizer: --optimizer.KEY value")
+    )
+    lr: float | None = field(default=None, metadata=about("learning rate; by default the optimizer's own"))
+    schedule: str | None = field(
+        default=None,
+        metadata=about("any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update"),
+    )
+    schedule_options: Options = field(
+        default_factory=dict, metadata=about("options of the scheduler: --schedule.KEY value")
+    )
+    loss: str = field(
+        default="auto",
+        metadata=about(
+            "cross_entropy, mse, l1, bce, nll, or package.module:function; auto follows the targets"
+        ),
+    )
+    metrics: str = field(
+        default="auto",
+        metadata=about(
+            "comma-separated: accuracy, top5, mae, or package.module:function; auto follows the loss"
+        ),
+    )
+    clip_norm: float | None = field(
+        default=None, metadata=about("largest 2-norm of the gradient of the whole model")
+    )
+    clip_value: float | None = field(
+        default=None, metadata=about("largest absolute value of an element of the gradient")
+    )
+    precision: str = field(
+        default="fp32", metadata=about("arithmetic of forward and backward", ("fp32", "bf16", "fp64"))
+    )
+    layout: str = field(
+        default="contiguous", metadata=about("memory format of 4-d tensors", ("contiguous", "channels_last"))
+    )
+    device: str = field(
+        default="cpu", metadata=about("where to compute; cuda is for one worker", ("cpu", "cuda"))
+    )
+    seed: int = field(
+        default=0,
+        metadata=about("decides the initial weights, the validation part and the order of the samples"),
+    )
+    out: str | None = field(
+        default=None, metadata=about("run folder to write; by default runs/DATE-MODEL-DATA")
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -103,7 +168,9 @@ class TrainConfig:
         except ValueError as error:
             raise BadOption(f"the configuration '{path}' is not JSON: {error}") from error
         if not isinstance(values, dict):
-            raise BadOption(f"the configuration '{path}' holds {type(values).__name__}, not a table of options")
+            raise BadOption(
+                f"the configuration '{path}' holds {type(values).__name__}, not a table of options"
+            )
         return cls.from_json(values)
 
 
@@ -144,7 +211,9 @@ def _check(config: TrainConfig) -> None:
     if config.workers != "auto" and not (config.workers.isdigit() and int(config.workers) >= 1):
         raise BadOption(f"--workers is '{config.workers}'; give a whole number of at least 1, or auto")
     if not 0 <= config.validation < 1:
-        raise BadOption(f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1")
+        raise BadOption(
+            f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
+        )
     if config.epochs is not None and config.steps is not None:
         raise BadOption("both --epochs and --steps are given; give one of them")
     least = {"threads": 1, "epochs": 1, "steps": 1, "batch_size": 1, "seed": 0}

@@ -245,7 +245,9 @@ def _map(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return type(batch)(*(_map(value, function) for value in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(_map(value, function) for value in batch)
-    raise BadOption(f"shard() can cut tensors, and tuples, lists and dicts of them, not {type(batch).__name__}")
+    raise BadOption(
+        f"shard() can cut tensors, and tuples, lists and dicts of them, not {type(batch).__name__}"
+    )
 
 
 def _length(batch: Any) -> int:
@@ -253,4 +255,6 @@ def _length(batch: Any) -> int:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     if isinstance(batch, Tensor) and batch.dim():
         return len(batch)
-    raise BadOption(f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}")
+    raise BadOption(
+        f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
+    )

@@ -26,7 +26,8 @@ class Clip:
     """Gradient clipping, applied to the gradient of the whole update (after the reduction).
 
     Attributes:
-        norm: the largest 2-norm of the gradient of the whole model; above it the gradient is scaled down. None: off.
+        norm: the largest 2-norm of the gradient of the whole model; above it the gradient is scaled down.
+            None: off.
         value: the largest absolute value of an element; applied before `norm`. None: off.
     """
 
@@ -41,7 +42,8 @@ class Worker(ABC):
     def step(self) -> None:
         """Move the weights, given this rank's gradient in `replica.flats[...].grads`.
 
-        Called after the `backward()` of the last of the update's passes. The gradients are zero when it returns.
+        Called after the `backward()` of the last of the update's passes. The gradients are zero when it
+        returns.
         """
 
     @abstractmethod
@@ -51,11 +53,11 @@ class Worker(ABC):
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """A way to train in parallel. Its fields are its hyper-parameters: options and configuration come from them.
+    """A way to train in parallel. Its fields are its hyper-parameters: options and config come from them.
 
     A rank's gradient is that of its own samples' share of the update: the loop multiplies each loss by
-    (samples of this pass) / (samples of the update), so that the plain sum over the ranks and passes is the mean
-    over the samples.
+    (samples of this pass) / (samples of the update), so that the plain sum over the ranks and passes is the
+    mean over the samples.
     """
 
     name: ClassVar[str]
@@ -73,13 +75,13 @@ class Strategy(ABC):
 
     @abstractmethod
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        """This rank's worker (collective).
+        """Make this rank's worker (collective).
 
         Args:
             replica: the model; its weights live where `home` says.
             comm: all ranks of the job.
-            optimizer: the user's optimizer over the replica's parameters. Its param groups are read at every step,
-                so learning-rate schedulers attached to it work.
+            optimizer: the user's optimizer over the replica's parameters. Its param groups are read at every
+                step, so learning-rate schedulers attached to it work.
             clip: gradient clipping.
         """
 
@@ -92,7 +94,8 @@ class Strategy(ABC):
         most = self.most_workers()
         if most is not None and workers > most:
             raise BadOption(
-                f"strategy '{self.name}' runs on {most} worker, not {workers}; use '-n {most}' or '--strategy sync'"
+                f"strategy '{self.name}' runs on {most} worker, not {workers}; use '-n {most}' or "
+                "'--strategy sync'"
             )
 
     def options(self) -> dict[str, object]:

@@ -1,0 +1,61 @@
+"""`tutti evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tutti.cli.command import Command
+from tutti.cli.options import Parser, add_config_options, config_from
+from tutti.experiments.config import Options, TrainConfig
+from tutti.experiments.job import PARTS, EvaluateJob
+from tutti.experiments.job import run as run_job
+from tutti.launch.cores import allowed_cores
+from tutti.training.run_folder import RunFolder
+
+KEPT = ("data", "workers", "hosts", "threads")
+"""The options of a training run that an evaluation may change."""
+
+
+def define(parser: Parser) -> None:
+    """The run folder, which part, and where to compute."""
+    parser.add_argument("run", metavar="RUN", help="the run folder that 'tutti train' wrote")
+    parser.add_argument(
+        "--part",
+        choices=PARTS,
+        default="test",
+        metavar="{" + ",".join(PARTS) + "}",
+        help="which part of the data to evaluate (default: test)",
+    )
+    others = [name for name in TrainConfig.__dataclass_fields__ if name not in (*KEPT, "data_options")]
+    add_config_options(parser, leave_out=others, defaults={"data": "that of the run"})
+
+
+def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
+    """Evaluate; rank 0 prints."""
+    given = dict(vars(arguments))
+    folder, part = given.pop("run"), given.pop("part")
+    trained = TrainConfig.from_json(RunFolder.open(folder).config())
+    other_data = "data" in given or bool(dotted)
+    here: dict[str, Any] = {"hosts": None, "validation": 0.0 if other_data and part == "train" else trained.validation}
+    if not _fits(trained):
+        here |= {"workers": "auto", "threads": None}
+    config = config_from({**here, **given}, dotted, trained)
+    run_job("tutti.experiments.evaluate:work", EvaluateJob(config, folder, part, other_data))
+    return 0
+
+
+def _fits(config: TrainConfig) -> bool:
+    """Whether this machine has room for the ranks and threads of the run; then the figures are the same."""
+    return config.workers.isdigit() and int(config.workers) * (config.threads or 1) <= allowed_cores().usable
+
+
+COMMAND = Command(
+    name="evaluate",
+    about="Evaluate the network of a run folder: each sample once, with the count, the accuracy of\n"
+    "every class and the confusion matrix.",
+    example="tutti evaluate runs/2026-01-31-120000-lenet-mnist --part validation",
+    define=define,
+    run=run,
+    dotted=("data_options",),
+)

@@ -1,0 +1,87 @@
+"""The command line: `tutti COMMAND ...`. It imports neither torch nor MPI; the ranks do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from tutti.cli.command import Command
+from tutti.errors import BadOption, TuttiError, UnknownName
+
+COMMANDS = {
+    "train": "train a network in parallel",
+    "evaluate": "evaluate the network of a run folder",
+    "verify": "show that parallel training follows sequential training",
+    "run": "run a program of your own on several ranks",
+    "doctor": "what this machine has, and what to run on it",
+}
+"""The commands, each with what it does; each is the module of that name beside this one."""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 + the number of SIGINT."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after `tutti`; by default those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except TuttiError as error:
+        _flush()
+        print(f"tutti: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _flush()
+        print("tutti: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if words else BadOption.exit_code
+    if words[0] in ("-V", "--version"):
+        print(f"tutti {version('tutti')}")
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        raise UnknownName(
+            "option" if name.startswith("-") else "command", name, COMMANDS, "See 'tutti --help'."
+        )
+    command: Command = import_module(f"tutti.cli.{name}").COMMAND
+    return command(rest)
+
+
+def _help() -> str:
+    lines = [
+        "usage: tutti COMMAND [OPTIONS]",
+        "",
+        "Train a neural network on every core, GPU and machine you have.",
+        "",
+    ]
+    lines += ["commands:"]
+    lines += [f"  {name:10} {what}" for name, what in COMMANDS.items()]
+    lines += [
+        "",
+        "'tutti COMMAND --help' explains every option of a command; 'tutti --version' prints the version.",
+    ]
+    lines += ["'tutti train' alone trains a small network on the embedded digits, on every core."]
+    return "\n".join(lines)
+
+
+def _flush() -> None:
+    """What was printed so far comes before the error."""
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""`tutti run`."""
+
+from __future__ import annotations
+
+import argparse
+
+from tutti.cli.command import Command
+from tutti.cli.options import Parser, add_config_options
+from tutti.experiments.config import Options, TrainConfig
+from tutti.experiments.program import run_program
+
+KEPT = ("workers", "hosts", "threads")
+"""The options of a training run that say where it runs."""
+
+
+def define(parser: Parser) -> None:
+    """Where to run, the program, and its arguments."""
+    add_config_options(
+        parser, leave_out=[name for name in TrainConfig.__dataclass_fields__ if name not in KEPT]
+    )
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file that calls tutti.init()")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's arguments"
+    )
+
+
+def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
+    """Run it on every rank."""
+    config = TrainConfig.from_json(
+        {name: getattr(arguments, name) for name in KEPT if hasattr(arguments, name)}
+    )
+    run_program(arguments.program, arguments.arguments, config.workers, config.threads, config.hosts)
+    return 0
+
+
+COMMAND = Command(
+    name="run",
+    about="Run a Python program of your own on several ranks: it finds the others with tutti.init(), and\n"
+    "trains with tutti.distribute() and tutti.shard().",
+    example="tutti run -n 2 my_training.py --epochs 5",
+    define=define,
+    run=run,
+    dotted=(),
+    own_words=True,
+)

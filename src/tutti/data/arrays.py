@@ -1,0 +1,140 @@
+"""Arrays as a source gives them, brought into one form and checked before anything is shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.data.formats import Array
+from tutti.errors import BadData, NotFinite
+
+CHUNK = 1 << 22
+"""Whole arrays are read in pieces of about this many values, which stay in the processor's cache."""
+
+_CHANNELS = (1, 3, 4)
+"""Grey, colour, and colour with transparency."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """One part of a data set as it was read: inputs and targets, sample by sample."""
+
+    inputs: Array
+    targets: Array
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def part_arrays(part: str, inputs: object, targets: object) -> Arrays:
+    """One part of a data set, its inputs in the form in which they are kept.
+
+    Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
+    NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order.
+
+    Args:
+        part: "train", "validation" or "test", for messages.
+        inputs: an array, a tensor or a nested list, of shape (samples, ...).
+        targets: likewise, of the same length.
+
+    Raises:
+        BadData: no numbers, no samples, or unequal lengths.
+        NotFinite: NaN or inf among the inputs.
+    """
+    x, y = as_array(inputs, f"{part} inputs"), as_array(targets, f"{part} targets")
+    if x.ndim == 0 or y.ndim == 0:
+        raise BadData(f"the {part} part is a single value; give one input and one target for each sample")
+    if len(x) != len(y):
+        raise BadData(
+            f"the {part} part has {len(x):,} inputs (shape {x.shape}) but {len(y):,} targets "
+            f"(shape {y.shape}); give one target for each input"
+        )
+    if len(x) == 0:
+        raise BadData(f"the {part} part has no samples; give at least one")
+    if x.dtype.kind not in "biuf":
+        raise BadData(f"the {part} inputs are of type {x.dtype}; give numbers, such as float32 or uint8")
+    if x.size == 0:
+        raise BadData(f"the {part} inputs have the shape {x.shape}, so no values; give inputs that have some")
+    x = _image_layout(x, turn=not isinstance(inputs, Tensor))
+    refuse_not_finite(f"{part} inputs", x)
+    return Arrays(x, y)
+
+
+def as_array(value: object, what: str) -> Array:
+    """`value` as a NumPy array; tensors are not copied.
+
+    Raises:
+        BadData: it is no regular array.
+    """
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    try:
+        array: Array = np.asarray(value)
+    except ValueError as error:
+        raise BadData(f"the {what} are no regular array: {error}; all samples need one shape") from error
+    if array.dtype == object:
+        raise BadData(
+            f"the {what} are Python objects ({type(value).__name__}), not numbers; "
+            f"convert them, such as with numpy.asarray(..., dtype='float32')"
+        )
+    return array
+
+
+def stored_dtype(array: Array) -> np.dtype[np.generic]:
+    """The type in which inputs are kept: bytes stay bytes, other integers are int64, the rest floats."""
+    if array.dtype == np.uint8:
+        return array.dtype
+    if array.dtype.kind in "iu":
+        return np.dtype(np.int64)
+    return float_dtype()
+
+
+def float_dtype() -> np.dtype[np.generic]:
+    """The type in which floats are kept: torch's default, float32 unless it was set to float64."""
+    return np.dtype(np.float64 if torch.get_default_dtype() == torch.float64 else np.float32)
+
+
+def refuse_not_finite(what: str, array: Array) -> None:
+    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept.
+
+    Args:
+        what: such as "train inputs", for the message.
+        array: of shape (samples, ...).
+
+    Raises:
+        NotFinite: with the first such sample and how many there are.
+    """
+    if array.dtype.kind != "f":
+        return
+    dtype, step = stored_dtype(array), samples_per_chunk(array)
+    bad = np.zeros(len(array), dtype=bool)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(array), step):
+            finite = np.isfinite(array[start : start + step].astype(dtype, copy=False))
+            if not finite.all():
+                bad[start : start + step] = ~finite.reshape(len(finite), -1).all(axis=1)
+    if bad.any():
+        first = int(bad.argmax())
+        raise NotFinite(
+            f"the {what} hold NaN or inf (or numbers too large for {dtype}) in {int(bad.sum()):,} of "
+            f"{len(array):,} samples, first in sample {first}; drop or replace them"
+        )
+
+
+def samples_per_chunk(array: Array) -> int:
+    """How many samples of `array` make one chunk."""
+    return max(1, CHUNK * len(array) // max(1, array.size))
+
+
+def _image_layout(inputs: Array, turn: bool) -> Array:
+    if inputs.ndim == 1:
+        return inputs[:, None]
+    if inputs.ndim == 3 and inputs.dtype == np.uint8:
+        return inputs[:, None]
+    if turn and inputs.ndim == 4 and inputs.shape[3] in _CHANNELS and inputs.shape[1] not in _CHANNELS:
+        return inputs.transpose(0, 3, 1, 2)
+    return inputs

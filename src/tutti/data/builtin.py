@@ -1,0 +1,61 @@
+"""The data sets that have a name of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from tutti.data.contents import Contents
+from tutti.data.downloads import published_files
+from tutti.data.formats import Array, read_idx
+from tutti.data.splits import split
+
+DIGITS = tuple(str(digit) for digit in range(10))
+CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
+def _digits() -> Contents:
+    """1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; the test part is always the same."""
+    table = _digits_table()
+    inputs = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)
+    targets = table[:, -1].astype(np.int64)
+    train, test = split(targets, share=0.2, seed=0, classes=10)
+    parts: dict[str, tuple[object, object]] = {
+        "train": (inputs[train], targets[train]),
+        "test": (inputs[test], targets[test]),
+    }
+    return Contents("digits", parts, classes=10, labels=DIGITS)
+
+
+def _digits_table() -> Array:
+    """64 pixels of 0 to 16 and the digit, one sample in each row."""
+    # The file is read without importing scikit-learn, whose import takes as long as the rest of the start.
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            table: Array = np.loadtxt(file, delimiter=",")
+            return table
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
+
+
+def _published(name: str, labels: tuple[str, ...]) -> Contents:
+    x, y, x_test, y_test = (read_idx(path) for path in published_files(name).values())
+    return Contents(name, {"train": (x, y), "test": (x_test, y_test)}, classes=10, labels=labels)
+
+
+BUILT_IN: dict[str, Callable[[], Contents]] = {
+    "digits": _digits,
+    "mnist": partial(_published, "mnist", DIGITS),
+    "fashion-mnist": partial(_published, "fashion-mnist", CLOTHES),
+}
+"""What reads each of them."""

@@ -1,0 +1,96 @@
+"""What a data set is once it is open: parts in memory, and how stored numbers become model inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+PIXEL_MAX = 255.0
+"""What a uint8 input is divided by, so that means and deviations are those of pixels between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Turns stored inputs into what the model sees: (x / 255 - mean) / std in float32, or x itself.
+
+    Attributes:
+        mean: of x / 255, one value for all or one per channel (dimension 1); empty: inputs stay as they are.
+        std: the standard deviation likewise.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    _factor: Tensor = field(init=False, repr=False, compare=False)
+    _offset: Tensor = field(init=False, repr=False, compare=False)
+    _only_factor: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        mean, std = torch.tensor(self.mean, dtype=torch.float64), torch.tensor(self.std, dtype=torch.float64)
+        factor, offset = (1 / (PIXEL_MAX * std)).float(), (-mean / std).float()
+        one = len(self.mean) == 1
+        object.__setattr__(self, "_factor", factor)
+        object.__setattr__(self, "_offset", offset[0] if one else offset)
+        object.__setattr__(self, "_only_factor", factor.item() if one else 1.0)
+
+    def apply(self, stored: Tensor) -> Tensor:
+        """What the model sees of `stored`, of the same shape (samples, ...); float32 if there is a scale."""
+        if not self.mean:
+            return stored
+        seen = stored.to(torch.float32, copy=True)
+        if len(self.mean) == 1:
+            # One vectorised sweep over the fresh copy: offset + factor * x.
+            return torch.add(self._offset, seen, alpha=self._only_factor, out=seen)
+        per_channel = (1, -1) + (1,) * (stored.dim() - 2)
+        return seen.mul_(self._factor.view(per_channel)).add_(self._offset.view(per_channel))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a data set, on this host. All ranks of the host see the same memory: do not write to it.
+
+    Attributes:
+        inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as stored.
+        targets: class numbers of shape (samples,), int64; or float values of shape (samples, ...).
+        scale: turns stored inputs into what the model sees.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    scale: Scale = field(default_factory=Scale)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs, as the model sees them, and the targets of some samples, in new memory.
+
+        Args:
+            indices: positions in this part, of shape (count,), int64.
+        """
+        inputs = self.scale.apply(self.inputs.index_select(0, indices))
+        return inputs, self.targets.index_select(0, indices)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set in memory. Made by `open_data`.
+
+    Attributes:
+        name: for people to read.
+        train: what is trained on.
+        validation: kept aside from the training samples, to watch the training; None when its share is 0.
+        test: for the final figure alone; None when the source has none.
+        classes: how many classes the targets tell apart; None when the targets are floats.
+        labels: the classes' names; empty when unknown.
+        shape: of one input as the model sees it, such as (1, 28, 28).
+    """
+
+    name: str
+    train: Part
+    validation: Part | None
+    test: Part | None
+    classes: int | None
+    labels: tuple[str, ...]
+    shape: tuple[int, ...]

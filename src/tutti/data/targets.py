@@ -1,0 +1,125 @@
+"""What is to be learnt: class numbers or float values, checked over all parts of a data set together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.data.arrays import float_dtype, refuse_not_finite
+from tutti.data.formats import Array
+from tutti.errors import BadData
+
+_MANY = 1000
+"""Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of all parts in the form in which they are kept.
+
+    Attributes:
+        parts: by part: int64 of shape (samples,) for classes, else floats of shape (samples, ...).
+        classes: how many classes there are; None for floats.
+        labels: the classes' names; empty when unknown.
+    """
+
+    parts: dict[str, Array]
+    classes: int | None
+    labels: tuple[str, ...]
+
+
+def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, ...]) -> Targets:
+    """Decide what the targets are, and check them.
+
+    Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
+    order; floats are values to approach, unless `classes` is given. Several 0/1 targets for each sample
+    become floats.
+
+    Args:
+        raw: the targets as they were read, by part.
+        classes: how many classes there are, where the user says so.
+        labels: the classes' names, where the source has them.
+
+    Raises:
+        BadData: labels outside 0..classes-1, labels that are no whole numbers, or targets of another type.
+        NotFinite: NaN or inf among float targets.
+    """
+    flat = {part: _flattened(values) for part, values in raw.items()}
+    kinds = {values.dtype.kind for values in flat.values()}
+    if kinds <= {"U", "S"}:
+        return _named(flat, classes)
+    for part, values in flat.items():
+        if values.dtype.kind not in "biuf":
+            raise BadData(
+                f"the {part} targets are of type {values.dtype}; give numbers, or texts in all parts"
+            )
+        refuse_not_finite(f"{part} targets", values)
+    if ("f" in kinds and classes is None) or all(map(_several_flags, flat.values())):
+        return Targets({part: values.astype(float_dtype()) for part, values in flat.items()}, None, ())
+    whole = {part: _whole(part, values) for part, values in flat.items()}
+    largest = max(int(values.max()) for values in whole.values())
+    expected = classes if classes is not None else max(largest + 1, len(labels))
+    for part, values in whole.items():
+        _refuse_outside(part, values, expected, given=classes is not None)
+    if classes is None:
+        _refuse_amounts(largest, sum(map(len, whole.values())))
+    return Targets(whole, expected, labels if len(labels) == expected else ())
+
+
+def _refuse_amounts(largest: int, samples: int) -> None:
+    if largest >= max(_MANY, 10 * samples):
+        raise BadData(
+            f"the targets are whole numbers up to {largest:,} for {samples:,} samples, which look like "
+            f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
+        )
+
+
+def _flattened(values: Array) -> Array:
+    """Targets of shape (samples, 1) that are no floats are one class number each."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind != "f" else values
+
+
+def _several_flags(values: Array) -> bool:
+    return values.ndim == 2 and values.dtype.kind in "biu" and bool(((values == 0) | (values == 1)).all())
+
+
+def _named(flat: dict[str, Array], classes: int | None) -> Targets:
+    for part, values in flat.items():
+        if values.ndim != 1:
+            raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")
+    names, numbers = np.unique(np.concatenate(list(flat.values())).astype(str), return_inverse=True)
+    if classes is not None and classes < len(names):
+        raise BadData(f"the targets have {len(names)} different texts, but {classes} classes were asked for")
+    labels = tuple(str(name) for name in names)
+    ends = np.cumsum([len(values) for values in flat.values()])[:-1]
+    parts = dict(zip(flat, np.split(numbers.astype(np.int64), ends), strict=True))
+    return Targets(parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
+
+
+def _whole(part: str, values: Array) -> Array:
+    if values.ndim != 1:
+        raise BadData(
+            f"the {part} targets have the shape {values.shape}; class numbers have the shape "
+            f"({len(values)},), and several targets for each sample are floats"
+        )
+    if values.dtype.kind == "f":
+        broken = values != np.floor(values)
+        if broken.any():
+            first = int(broken.argmax())
+            raise BadData(
+                f"the {part} targets are no class numbers: sample {first} has {values[first]}, and "
+                f"{int(broken.sum()):,} of {len(values):,} are not whole; drop 'classes' to approach them"
+            )
+    return values.astype(np.int64)
+
+
+def _refuse_outside(part: str, values: Array, classes: int, given: bool) -> None:
+    outside = (values < 0) | (values >= classes)
+    if outside.any():
+        first = int(outside.argmax())
+        where = f"0..{classes - 1}" if given else "0..classes-1"
+        raise BadData(
+            f"the {part} targets have {int(outside.sum()):,} labels outside {where}, first {values[first]} "
+            f"in sample {first}; number the classes from 0" + (", or raise 'classes'" if given else "")
+        )

@@ -1,0 +1,174 @@
+"""`tutti.train`: training from a script or a notebook."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tutti import models
+from tutti.errors import BadOption, UnknownName
+from tutti.experiments.assemble import named_or_given, reseed, seeded
+from tutti.experiments.config import TrainConfig
+from tutti.experiments.job import OBJECT, Outcome, TrainJob, run
+from tutti.records import EpochRecord, Summary
+from tutti.strategies import STRATEGIES, Strategy
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `tutti.train` gives back.
+
+    Attributes:
+        model: the trained model: the caller's own module when one was given.
+        history: one record for each epoch.
+        summary: the totals, and the evaluation on the test part (`summary.test`).
+        config: the resolved configuration.
+        folder: the run folder; None when none was asked for.
+    """
+
+    model: nn.Module
+    history: list[EpochRecord]
+    summary: Summary
+    config: TrainConfig
+    folder: Path | None
+
+
+def train(
+    model: str | nn.Module | Callable[..., nn.Module] = "mlp",
+    data: object = "digits",
+    *,
+    strategy: str | Strategy | None = None,
+    workers: int | str = "auto",
+    optimizer: str | Callable[..., Optimizer] | None = None,
+    schedule: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., torch.Tensor] = "auto",
+    metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
+    quiet: bool = False,
+    **options: Any,
+) -> Result:
+    """Train a model in parallel, and wait for the result.
+
+    The ranks are new processes, which get the arguments by value: a script needs no guard such as
+    `if __name__ == "__main__"`, and functions and classes of a notebook can be used. In a program that mpirun
+    or srun started, the ranks that are there train instead.
+
+    Args:
+        model: a name ("mlp", "package.module:factory", "file.py:factory"), an `nn.Module`, whose weights
+            are where training begins, or a function or class that makes one (called with `model_options`,
+            and with `shape` and `outputs` if it takes them).
+        data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
+            torch `Dataset` or a pair of them, or a function that makes any of these.
+        strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
+        workers: how many ranks; "auto" is one for each core that may be used.
+        optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters;
+            default adam.
+        schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
+            update.
+        loss: a name, or a function (outputs, targets) -> mean over the samples.
+        metrics: comma-separated names, or a list of names and functions (outputs, targets) -> one value a
+            sample.
+        quiet: print nothing.
+        **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
+            weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
+            written when `out` names one.
+
+    Returns:
+        The trained model, the history and the summary.
+
+    Raises:
+        UserError: an argument is wrong; the message says which and what to do.
+        RankFailed: a rank raised an exception: its traceback is in the message.
+        PeerLost: a rank was killed.
+
+    Example:
+        >>> result = tutti.train("lenet", "mnist", workers=2, epochs=5, schedule="one_cycle", lr=0.003)
+        >>> result.summary.test.metrics["accuracy"]
+    """
+    _refuse_unknown(options)
+    if isinstance(data, os.PathLike):
+        data = os.fspath(data)
+    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
+    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
+    if isinstance(optimizer, Optimizer):
+        raise BadOption(
+            "the optimizer is built already, over parameters of this process; give its class, its name, "
+            "or a function that makes it from the parameters"
+        )
+    given, found = _by_name(given)
+    objects = {field: _pickled(field, value) for field, value in given.items() if not _plain(value)}
+    values = {field: value if _plain(value) else name_of(value) for field, value in given.items()}
+    config = TrainConfig.from_json({**options, **found, **values, "workers": str(workers)})
+    job = TrainJob(config, objects, quiet=quiet, write=config.out is not None, bring_weights=True)
+    outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
+    if outcome is None:
+        raise BadOption(
+            "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"
+        )
+    folder = Path(outcome.folder) if outcome.folder else None
+    trained = _trained_model(model, job, outcome)
+    return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def name_of(value: object) -> str:
+    """How the configuration names an object: package.module:name where that finds it again."""
+    if isinstance(value, str):
+        return value
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(item, str) or callable(item) for item in value)
+    ):
+        return ",".join(name_of(item) for item in value)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(name, str) and module != "__main__" and "<" not in name:
+        return f"{module}:{name}"
+    return OBJECT + (name if isinstance(name, str) else type(value).__name__)
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _by_name(given: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """A strategy of ours goes by name and hyper-parameters, so that config.json can repeat the run."""
+    strategy = given["strategy"]
+    if isinstance(strategy, Strategy) and type(strategy) is STRATEGIES.get(strategy.name):
+        return {**given, "strategy": strategy.name}, {"strategy_options": strategy.options()}
+    return given, {}
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    known = [f.name for f in fields(TrainConfig)]
+    for name in options:
+        if name not in known:
+            raise UnknownName("argument", name, known, "See help(tutti.train).")
+
+
+def _pickled(field: str, value: object) -> bytes:
+    try:
+        return cast("bytes", cloudpickle.dumps(value))
+    except Exception as error:
+        raise BadOption(
+            f"{field} cannot be sent to the ranks ({type(error).__name__}: {error}); "
+            f"give a function that makes it instead"
+        ) from error
+
+
+def _trained_model(model: object, job: TrainJob, outcome: Outcome) -> nn.Module:
+    """The caller's module, or a new one, with the trained weights."""
+    if not isinstance(model, nn.Module):
+        with seeded(job.config.seed):
+            reseed(job.config.seed, 0)
+            options = job.config.model_options
+            model = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+    assert outcome.weights is not None
+    model.load_state_dict(outcome.weights)
+    return model

@@ -1,0 +1,168 @@
+"""From a configuration to the parts of a run: data, model, optimizer, strategy. Runs on every rank."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, cast
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from tutti import models, optim, strategies
+from tutti.comm.base import Communicator
+from tutti.data import DataSet, open_data
+from tutti.errors import BadOption, UnknownName
+from tutti.experiments.config import Options, flag
+from tutti.experiments.job import OBJECT, Job
+from tutti.imports import call_with_options
+from tutti.strategies import Strategy
+
+
+def named_or_given(job: Job, field: str) -> Any:
+    """What a field of the configuration stands for: the object that the caller gave, or else its value.
+
+    Raises:
+        BadOption: the configuration comes from a run with an object that is not here, or cannot be loaded.
+    """
+    value = getattr(job.config, field)
+    if field in job.objects:
+        try:
+            return cloudpickle.loads(job.objects[field])
+        except (ImportError, AttributeError) as error:
+            raise BadOption(
+                f"{field} '{value}' cannot be brought to the ranks: {error}; "
+                f"define it in the script itself, or in a module that can be imported from there"
+            ) from error
+    if isinstance(value, str) and value.startswith(OBJECT):
+        raise BadOption(
+            f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
+            f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
+        )
+    return value
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed every global random generator, and put the caller's states back afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    reseed(seed, 0)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def reseed(seed: int, rank: int) -> None:
+    """Seed every global random generator, for each rank differently (dropout must differ between ranks)."""
+    mixed = [int(word) for word in np.random.SeedSequence((seed, rank)).generate_state(3, np.uint32)]
+    random.seed(mixed[0])
+    np.random.seed(mixed[1])
+    torch.manual_seed(mixed[2])
+
+
+def open_config_data(job: Job, comm: Communicator) -> DataSet:
+    """The data set of the configuration (collective); only one rank of each host reads it."""
+    config, options = job.config, job.config.data_options
+    given = named_or_given(job, "data") if comm.node.rank == 0 else None
+    if callable(given) and not isinstance(given, Dataset):
+        given, options = call_with_options(given, options, "data set", config.data), {}
+    return open_data(given, comm, config.validation, config.seed, options)
+
+
+def outputs_for(dataset: DataSet) -> int:
+    """How many outputs a model needs: one for each class, or for each number of a target."""
+    return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))
+
+
+def build_model(job: Job, dataset: DataSet) -> nn.Module:
+    """The model of the configuration, with its initial weights.
+
+    Raises:
+        UnknownName, BadOption, BadModel: there is none of this name, or it cannot be built.
+    """
+    given = named_or_given(job, "model")
+    if isinstance(given, nn.Module):
+        if job.config.model_options:
+            names = ", ".join(job.config.model_options)
+            raise BadOption(
+                f"the model is already built, so its options ({names}) have no effect; leave them out"
+            )
+        return given
+    reseed(job.config.seed, 0)
+    return models.build(given, dataset.shape, outputs_for(dataset), job.config.model_options)
+
+
+def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
+    """The optimizer of the configuration over the module's trainable parameters.
+
+    Raises:
+        UnknownName, BadOption: there is none of this name, or its options are wrong.
+    """
+    config, given = job.config, named_or_given(job, "optimizer")
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if isinstance(given, str):
+        return optim.build(given, parameters, config.lr, config.optimizer_options)
+    options: Options = dict(config.optimizer_options)
+    if isinstance(given, type):
+        options |= {} if config.lr is None else {"lr": config.lr}
+    elif config.lr is not None or options:
+        raise BadOption("the optimizer is made by a function of yours: set lr and its other options there")
+    optimizer = given(parameters, **options)
+    if not isinstance(optimizer, Optimizer):
+        raise BadOption(
+            f"optimizer '{config.optimizer}' made a {type(optimizer).__name__}; "
+            f"it must return a torch.optim.Optimizer"
+        )
+    return optimizer
+
+
+def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+    """The learning-rate schedule of the configuration, stepped after each of so many updates."""
+    given, options = named_or_given(job, "schedule"), job.config.schedule_options
+    if given is None:
+        if options:
+            raise BadOption(f"schedule options are given ({', '.join(options)}), but no --schedule; name one")
+        return None
+    if isinstance(given, str):
+        return optim.schedule(given, optimizer, updates, options)
+    return cast("LRScheduler", given(optimizer, **options))
+
+
+def build_strategy(job: Job, workers: int) -> Strategy:
+    """The strategy of the configuration; "auto" is solo for one worker, else sync.
+
+    Raises:
+        UnknownName: there is no such strategy, or it has no such hyper-parameter.
+        BadOption: the strategy cannot use this many workers.
+    """
+    given = named_or_given(job, "strategy")
+    if not isinstance(given, Strategy):
+        kind = strategies.named(("solo" if workers == 1 else "sync") if given == "auto" else given)
+        known = [f.name for f in fields(kind)]
+        for key in job.config.strategy_options:
+            if key not in known:
+                raise UnknownName(f"option of strategy '{kind.name}'", key, known)
+        given = kind(**job.config.strategy_options)
+    given.check(workers)
+    return given
+
+
+def part_sizes(dataset: DataSet) -> dict[str, int]:
+    """How many samples each part has."""
+    parts: Mapping[str, Any] = {
+        "train": dataset.train,
+        "validation": dataset.validation,
+        "test": dataset.test,
+    }
+    return {name: len(part) for name, part in parts.items() if part is not None}

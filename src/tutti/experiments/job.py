@@ -1,0 +1,148 @@
+"""What is sent to the ranks, and how they are started. Needs no torch: the ranks import it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tutti.errors import BadOption
+from tutti.experiments.config import TrainConfig
+from tutti.launch.plan import Plan, make_plan
+from tutti.launch.start import start
+from tutti.launch.surroundings import Launcher
+from tutti.records import EpochRecord, Summary
+
+PARTS: Final = ("test", "validation", "train")
+"""The parts of a data set."""
+
+DTYPES: Final = {"float32": "fp32", "float64": "fp64"}
+"""What a comparison can compute with, and the precision of the configuration that this is."""
+
+OBJECT: Final = "object:"
+"""Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """A training run.
+
+    Attributes:
+        config: what to train.
+        objects: what was given as Python objects instead of names, by field of `config`; cloudpickled.
+        quiet: print nothing.
+        write: write a run folder.
+        bring_weights: return the weights to the caller.
+    """
+
+    config: TrainConfig
+    objects: dict[str, bytes] = field(default_factory=dict)
+    quiet: bool = False
+    write: bool = True
+    bring_weights: bool = False
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """An evaluation of a trained model.
+
+    Attributes:
+        config: the configuration of the run, with what is to be different now.
+        folder: the run folder.
+        part: one of `PARTS`.
+        other_data: whether `config.data` is other data than the run was trained on.
+    """
+
+    config: TrainConfig
+    folder: str
+    part: str
+    other_data: bool = False
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """A comparison of parallel with sequential training.
+
+    Attributes:
+        config: what to train; its `steps` says for how long.
+        dtype: float32 or float64.
+    """
+
+    config: TrainConfig
+    dtype: str
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+
+Job = TrainJob | EvaluateJob | VerifyJob
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training run brings back to the process that started it.
+
+    Attributes:
+        config: the resolved configuration.
+        history: one record for each epoch.
+        summary: the totals, and the evaluation on the test part.
+        folder: the run folder, if one was written.
+        shape: of one input of the model.
+        outputs: of the model.
+        weights: the model's state by name, as tensors, if it was asked for.
+    """
+
+    config: TrainConfig
+    history: list[EpochRecord]
+    summary: Summary
+    folder: str | None
+    shape: tuple[int, ...]
+    outputs: int
+    weights: dict[str, Any] | None
+
+
+def load_job(payload: bytes) -> Job:
+    """The job in the bytes that a rank was given."""
+    job: Job = pickle.loads(payload)
+    return job
+
+
+def run(entry: str, job: Job, quiet: bool = False) -> object:
+    """Plan, say the plan in one line, and run `entry` on every rank.
+
+    Args:
+        entry: the function that each rank calls, as "package.module:function".
+        job: what it is given.
+        quiet: print nothing.
+
+    Returns:
+        What the entry returned on rank 0; None when rank 0 ran on another host.
+
+    Raises:
+        TuttiError: the input is wrong, or a rank failed.
+    """
+    return start(entry, pickle.dumps(job), plan_for(job.config), announce=None if quiet else announce)
+
+
+def announce(line: str) -> None:
+    """Print the plan to stdout, and its warnings to stderr."""
+    if line.startswith("warning: "):
+        print(f"tutti: {line}", file=sys.stderr, flush=True)
+    else:
+        print(f"plan: {line}", flush=True)
+
+
+def plan_for(config: TrainConfig) -> Plan:
+    """Which ranks run where, for a run of this configuration.
+
+    Raises:
+        BadOption: it asks for what cannot be had.
+    """
+    single = config.device == "cuda" or config.strategy == "solo"
+    workers = "1" if single and config.workers == "auto" and config.hosts is None else config.workers
+    plan = make_plan(workers, config.threads, hosts=config.hosts)
+    if workers == "auto" and plan.workers > config.batch_size and plan.launcher is Launcher.ALONE:
+        plan = make_plan(config.batch_size, config.threads)
+    if config.device == "cuda" and plan.workers > 1:
+        raise BadOption(f"--device cuda is for one worker, not {plan.workers}; use -n 1, or --device cpu")
+    return plan

@@ -1,0 +1,61 @@
+"""A user's own program on several ranks; it finds the others with `tutti.init`. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tutti.errors import BadOption
+from tutti.experiments.job import announce
+from tutti.launch.plan import make_plan
+from tutti.launch.start import start
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+
+def run_program(
+    program: str, arguments: list[str], workers: str, threads: int | None, hosts: str | None
+) -> None:
+    """Run a Python file on every rank of this machine, or of several.
+
+    Args:
+        program: its path.
+        arguments: what follows it on the command line.
+        workers: how many ranks, or "auto".
+        threads: of each rank; None: the allowed cores / the ranks.
+        hosts: as for `make_plan`.
+
+    Raises:
+        BadOption: there is no such file.
+        TuttiError: a rank failed.
+    """
+    path = Path(program)
+    if not path.is_file():
+        raise BadOption(f"there is no program {program}; give the path of a Python file")
+    payload = json.dumps([str(path.resolve()), arguments]).encode()
+    plan = make_plan(workers, threads, hosts=hosts)
+    start("tutti.experiments.program:work", payload, plan, announce=announce)
+
+
+def work(comm: Communicator, payload: bytes) -> None:
+    """Run the program in this process (entry point of the ranks).
+
+    Args:
+        comm: the ranks; `tutti.init` gives it to the program.
+        payload: JSON of the program's path and its arguments.
+    """
+    from tutti.launch.join import adopt
+
+    path, arguments = json.loads(payload)
+    adopt(comm)
+    sys.argv[:] = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise

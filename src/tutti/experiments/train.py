@@ -1,0 +1,203 @@
+"""A training run, from the configuration to the run folder. Runs on every rank."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.comm.base import Communicator
+from tutti.data import Batch, Batches, DataSet, Part
+from tutti.experiments import report
+from tutti.experiments.assemble import (
+    build_model,
+    build_optimizer,
+    build_schedule,
+    build_strategy,
+    named_or_given,
+    open_config_data,
+    outputs_for,
+    part_sizes,
+    reseed,
+    seeded,
+)
+from tutti.experiments.config import TrainConfig
+from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, load_job
+from tutti.records import Evaluation, Summary, World
+from tutti.strategies import Clip, Strategy
+from tutti.strategies.placement import place
+from tutti.training.arithmetic import Arithmetic
+from tutti.training.evaluate import evaluate
+from tutti.training.fitting import check_fit
+from tutti.training.loop import Trainer, run_length
+from tutti.training.losses import Loss, named_loss
+from tutti.training.metrics import Metric, named_metrics
+from tutti.training.progress import Silent, progress_on
+from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
+
+DEFAULT_EPOCHS = 30
+"""Passes over the training samples, when neither epochs nor steps is given."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned, by what, and how well it is done: all but the way of training."""
+
+    dataset: DataSet
+    module: nn.Module
+    loss: Loss
+    metrics: tuple[Metric, ...]
+    arithmetic: Arithmetic
+
+    def compute_loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """The mean loss of `module` over a batch, a scalar."""
+        inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
+        return self.loss(self.arithmetic.forward(module, inputs), targets)
+
+    def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
+        """How well the model does on `part` (collective)."""
+        if part is None:
+            return None
+        rest = self.loss, self.metrics, self.dataset.classes
+        return evaluate(self.module, part, comm, *rest, arithmetic=self.arithmetic)
+
+
+def work(comm: Communicator, payload: bytes) -> Outcome:
+    """Train; every rank calls this (entry point of the ranks).
+
+    Args:
+        comm: all ranks of the job.
+        payload: a pickled `TrainJob`.
+
+    Raises:
+        UserError: the input is wrong.
+    """
+    job = load_job(payload)
+    assert isinstance(job, TrainJob)
+    if job.write and comm.rank == 0:
+        check_writable(job.config.out)
+    with seeded(job.config.seed):
+        strategy = build_strategy(job, comm.size)
+        task = prepare_task(job, open_config_data(job, comm))
+        trainer, config = prepare_trainer(job, comm, task, strategy)
+        return _run(job, comm, task, trainer, config)
+
+
+def prepare_task(job: Job, dataset: DataSet) -> Task:
+    """Build the model, and see that model, data, loss and metrics fit each other.
+
+    Raises:
+        UserError: they do not.
+    """
+    config = job.config
+    arithmetic = Arithmetic(config.precision, config.layout, config.device)
+    loss = named_loss(named_or_given(job, "loss"), dataset)
+    metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
+    module = arithmetic.prepare(build_model(job, dataset))
+    check_fit(module, dataset.train, loss, metrics, dataset.classes, arithmetic=arithmetic)
+    return Task(dataset, module, loss, metrics, arithmetic)
+
+
+def prepare_trainer(
+    job: TrainJob, comm: Communicator, task: Task, strategy: Strategy
+) -> tuple[Trainer, TrainConfig]:
+    """Everything that trains, and the configuration with all that was left to us filled in (collective)."""
+    config = job.config
+    size = config.batch_size
+    batches = Batches(task.dataset.train, size, comm.rank, comm.size, strategy.passes, config.seed)
+    epochs = config.epochs or (DEFAULT_EPOCHS if config.steps is None else None)
+    optimizer = build_optimizer(job, task.module)
+    lr = float(optimizer.param_groups[0]["lr"])
+    replica = place(task.module, comm, strategy.home)
+    schedule = build_schedule(job, optimizer, run_length(batches, epochs, config.steps))
+    worker = strategy.worker(replica, comm, optimizer, Clip(config.clip_norm, config.clip_value))
+    reseed(config.seed, 1 + comm.rank)
+    trainer = Trainer(
+        comm=comm,
+        replica=replica,
+        worker=worker,
+        optimizer=optimizer,
+        batches=batches,
+        loss=task.loss,
+        epochs=epochs,
+        steps=config.steps,
+        metrics=task.metrics,
+        validation=task.dataset.validation,
+        classes=task.dataset.classes,
+        schedule=schedule,
+        arithmetic=task.arithmetic,
+        progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank),
+    )
+    found = {
+        "strategy": strategy.name,
+        "strategy_options": strategy.options(),
+        "workers": str(comm.size),
+        "threads": torch.get_num_threads(),
+        "epochs": epochs,
+        "lr": lr,
+        "loss": task.loss.name if config.loss == "auto" else config.loss,
+        "metrics": _metric_names(config, task.metrics),
+        "out": None,
+    }
+    return trainer, TrainConfig.from_json({**config.as_json(), **found})
+
+
+def _metric_names(config: TrainConfig, metrics: tuple[Metric, ...]) -> str:
+    if config.metrics != "auto":
+        return config.metrics
+    return ",".join(metric.name for metric in metrics) or "none"
+
+
+def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config: TrainConfig) -> Outcome:
+    """Train, evaluate, write and print."""
+    speaks, folder = comm.rank == 0 and not job.quiet, None
+    if speaks:
+        sizes, shape = part_sizes(task.dataset), task.dataset.shape
+        name = config.model.removeprefix(OBJECT)
+        print(report.counts(name, trainer.replica.count, task.dataset.name, sizes, shape), flush=True)
+    if job.write and comm.rank == 0:
+        folder = RunFolder.create(job.config.out, config.model.removeprefix(OBJECT), task.dataset.name)
+        folder.write_config(config.as_json())
+        folder.write_data(_trained_on(task.dataset))
+        trainer.on_epoch = folder.append
+    history = trainer.fit()
+    test = task.evaluate(task.dataset.test, comm)
+    world = World(comm.size, comm.hosts, torch.get_num_threads())
+    summary = Summary.of(history, test, trainer.replica.count, world)
+    if folder is not None:
+        folder.write_weights(task.module)
+        folder.write_summary(summary)
+    if speaks:
+        _print_end(summary, task.dataset, folder)
+    return Outcome(
+        config,
+        history,
+        summary,
+        str(folder.path) if folder else None,
+        task.dataset.shape,
+        outputs_for(task.dataset),
+        _state(task.module) if job.bring_weights else None,
+    )
+
+
+def _trained_on(dataset: DataSet) -> TrainedOn:
+    scale = dataset.train.scale
+    return TrainedOn(dataset.name, dataset.classes, dataset.labels, dataset.shape, scale.mean, scale.std)
+
+
+def _print_end(summary: Summary, dataset: DataSet, folder: RunFolder | None) -> None:
+    if summary.test is not None:
+        print("\n" + report.evaluation("test", summary.test, dataset.labels) + "\n")
+    print(report.speed(summary))
+    if folder is not None:
+        print(f"run folder: {folder.path}")
+    sys.stdout.flush()
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """The module's state in memory of its own: views would be pickled with all that they are views of."""
+    state = module.state_dict()
+    return {name: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}

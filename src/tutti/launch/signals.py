@@ -1,0 +1,73 @@
+"""Ctrl-C and the like, while there are ranks to end first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalWatch:
+    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, and wakes whoever selects on `fileno()`.
+
+    Only the main thread can receive signals in Python: elsewhere this does nothing. A signal that is ignored
+    (as SIGHUP is under nohup) stays ignored.
+
+    Attributes:
+        received: the first signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, object] = {}
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> SignalWatch:
+        if threading.current_thread() is threading.main_thread():
+            for signum in _WATCHED:
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+                    self._before[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signum
+            os.write(self._writing, b"!")
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once a signal has come."""
+        return self._reading
+
+
+def act_on(signum: int) -> None:
+    """Do what the signal means, once the ranks are gone: the handler that was there before, then the exit.
+
+    Raises:
+        KeyboardInterrupt: for SIGINT, by Python's own handler.
+        SystemExit: with 128 + the signal's number.
+    """
+    handler = signal.getsignal(signum)
+    if callable(handler):
+        handler(signum, None)
+    raise SystemExit(128 + signum)
+
+
+@contextmanager
+def held_back(*signals: int) -> Iterator[None]:
+    """Keep signals from this thread, and from processes that it starts until they let them through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

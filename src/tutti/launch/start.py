@@ -1,0 +1,96 @@
+"""Runs a function on the ranks of a plan, wherever they are. Imports no torch by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tutti.launch.entry import load_entry
+from tutti.launch.plan import Plan
+from tutti.launch.reports import without_launcher
+from tutti.launch.surroundings import Launcher, started_by
+
+
+def start(entry: str, payload: bytes, plan: Plan, *, announce: Callable[[str], None] | None = None) -> object:
+    """Run `entry` on every rank of the plan, and wait for it.
+
+    One worker is run in this process; several are processes under a supervisor, or under mpirun when the plan
+    names hosts. When this process is itself a rank already, because the user typed `mpirun -n 4 tutti ...`,
+    the function is called in place, on the communicator of that job.
+
+    Args:
+        entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
+        payload: handed to each rank.
+        plan: what `make_plan` gave.
+        announce: called with the plan in one line and with each of its warnings, on rank 0 alone.
+
+    Returns:
+        What the function returned on rank 0; when this process is a rank already, what it returned here; None
+        when rank 0 is on a host that shares no files with this one.
+
+    Raises:
+        UserError: a rank found that the input is wrong.
+        RankFailed: a rank of several raised another exception. (With one worker it is raised as it is; when
+            this process is a rank of an MPI job, it ends the job.)
+        PeerLost: a rank was killed, or exited before it was done.
+        KeyboardInterrupt: Ctrl-C, after all ranks are gone.
+        SystemExit: SIGTERM or SIGHUP, after all ranks are gone.
+    """
+    around = started_by()
+    if around.launcher is Launcher.TUTTI:
+        return _in_place(entry, payload)
+    if around.mpi:
+        return _in_mpi_job(entry, payload, plan, announce)
+    if announce is not None:
+        for line in (plan.describe(), *(f"warning: {text}" for text in plan.warnings)):
+            announce(line)
+    if plan.hosts:
+        from tutti.launch.mpirun import run_on_hosts
+
+        return run_on_hosts(entry, payload, plan)
+    if plan.workers == 1:
+        return _alone(entry, payload, plan)
+    from tutti.launch.supervisor import supervise
+
+    return supervise(entry, payload, plan)
+
+
+def _alone(entry: str, payload: bytes, plan: Plan) -> object:
+    """Run in this process, which keeps its number of threads afterwards."""
+    import torch
+
+    from tutti.comm.host import HostCommunicator
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.threads or before)
+    comm = HostCommunicator.alone()
+    try:
+        return load_entry(entry)(comm, payload)
+    finally:
+        comm.close()
+        torch.set_num_threads(before)
+
+
+def _in_place(entry: str, payload: bytes) -> object:
+    """Run on the communicator that this process has already."""
+    from tutti.launch.join import join
+
+    return load_entry(entry)(join(), payload)
+
+
+def _in_mpi_job(entry: str, payload: bytes, plan: Plan, announce: Callable[[str], None] | None) -> object:
+    """Run as a rank of the user's MPI job; a failure ends the whole job, so that no rank hangs."""
+    import torch
+
+    from tutti.launch.join import adopt, end_mpi_job, join, join_mpi, joined
+
+    if not joined():
+        adopt(join_mpi(plan.threads))
+    comm = join()
+    if announce is not None and comm.rank == 0:
+        announce(replace(plan, threads=torch.get_num_threads()).describe())
+    try:
+        return load_entry(entry)(comm, payload)
+    except Exception as error:
+        end_mpi_job(error, without_launcher(error.__traceback__))
+        raise

@@ -1,0 +1,168 @@
+"""Who started this process: a supervisor of ours, an MPI launcher, or nobody (it is a program of its own)."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tutti.errors import UserError
+
+_SPECIAL_STEPS = 0xFFFFFFF0
+"""Slurm numbers the steps that are no `srun` (batch script, interactive shell, extern) from here upwards."""
+
+
+class Launcher(enum.Enum):
+    """What started this process."""
+
+    ALONE = "python"
+    TUTTI = "tutti"
+    MPIRUN = "mpirun"
+    SRUN = "srun"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Who started this process, and its place among the others where the launcher tells.
+
+    Attributes:
+        launcher: what started this process.
+        rank: this process's number in the job.
+        size: the number of processes in the job.
+        local_rank: this process's number on its host, or None.
+        local_size: the number of the job's processes on this host, or None.
+    """
+
+    launcher: Launcher
+    rank: int
+    size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+
+    @property
+    def mpi(self) -> bool:
+        """Whether this process is a rank of an MPI job."""
+        return self.launcher in (Launcher.MPIRUN, Launcher.SRUN)
+
+
+ALONE = Surroundings(Launcher.ALONE, rank=0, size=1, local_rank=0, local_size=1)
+
+_ours: Surroundings | None = None
+
+
+def become_rank(rank: int, size: int) -> None:
+    """Note that this process is a rank of a supervisor of ours."""
+    # Not in the environment, which its children would inherit although they are no ranks.
+    global _ours
+    _ours = Surroundings(Launcher.TUTTI, rank=rank, size=size, local_rank=rank, local_size=size)
+
+
+def started_by(environ: Mapping[str, str] | None = None) -> Surroundings:
+    """Who started this process.
+
+    Args:
+        environ: the environment to read; by default this process's.
+
+    Returns:
+        The launcher and this process's place in its job.
+
+    Raises:
+        UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
+    """
+    if environ is None:
+        if _ours is not None:
+            return _ours
+        environ = os.environ
+    found = _open_mpi(environ) or _slurm(environ) or _pmi(environ)
+    if found is not None:
+        _require_mpi4py(found)
+        return found
+    if "TORCHELASTIC_RUN_ID" in environ and _number(environ, "WORLD_SIZE", 1) > 1:
+        raise UserError(
+            f"torchrun started {environ['WORLD_SIZE']} processes, but tutti starts its ranks itself; "
+            "run the same command without torchrun, with -n for the number of ranks"
+        )
+    return ALONE
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Surroundings | None:
+    if "OMPI_COMM_WORLD_SIZE" not in environ:
+        return None
+    return Surroundings(
+        Launcher.MPIRUN,
+        rank=_number(environ, "OMPI_COMM_WORLD_RANK", 0),
+        size=_number(environ, "OMPI_COMM_WORLD_SIZE", 1),
+        local_rank=_known(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size=_known(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> Surroundings | None:
+    """A task of an `srun` of several tasks; shells in an allocation and batch scripts are none."""
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None
+    size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
+    step = _number(environ, "SLURM_STEP_ID", _SPECIAL_STEPS)
+    shell = "SLURM_PTY_PORT" in environ or environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if size <= 1 or step >= _SPECIAL_STEPS or shell:
+        return None
+    return Surroundings(
+        Launcher.SRUN,
+        rank=_number(environ, "SLURM_PROCID", 0),
+        size=size,
+        local_rank=_known(environ, "SLURM_LOCALID"),
+        local_size=_slurm_tasks_here(environ),
+    )
+
+
+def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
+    """The entry of this node in Slurm's list of tasks per node, such as "4(x2),3"."""
+    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    counts: list[int] = []
+    for part in filter(None, listed.split(",")):
+        count, _, repeat = part.partition("(x")
+        try:
+            counts += [int(count)] * int(repeat.rstrip(")") or 1)
+        except ValueError:
+            return None
+    node = _number(environ, "SLURM_NODEID", 0)
+    return counts[node] if 0 <= node < len(counts) else None
+
+
+def _pmi(environ: Mapping[str, str]) -> Surroundings | None:
+    """A rank of MPICH, Intel MPI or another launcher that speaks PMI or PMIx, outside of Slurm."""
+    if "SLURM_STEP_ID" in environ or not ("PMI_SIZE" in environ or "PMIX_RANK" in environ):
+        return None
+    size = _known(environ, "PMI_SIZE")
+    if size is None:
+        raise UserError(
+            f"a launcher started this process as rank {environ.get('PMIX_RANK')}, but does not tell how many "
+            "there are (PMI_SIZE is not set); start the ranks with mpirun or srun"
+        )
+    return Surroundings(
+        Launcher.MPIRUN,
+        rank=_number(environ, "PMI_RANK", _number(environ, "PMIX_RANK", 0)),
+        size=size,
+        local_rank=_known(environ, "MPI_LOCALRANKID"),
+        local_size=_known(environ, "MPI_LOCALNRANKS"),
+    )
+
+
+def _require_mpi4py(found: Surroundings) -> None:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise UserError(
+            f"{found.launcher.value} started this process as one of several ranks, which needs mpi4py; "
+            "install it with: pip install 'tutti[mpi]'"
+        )
+
+
+def _known(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    found = _known(environ, name)
+    return otherwise if found is None else found

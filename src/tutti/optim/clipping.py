@@ -1,0 +1,32 @@
+"""Gradient clipping over flat vectors; the same as torch's over the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+STEADY = 1e-6
+"""Added to the norm before the division, as `torch.nn.utils.clip_grad_norm_` does."""
+
+
+def squared_norm(gradients: Iterable[Tensor]) -> float:
+    """The sum of the squares of all elements, in float64."""
+    norms = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in gradients]
+    return sum(norm * norm for norm in norms)
+
+
+def scale_for(norm: float, most: float) -> float:
+    """What to multiply a gradient by so that its 2-norm is at most `most`; 1 when it already is.
+
+    Pascanu, Mikolov, Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+    """
+    scale = most / (norm + STEADY)
+    return 1.0 if scale >= 1 else scale  # NaN stays NaN, as with torch
+
+
+def clip_values(gradients: Iterable[Tensor], most: float) -> None:
+    """Limit every element to -most .. most, in place."""
+    for gradient in gradients:
+        gradient.clamp_(-most, most)

@@ -1,0 +1,195 @@
+"""The user's optimizer, run on stretches of the flat vectors: each rank moves its own and keeps its state.
+
+After Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+section 5.1 (stage 1: the optimizer's state is partitioned).
+
+    weights  ├─ 0.weight ──┼ 0.bias ┼──────── 1.weight ────────┼ 1.bias ┤
+    group    │      0      │   1    │            0             │   1    │
+    shard    ├─────────────── rank 0 ─────────┼────────── rank 1 ────────┤
+    runs     ├─────────────┼────────┼─────────┼─────────────────┼────────┤   elementwise optimizers
+    shard    ├─────── rank 0 ───────┼────────────── rank 1 ─────────────┤
+    runs     ├─────────────┼────────┼──────────────────────────┼────────┤   all others: whole parameters
+
+An elementwise optimizer computes each new weight from that weight's own gradient and state alone. It gets
+each run of one param group's parameters, cut anywhere, as one long parameter. Any other optimizer may use a
+parameter's shape, but must treat each parameter by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+from tutti.errors import BadModel, BadOption
+from tutti.optim.runs import Run, Share, Stretch, is_elementwise, is_fused, progress
+from tutti.replica import ALIGNMENT, Flat, Replica
+
+UNUSABLE: dict[type[Optimizer], str] = {
+    optim.LBFGS: "calls the model several times for one update",
+    optim.SparseAdam: "takes sparse gradients alone, and the gradients here are dense vectors",
+}
+"""Optimizers that cannot move a slice of a vector, and why."""
+
+PIECE = 1 << 17
+"""Elements that a fused optimizer moves at a time: their gradients are still in the core's cache then."""
+
+
+def check_usable(optimizer: type[Optimizer]) -> None:
+    """Refuse an optimizer that cannot move weights slice by slice.
+
+    Raises:
+        BadOption: it cannot.
+    """
+    for cls, why in UNUSABLE.items():
+        if issubclass(optimizer, cls):
+            raise BadOption(
+                f"optimizer {optimizer.__name__} cannot be used: it {why}; use another, such as adam or sgd"
+            )
+
+
+def own_slices(flat: Flat, parts: int, optimizer: Optimizer) -> list[slice]:
+    """Cut a flat vector into `parts` consecutive slices of about equal length that `optimizer` can work on.
+
+    Args:
+        flat: the vector.
+        parts: how many slices; some are empty when there is little to cut.
+        optimizer: decides whether parameters may be cut.
+    """
+    length = len(flat.weights)
+    if is_elementwise(optimizer):
+        lines = length // ALIGNMENT  # no two ranks write to one cache line
+        edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
+    else:
+        starts = [span.start for span in flat.spans] + [length]
+        edges = [
+            min(starts, key=lambda start: abs(start - length * part / parts)) for part in range(parts + 1)
+        ]
+    return [slice(edges[part], edges[part + 1]) for part in range(parts)]
+
+
+class ShardedOptimizer:
+    """Runs the user's optimizer on given slices of a replica's vectors.
+
+    The user's optimizer itself is never stepped: its class, options and param groups are used, and groups are
+    read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
+    already is carried over.
+
+    Args:
+        optimizer: the user's optimizer, over parameters of the replica.
+        replica: the model.
+        slices: this rank's slice of each of `replica.flats`, from `own_slices`.
+        grads: the gradients to use instead of `flat.grads`, a vector for each of `replica.flats`.
+
+    Attributes:
+        pieces: stretches of the vectors, each of which can be stepped by itself.
+
+    Raises:
+        BadOption: the optimizer cannot be used like this.
+        BadModel: the optimizer moves a parameter that is not part of the model.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        replica: Replica,
+        slices: Sequence[slice],
+        grads: Sequence[Tensor] | None = None,
+    ) -> None:
+        check_usable(type(optimizer))
+        _check_hooks(optimizer)
+        _check_parameters(optimizer, replica)
+        self._optimizer = optimizer
+        vectors = [flat.grads for flat in replica.flats] if grads is None else grads
+        self.pieces = tuple(
+            Piece(optimizer, flat, vector, place)
+            for flat, vector, own in zip(replica.flats, vectors, slices, strict=True)
+            for place in _places(optimizer, flat, own)
+        )
+
+    def step(self) -> None:
+        """Move the weights of all slices."""
+        self.begin()
+        for piece in self.pieces:
+            piece.step()
+
+    def begin(self) -> None:
+        """Announce an update; the pieces may be stepped one by one after it."""
+        # What `optimizer.step()` would note; schedulers warn when it is missing.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+class Piece:
+    """A part of one flat vector; small enough for a core's cache where the optimizer's calls are cheap.
+
+    Attributes:
+        flat: the vector.
+        place: where the piece lies in it.
+        runs: the optimizers, one for each run of parameters of one param group.
+    """
+
+    def __init__(self, optimizer: Optimizer, flat: Flat, grads: Tensor, place: slice) -> None:
+        self.flat, self.place = flat, place
+        self.runs = tuple(
+            Run(optimizer, group, flat, grads, stretches)
+            for group, stretches in _stretches(optimizer, flat, place).items()
+        )
+
+    def step(self) -> None:
+        """Move this piece's weights."""
+        for run in self.runs:
+            run.step()
+
+
+def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
+    """Where the pieces of a slice lie: one is enough where a call of the optimizer is dear."""
+    fused = any(is_fused(optimizer, group, flat.parameters) for group in optimizer.param_groups)
+    length = PIECE if fused and is_elementwise(optimizer) else max(1, own.stop - own.start)
+    return [slice(at, min(at + length, own.stop)) for at in range(own.start, own.stop, length)]
+
+
+def _stretches(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Stretch]]:
+    """What to move in `place`, by param group: neighbours joined, or whole parameters."""
+    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    joined = is_elementwise(optimizer)
+    found: dict[int, list[Stretch]] = {}
+    before: object = None
+    for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+        start, stop = max(span.start, place.start), min(span.stop, place.stop)
+        group = group_of.get(id(parameter))
+        if group is None or start >= stop:
+            before = None
+            continue
+        kind = (group, progress(optimizer, parameter)) if joined else parameter
+        elements = slice(start - span.start, stop - span.start)
+        stretches = found.setdefault(group, [])
+        if joined and kind == before:
+            last = stretches.pop()
+            share = Share(parameter, elements, start - last.place.start)
+            stretches.append(Stretch(slice(last.place.start, stop), (*last.shares, share)))
+        else:
+            stretches.append(Stretch(slice(start, stop), (Share(parameter, elements, 0),)))
+        before = kind
+    return found
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    if any(getattr(optimizer, name, None) for name in hooks):
+        raise BadOption(
+            f"the optimizer {type(optimizer).__name__} has step hooks, which would not be called, as a step "
+            "for slices of the weights takes the place of its own; do that work in the training loop instead"
+        )
+
+
+def _check_parameters(optimizer: Optimizer, replica: Replica) -> None:
+    known = {id(parameter) for flat in replica.flats for parameter in flat.parameters}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad and id(parameter) not in known:
+                raise BadModel(
+                    f"param group {number} of the optimizer has a parameter of shape "
+                    f"{tuple(parameter.shape)} that is no trainable parameter of the model; make the "
+                    "optimizer from model.parameters()"
+                )

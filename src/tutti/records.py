@@ -1,0 +1,308 @@
+"""What a run produced, as dataclasses, and as JSON. Needs neither torch nor MPI.
+
+A run's history is a file of JSON lines, one `EpochRecord` each. JSON knows no NaN and no infinity: these are
+written as the strings "NaN", "Infinity" and "-Infinity" and read back as numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tutti.errors import BadRunFolder
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model does on a number of samples, each of which was counted once.
+
+    Attributes:
+        samples: how many samples were seen, over all ranks.
+        loss: the mean of the loss over them.
+        metrics: the mean of each metric over them, by name.
+        confusion: samples of each class (row) that were taken for each class (column); None without
+            classes. A further column counts predictions of no known class.
+    """
+
+    samples: int
+    loss: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+    def class_accuracy(self) -> list[float | None]:
+        """The share of each class that was recognised, in [0, 1].
+
+        Returns:
+            One number for each class; None for a class without samples. Empty without a confusion matrix.
+        """
+        return [row[k] / sum(row) if sum(row) else None for k, row in enumerate(self.confusion or [])]
+
+    def as_json(self) -> Json:
+        """The evaluation as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> Evaluation:
+        """The evaluation that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such evaluation.
+        """
+        rows = values["confusion"]
+        return cls(
+            samples=int(values["samples"]),
+            loss=float(values["loss"]),
+            metrics=_floats(values["metrics"]),
+            confusion=None if rows is None else [[int(count) for count in row] for row in rows],
+        )
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch of training, or the part of it that a run of so many steps reached.
+
+    Attributes:
+        epoch: its number, from 1.
+        step: weight updates made since the run began.
+        complete: whether the epoch was trained to its end.
+        train: loss and metrics of its training samples, each as it was when its update was made.
+        validation: on the validation part after the epoch; None without such a part.
+        seconds: rank 0's time, by stage: data, compute (forward and backward), exchange (all that a step does
+            beyond these), validation, and total.
+        samples_per_s: training samples of all ranks per second, validation not counted.
+        lr: the learning rate of the first parameter group in the last update.
+        time: when the epoch ended (UTC, ISO 8601).
+    """
+
+    epoch: int
+    step: int
+    complete: bool
+    train: Evaluation
+    validation: Evaluation | None
+    seconds: dict[str, float]
+    samples_per_s: float
+    lr: float
+    time: str
+
+    def as_json(self) -> Json:
+        """The record as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> EpochRecord:
+        """The record that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such record.
+        """
+        return cls(
+            epoch=int(values["epoch"]),
+            step=int(values["step"]),
+            complete=bool(values["complete"]),
+            train=Evaluation.from_json(values["train"]),
+            validation=_evaluation(values["validation"]),
+            seconds=_floats(values["seconds"]),
+            samples_per_s=float(values["samples_per_s"]),
+            lr=float(values["lr"]),
+            time=str(values["time"]),
+        )
+
+
+@dataclass(frozen=True)
+class World:
+    """What a run was computed on.
+
+    Attributes:
+        ranks: the world size.
+        hosts: how many hosts they were on.
+        threads: threads of each rank.
+    """
+
+    ranks: int = 1
+    hosts: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run.
+
+    Attributes:
+        test: on the test part, once, at the end; None without such a part.
+        validation: on the validation part after the last epoch; None without such a part.
+        parameters: how many trainable numbers the model has.
+        epochs: epochs begun.
+        steps: weight updates made.
+        samples: training samples behind them.
+        seconds: wall time of training, validation included.
+        samples_per_s: training samples per second, validation not counted.
+        world: what it was computed on.
+        versions: of tutti, torch and Python.
+        date: when the run ended (UTC, ISO 8601).
+    """
+
+    test: Evaluation | None
+    validation: Evaluation | None
+    parameters: int
+    epochs: int
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_s: float
+    world: World
+    versions: dict[str, str]
+    date: str
+
+    @classmethod
+    def of(
+        cls, history: list[EpochRecord], test: Evaluation | None, parameters: int, world: World
+    ) -> Summary:
+        """The summary of a run that ends now.
+
+        Args:
+            history: the records of all its epochs.
+            test: the evaluation on the test part, if there is one.
+            parameters: how many trainable numbers the model has.
+            world: what it was computed on.
+        """
+        samples = sum(record.train.samples for record in history)
+        seconds = sum(record.seconds["total"] for record in history)
+        training = seconds - sum(record.seconds["validation"] for record in history)
+        return cls(
+            test=test,
+            validation=history[-1].validation if history else None,
+            parameters=parameters,
+            epochs=history[-1].epoch if history else 0,
+            steps=history[-1].step if history else 0,
+            samples=samples,
+            seconds=seconds,
+            samples_per_s=samples / training if training > 0 else 0.0,
+            world=world,
+            versions=versions(),
+            date=now(),
+        )
+
+    def as_json(self) -> Json:
+        """The summary as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> Summary:
+        """The summary that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such summary.
+        """
+        return cls(
+            test=_evaluation(values["test"]),
+            validation=_evaluation(values["validation"]),
+            parameters=int(values["parameters"]),
+            epochs=int(values["epochs"]),
+            steps=int(values["steps"]),
+            samples=int(values["samples"]),
+            seconds=float(values["seconds"]),
+            samples_per_s=float(values["samples_per_s"]),
+            world=World(**{name: int(count) for name, count in values["world"].items()}),
+            versions={name: str(version) for name, version in values["versions"].items()},
+            date=str(values["date"]),
+        )
+
+
+@dataclass(frozen=True)
+class History:
+    """What a file of records holds.
+
+    Attributes:
+        records: those that could be read, in order.
+        damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
+    """
+
+    records: list[EpochRecord]
+    damage: list[str]
+
+
+def now() -> str:
+    """The time (UTC, ISO 8601, whole seconds)."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """The versions of tutti, torch and Python, from the packages' metadata."""
+    found = {name: metadata.version(name) for name in ("tutti", "torch")}
+    return {**found, "python": platform.python_version()}
+
+
+def to_json(values: object, indent: int | None = None) -> str:
+    """Valid JSON text of `values`; a number that JSON does not know becomes a string that `float` reads."""
+    return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def append_line(path: Path, record: EpochRecord) -> None:
+    """Append `record` to a file of JSON lines; it is on the disk when this returns.
+
+    A line that an earlier run left unfinished is ended first, so that it costs only itself.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with open(path, "a+b") as file:
+        unfinished = file.tell() > 0 and _last_byte(path) != b"\n"
+        file.write((b"\n" if unfinished else b"") + to_json(record.as_json()).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_history(path: Path) -> History:
+    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`.
+
+    Raises:
+        BadRunFolder: the file cannot be opened.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+    history = History([], [])
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            history.records.append(EpochRecord.from_json(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = "is cut off" if number == len(lines) else f"is no record ({type(error).__name__}: {error})"
+            history.damage.append(f"line {number} of {path} {what}; it was left out")
+    return history
+
+
+def _last_byte(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+def _writable(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {name: _writable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    return value
+
+
+def _floats(values: Json) -> dict[str, float]:
+    return {name: float(number) for name, number in values.items()}
+
+
+def _evaluation(values: Json | None) -> Evaluation | None:
+    return None if values is None else Evaluation.from_json(values)

@@ -1,0 +1,61 @@
+"""One worker: sequential training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.optim.clipping import clip_values, scale_for, squared_norm
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Home, Strategy, Worker
+
+
+@dataclass(frozen=True)
+class Solo(Strategy):
+    """Sequential training by one worker: what every other strategy is compared with.
+
+        g = 1/B  sum over the batch of  grad l(w, sample)
+        w = optimizer(w, clip(g))
+
+    The optimizer runs over the flat vectors instead of one parameter after the other.
+    """
+
+    name: ClassVar[str] = "solo"
+    home: ClassVar[Home] = Home.PRIVATE
+
+    @override
+    def most_workers(self) -> int:
+        return 1
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        self.check(comm.size)
+        return _SoloWorker(replica, optimizer, clip)
+
+
+class _SoloWorker(Worker):
+    def __init__(self, replica: Replica, optimizer: Optimizer, clip: Clip) -> None:
+        self._replica, self._clip = replica, clip
+        everything = [slice(0, len(flat.weights)) for flat in replica.flats]
+        self._optimizer = ShardedOptimizer(optimizer, replica, everything)
+
+    @override
+    def step(self) -> None:
+        gradients = [flat.grads for flat in self._replica.flats]
+        if self._clip.value is not None:
+            clip_values(gradients, self._clip.value)
+        if self._clip.norm is not None:
+            scale = scale_for(squared_norm(gradients) ** 0.5, self._clip.norm)
+            for gradient in gradients:
+                gradient.mul_(scale)
+        self._optimizer.step()
+        self._replica.zero_grad()
+
+    @override
+    def finish(self) -> None:
+        """Every step leaves the final weights in place."""

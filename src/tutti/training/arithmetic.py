@@ -1,0 +1,93 @@
+"""In which precision, memory layout and on which device a model computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import BadModel, BadOption, UnknownName
+
+PRECISIONS = ("fp32", "bf16", "fp64")
+LAYOUTS = ("contiguous", "channels_last")
+_SHORT = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a model computes.
+
+    Attributes:
+        precision: "fp32"; "bf16": the weights stay fp32, matrix products and convolutions run in bfloat16
+            (autocast); or "fp64", to compare runs beyond the rounding of fp32.
+        layout: "contiguous", or "channels_last" for 4-d inputs and weights.
+        device: "cpu" or "cuda".
+
+    Raises:
+        UnknownName: a precision or layout that does not exist.
+        BadOption: a device that this machine does not have.
+    """
+
+    precision: str = "fp32"
+    layout: str = "contiguous"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS)
+        if self.layout not in LAYOUTS:
+            raise UnknownName("layout", self.layout, LAYOUTS)
+        if self.device != "cpu" and not torch.cuda.is_available():
+            raise BadOption(f"--device is '{self.device}', but torch finds no GPU here; use --device cpu")
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """Move `module` to this precision, layout and device, in place.
+
+        Call it before the module becomes a `Replica`: it makes new tensors.
+        """
+        dtype = torch.float64 if self.precision == "fp64" else None
+        module.to(device=self.device, dtype=dtype)
+        if self.layout == "channels_last":
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module
+
+    def inputs(self, inputs: Tensor) -> Tensor:
+        """`inputs` of shape (n, *shape) as the model wants them."""
+        inputs = self._placed(inputs)
+        if self.layout == "channels_last" and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    def targets(self, targets: Tensor) -> Tensor:
+        """`targets` where the model's outputs are, floating-point ones in their precision."""
+        return self._placed(targets)
+
+    def forward(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """The outputs of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
+
+        Raises:
+            BadModel: the module returns something that is no tensor.
+        """
+        if self.precision == "bf16":
+            with torch.autocast(self.device, dtype=torch.bfloat16):
+                outputs = module(inputs)
+        else:
+            outputs = module(inputs)
+        if not isinstance(outputs, Tensor):
+            raise BadModel(
+                f"the model returns a {type(outputs).__name__}, not a tensor; "
+                f"wrap it in a module that returns one"
+            )
+        return outputs.float() if outputs.dtype in _SHORT else outputs
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        if self.device != "cpu":
+            tensor = tensor.to(self.device)
+        if self.precision == "fp64" and tensor.is_floating_point():
+            tensor = tensor.double()
+        return tensor
+
+
+FP32 = Arithmetic()
+"""What holds when nothing is said: fp32, contiguous, on the CPU."""

@@ -1,0 +1,88 @@
+"""Evaluation over all ranks: each sample exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from tutti.comm.base import Communicator, cut
+from tutti.data.parts import Part
+from tutti.records import Evaluation
+from tutti.replica import Replica
+from tutti.training.arithmetic import FP32, Arithmetic
+from tutti.training.losses import Loss
+from tutti.training.metrics import Metric
+from tutti.training.tally import Tally
+
+
+def evaluate(
+    module: nn.Module,
+    part: Part,
+    comm: Communicator,
+    loss: Loss,
+    metrics: Sequence[Metric] = (),
+    classes: int | None = None,
+    *,
+    batch_size: int = 1000,
+    arithmetic: Arithmetic = FP32,
+) -> Evaluation:
+    """How well `module` does on `part` (collective).
+
+    The samples are cut over the ranks, and sums, not means, are added up: every sample counts once and alike,
+    whatever the number of ranks. Every rank uses its own `module`; they should hold the same weights, and the
+    same statistics of BatchNorm (`average_buffers`).
+
+    Args:
+        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
+        part: the samples.
+        comm: all ranks that take part.
+        loss: the mean over a batch.
+        metrics: what to compute besides.
+        classes: how many classes the confusion matrix tells apart; None: no matrix.
+        batch_size: samples of one forward pass of one rank.
+        arithmetic: how the model computes.
+
+    Returns:
+        The evaluation over all ranks, equal on all of them. Its `samples` were counted as they came.
+    """
+    tally = Tally(metrics, classes)
+    mine = cut(len(part), comm.size)[comm.rank]
+    # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
+    with evaluating(module), torch.no_grad():
+        for start in range(mine.start, mine.stop, batch_size):
+            inputs, targets = part.take(torch.arange(start, min(start + batch_size, mine.stop)))
+            outputs, targets = (
+                arithmetic.forward(module, arithmetic.inputs(inputs)),
+                arithmetic.targets(targets),
+            )
+            tally.add(loss(outputs, targets).item(), outputs, targets)
+    return tally.total(comm)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for `module`; afterwards each of its parts is in the mode that it was in."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def average_buffers(replica: Replica, comm: Communicator) -> None:
+    """Set the floating-point buffers of all ranks to their mean (collective).
+
+    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics.
+    """
+    if comm.size == 1:
+        return
+    for buffer in replica.buffers:
+        # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
+        mean = buffer.to(device="cpu", dtype=torch.float64)
+        comm.all_reduce(mean)
+        buffer.copy_(mean.div_(comm.size))

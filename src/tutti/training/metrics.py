@@ -1,0 +1,143 @@
+"""Metrics by name. A metric has one value for each sample, so that sums over batches and ranks are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tutti.data.parts import DataSet
+from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.imports import load_object, names_object
+from tutti.training.losses import LOSSES, Loss, align
+
+MetricFunction = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> one value for each sample, or their mean as a scalar."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its name.
+
+    Attributes:
+        name: what records and messages call it.
+        function: computes it.
+    """
+
+    name: str
+    function: MetricFunction
+
+    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The sum over the samples, a scalar in float64.
+
+        Args:
+            outputs: of the model, of shape (n, ...).
+            targets: of the same samples, of shape (n, ...).
+
+        Raises:
+            BadModel: the metric gives something other than one value for each sample, or a scalar.
+        """
+        values = self.function(outputs, targets)
+        if values.dim() == 0:
+            return values.double() * len(targets)
+        if len(values) != len(targets):
+            raise BadModel(
+                f"metric '{self.name}' gives shape {tuple(values.shape)} for {len(targets)} samples; "
+                f"it must give one value for each sample, or their mean"
+            )
+        return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
+
+
+def named_metrics(
+    spec: str | MetricFunction | Sequence[str | MetricFunction], loss: Loss, dataset: DataSet
+) -> tuple[Metric, ...]:
+    """The metrics that `spec` means.
+
+    Args:
+        spec: comma-separated names, or a sequence of names and callables: accuracy, top5, mae, mse,
+            package.module:function or file.py:function. "auto" is accuracy for classes, mae for float
+            targets, nothing for float targets with the user's own loss. "none" is nothing.
+        loss: of the run.
+        dataset: the targets of its training part decide "auto".
+
+    Raises:
+        UnknownName: no metric has this name.
+        BadOption: a name does not lead to a callable, or two metrics have the same name.
+    """
+    if isinstance(spec, str):
+        parts: Sequence[str | MetricFunction] = [name.strip() for name in spec.split(",") if name.strip()]
+    else:
+        parts = [spec] if callable(spec) else list(spec)
+    if parts == ["auto"]:
+        parts = _automatic(loss, dataset)
+    if parts == ["none"]:
+        parts = []
+    metrics = tuple(_metric(part) for part in parts)
+    names = [metric.name for metric in metrics]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadOption(f"metric '{twice}' is given twice; give each once, and callables different names")
+    return metrics
+
+
+def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The class that each output means: the largest score, or for a single logit whether it is above 0."""
+    if outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
+        return outputs.argmax(1)
+    return (outputs > 0).reshape(targets.shape).to(torch.int64)
+
+
+def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return predicted(outputs, targets) == targets
+
+
+def _top5(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.dim() != targets.dim() + 1 or outputs.shape[1] == 1:
+        raise BadModel(
+            f"metric 'top5' needs one score for each class, not outputs of shape {tuple(outputs.shape)}"
+        )
+    best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+    return (best == targets.unsqueeze(1)).any(1)
+
+
+def _mae(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - align(outputs, targets)).abs()
+
+
+def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - align(outputs, targets)).square()
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("accuracy", _accuracy),
+    "top5": Metric("top5", _top5),
+    "mae": Metric("mae", _mae),
+    "mse": Metric("mse", _mse),
+}
+
+
+def _automatic(loss: Loss, dataset: DataSet) -> list[str]:
+    if not dataset.train.targets.is_floating_point() or loss.name == "bce":
+        return ["accuracy"]
+    return ["mae"] if loss.name in LOSSES and not loss.labels else []
+
+
+def _metric(spec: object) -> Metric:
+    if not isinstance(spec, str):
+        return _own_metric(spec, getattr(spec, "__name__", type(spec).__name__))
+    if spec in METRICS:
+        return METRICS[spec]
+    if not names_object(spec):
+        raise UnknownName("metric", spec, METRICS, "Or give package.module:function or file.py:function.")
+    return _own_metric(load_object(spec, "metric"), spec.rpartition(":")[2])
+
+
+def _own_metric(function: object, name: str) -> Metric:
+    if not callable(function):
+        raise BadOption(
+            f"metric '{name}' is a {type(function).__name__}, not a function of (outputs, targets)"
+        )
+    return Metric(name, cast("MetricFunction", function))

@@ -1,0 +1,220 @@
+"""What a person sees of a run while it goes on: on rank 0 alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from tutti.records import EpochRecord, Evaluation
+
+SHARES = ("accuracy", "top5")
+"""Metrics that are shares: shown as percentages."""
+
+REFRESH_S = 0.2
+"""How often a terminal is refreshed."""
+
+LINE_S = 10.0
+"""How often a long epoch prints a line where there is no terminal."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """How long a run is.
+
+    Attributes:
+        updates: weight updates of the whole run.
+        per_epoch: of one epoch.
+    """
+
+    updates: int
+    per_epoch: int
+
+    @property
+    def epochs(self) -> int:
+        """Epochs, a begun one included."""
+        return -(-self.updates // self.per_epoch)
+
+    def label(self, epoch: int) -> str:
+        """Which epoch of how many, such as "epoch  3/30"."""
+        return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far a run has come in the middle of an epoch.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        step: weight updates made since the run began.
+        train: this rank's part of the epoch so far.
+        samples_per_s: training samples of all ranks per second in this epoch so far.
+    """
+
+    epoch: int
+    step: int
+    train: Evaluation
+    samples_per_s: float
+
+
+class Progress(Protocol):
+    """Shows a run. The calls come in the order `begin`, (`moment`..., `epoch`)..., `end`.
+
+    Attributes:
+        every_s: seconds between two calls of `moment`.
+    """
+
+    every_s: float
+
+    def begin(self, span: Span) -> None:
+        """Training begins."""
+
+    def moment(self, moment: Moment) -> None:
+        """An epoch goes on."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended."""
+
+    def end(self) -> None:
+        """Training has ended, well or not."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    every_s = math.inf
+
+    def begin(self, span: Span) -> None:
+        """Show nothing."""
+
+    def moment(self, moment: Moment) -> None:
+        """Show nothing."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Show nothing."""
+
+    def end(self) -> None:
+        """Show nothing."""
+
+
+class Lines:
+    """Plain lines: one for each epoch, and one every ten seconds in epochs that take longer.
+
+    Args:
+        stream: where they go.
+        every_s: seconds between two lines within an epoch.
+    """
+
+    def __init__(self, stream: TextIO, every_s: float = LINE_S) -> None:
+        self.every_s = every_s
+        self._stream = stream
+        self._span, self._began = Span(0, 1), 0.0
+
+    def begin(self, span: Span) -> None:
+        """Remember how long the run is, for the time left."""
+        self._span, self._began = span, time.monotonic()
+
+    def moment(self, moment: Moment) -> None:
+        """Print how far the epoch is."""
+        done = (moment.step - (moment.epoch - 1) * self._span.per_epoch) / self._span.per_epoch
+        start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
+        self._print(moment.step, start, moment_text(moment))
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Print the epoch's figures."""
+        self._print(record.step, self._span.label(record.epoch), epoch_text(record))
+
+    def end(self) -> None:
+        """Nothing is left to print."""
+
+    def _print(self, step: int, *parts: str) -> None:
+        left_s = (time.monotonic() - self._began) / step * (self._span.updates - step)
+        left = [f"{duration(left_s)} left"] if step < self._span.updates else []
+        print(*parts, *left, sep="  ", file=self._stream, flush=True)
+
+
+class Live:
+    """A bar on a terminal, by rich, and one line for each epoch above it.
+
+    Args:
+        stream: the terminal.
+    """
+
+    every_s = REFRESH_S
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[figures]}", markup=False),
+        )
+        # No thread of its own refreshes the bar: it would take time from the ranks.
+        self._bar = Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True)
+        self._task = self._bar.add_task("", figures="")
+        self._span = Span(0, 1)
+
+    def begin(self, span: Span) -> None:
+        """Show an empty bar."""
+        self._span = span
+        self._bar.start()
+        self._show(1, 0, "")
+
+    def moment(self, moment: Moment) -> None:
+        """Move the bar."""
+        self._show(moment.epoch, moment.step, moment_text(moment))
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Print the epoch's line above the bar."""
+        line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._show(record.epoch, record.step, "")
+
+    def end(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def _show(self, epoch: int, step: int, text: str) -> None:
+        label = self._span.label(epoch)
+        self._bar.update(
+            self._task, total=self._span.updates, completed=step, description=label, figures=text
+        )
+        self._bar.refresh()
+
+
+def progress_on(stream: TextIO, rank: int = 0) -> Progress:
+    """How rank `rank` shows a run: a bar on a terminal, lines elsewhere; other ranks show nothing."""
+    if rank != 0:
+        return Silent()
+    return Live(stream) if stream.isatty() else Lines(stream)
+
+
+def figures(evaluation: Evaluation) -> str:
+    """Loss and metrics in one line, such as "loss 0.2154  accuracy 93.12 %"."""
+    parts = [f"loss {evaluation.loss:.4f}"]
+    for name, value in evaluation.metrics.items():
+        parts.append(f"{name} {value:.2%}" if name in SHARES else f"{name} {value:.4g}")
+    return "  ".join(parts)
+
+
+def moment_text(moment: Moment) -> str:
+    """How training stands in the middle of an epoch."""
+    return f"{figures(moment.train)}  {moment.samples_per_s:,.0f} samples/s"
+
+
+def epoch_text(record: EpochRecord) -> str:
+    """What an epoch has brought."""
+    validation = f"  validation {figures(record.validation)}" if record.validation else ""
+    return f"{figures(record.train)}{validation}  {record.samples_per_s:,.0f} samples/s"
+
+
+def duration(seconds: float) -> str:
+    """A duration as h:mm:ss, or m:ss below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

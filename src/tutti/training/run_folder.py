@@ -1,0 +1,334 @@
+"""The folder that a run writes.
+
+    config.json           the resolved configuration, which alone repeats the run
+    data.json             how the model saw its data: `TrainedOn`
+    history.jsonl         one `EpochRecord` a line, appended as the run goes on
+    summary.json          the finished run: `Summary`
+    weights.safetensors   the trained model
+
+Every file but the history is written under another name, flushed to the disk and renamed: it is whole or not
+there.
+Needs torch for the weights alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tutti.errors import BadRunFolder
+from tutti.records import EpochRecord, History, Json, Summary, append_line, read_history, to_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CONFIG: Final = "config.json"
+DATA: Final = "data.json"
+HISTORY: Final = "history.jsonl"
+SUMMARY: Final = "summary.json"
+WEIGHTS: Final = "weights.safetensors"
+FILES: Final = (CONFIG, DATA, HISTORY, SUMMARY, WEIGHTS)
+
+RUNS: Final = Path("runs")
+"""Where run folders go that the user gave no path for."""
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """How a model saw the data that it was trained on: what it takes to show it other data.
+
+    Attributes:
+        name: of the data set.
+        classes: how many classes the model tells apart; None: none.
+        labels: their names; empty when unknown.
+        shape: of one input.
+        mean: of the inputs' scale, see `tutti.data.Scale`.
+        std: likewise.
+    """
+
+    name: str
+    classes: int | None
+    labels: tuple[str, ...]
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def from_json(cls, values: Json) -> TrainedOn:
+        """What `dataclasses.asdict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is something else.
+        """
+        return cls(
+            name=str(values["name"]),
+            classes=None if values["classes"] is None else int(values["classes"]),
+            labels=tuple(map(str, values["labels"])),
+            shape=tuple(map(int, values["shape"])),
+            mean=tuple(map(float, values["mean"])),
+            std=tuple(map(float, values["std"])),
+        )
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder. Made by `create` and `open`.
+
+    Attributes:
+        path: where it is.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path | None, model: str, data: str) -> RunFolder:
+        """Make the folder of a new run.
+
+        Args:
+            path: where; None: `runs/DATE-MODEL-DATA`, numbered if it exists. An empty folder is used.
+            model: name of the model.
+            data: name of the data.
+
+        Raises:
+            BadRunFolder: it cannot be written, or has something in it.
+        """
+        check_writable(path)
+        chosen = Path(path) if path is not None else _unused(RUNS / folder_name(model, data))
+        with _refusing(chosen):
+            chosen.mkdir(parents=True, exist_ok=True)
+        return cls(chosen)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder of a finished run.
+
+        Raises:
+            BadRunFolder: there is no such folder, or it lacks a file.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "does not exist"
+            raise BadRunFolder(f"run folder {folder} {what}; give the folder that 'tutti train' wrote")
+        missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+        if missing:
+            raise BadRunFolder(
+                f"{folder} lacks {' and '.join(missing)}, so it is no folder of a finished run; "
+                f"give one that 'tutti train' wrote, or train again"
+            )
+        return cls(folder)
+
+    def write_config(self, config: Json) -> None:
+        """Write the resolved configuration.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        self._write(CONFIG, to_json(config, indent=2).encode() + b"\n")
+
+    def config(self) -> Json:
+        """The resolved configuration.
+
+        Raises:
+            BadRunFolder: it cannot be read.
+        """
+        return self._read(CONFIG)
+
+    def write_data(self, trained_on: TrainedOn) -> None:
+        """Write how the model sees its data.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        self._write(DATA, to_json(asdict(trained_on), indent=2).encode() + b"\n")
+
+    def data(self) -> TrainedOn:
+        """How the model saw its data.
+
+        Raises:
+            BadRunFolder: it cannot be read.
+        """
+        values = self._read(DATA)
+        try:
+            return TrainedOn.from_json(values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRunFolder(
+                f"{self.path / DATA} is not what 'tutti train' wrote "
+                f"({type(error).__name__}: {error}); train again"
+            ) from error
+
+    def append(self, record: EpochRecord) -> None:
+        """Add an epoch to the history.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        with _refusing(self.path / HISTORY):
+            append_line(self.path / HISTORY, record)
+
+    def history(self) -> History:
+        """The epochs so far, and what of the file could not be read.
+
+        Raises:
+            BadRunFolder: it cannot be opened.
+        """
+        return read_history(self.path / HISTORY)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write the summary of the finished run.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        self._write(SUMMARY, to_json(summary.as_json(), indent=2).encode() + b"\n")
+
+    def summary(self) -> Summary:
+        """The summary of the finished run.
+
+        Raises:
+            BadRunFolder: it cannot be read.
+        """
+        values = self._read(SUMMARY)
+        try:
+            return Summary.from_json(values)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadRunFolder(
+                f"{self.path / SUMMARY} is no summary of a run ({type(error).__name__}: {error}); train again"
+            ) from error
+
+    def write_weights(self, module: nn.Module) -> None:
+        """Write the weights of `module`.
+
+        Raises:
+            BadRunFolder: they cannot be written.
+            BadModel: the module's state has something that is no tensor.
+        """
+        from tutti.training.weights import weights_to_bytes
+
+        self._write(WEIGHTS, weights_to_bytes(module))
+
+    def load_weights(self, module: nn.Module) -> None:
+        """Set the weights of `module`, in place, to the trained ones.
+
+        Raises:
+            BadRunFolder: they cannot be read.
+            BadModel: they are not those of this module.
+        """
+        from tutti.training.weights import load_weights
+
+        load_weights(module, self.path / WEIGHTS)
+
+    def remove(self) -> None:
+        """Take back a run that came to nothing: delete its files, and the folder if nothing else is in it."""
+        with _refusing(self.path):
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+            if self.path.is_dir() and not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def _write(self, name: str, content: bytes) -> None:
+        with _refusing(self.path / name):
+            _replace(self.path / name, content)
+
+    def _read(self, name: str) -> Json:
+        path = self.path / name
+        try:
+            values = json.loads(path.read_bytes())
+        except OSError as error:
+            raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+        except ValueError as error:
+            raise BadRunFolder(f"{path} is no JSON ({error}); train again to make it anew") from error
+        if not isinstance(values, dict):
+            raise BadRunFolder(f"{path} holds a {type(values).__name__}, not a JSON object; train again")
+        return values
+
+
+def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
+    """Refuse a run folder that could not be written, before time goes into the run. Nothing is left behind.
+
+    Args:
+        path: where the run folder is to be; None: in `runs` of the working directory.
+        needed_bytes: how much will be written.
+
+    Raises:
+        BadRunFolder: it cannot be written, has something in it, or the disk has no room.
+    """
+    folder = Path(path) if path is not None else RUNS
+    with _refusing(folder):
+        if path is not None and folder.is_dir() and any(folder.iterdir()):
+            raise BadRunFolder(f"run folder {folder} is not empty; name another one with --out, or delete it")
+        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        # Permission bits say nothing to root or on a read-only disk; only writing shows it.
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(b"\0")
+            probe.flush()
+        free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise BadRunFolder(
+            f"the disk of run folder {folder} has {free:,} bytes free, and the run will write about "
+            f"{needed_bytes:,}; free some space, or name another place with --out"
+        )
+
+
+def folder_name(model: str, data: str) -> str:
+    """DATE-MODEL-DATA, in characters that every file system takes."""
+    date = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    return "-".join([date, *(_word(name) for name in (model, data))])
+
+
+def _word(name: str) -> str:
+    """Of a path or `file.py:factory` the last part, in plain characters."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", re.split(r"[/:\\]", name.rstrip("/"))[-1]).strip("-.") or "unnamed"
+
+
+def _unused(path: Path) -> Path:
+    candidates = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in range(1, 1_000_000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Make `content` the content of `path`, all of it or nothing, whatever happens."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def _flush_folder(path: Path) -> None:
+    """Put the names in a folder on the disk, so that a renamed file survives a power cut."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turn what the system says about `path` into an error with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free some space, or name a folder on another disk with --out"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+            remedy = "a file is where a folder is needed; name another folder with --out"
+        else:
+            remedy = "name a folder that you may write with --out"
+        raise BadRunFolder(f"cannot write {path}: {error.strerror}; {remedy}") from error

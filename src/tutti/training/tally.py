@@ -1,0 +1,98 @@
+"""Sums over samples, batches and ranks: what becomes an `Evaluation`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import Communicator
+from tutti.records import Evaluation
+from tutti.training.metrics import Metric, predicted
+
+PENDING_NUMBERS = 1 << 16
+"""Outputs are kept until there are so many numbers, then counted in one go: cheap for small batches."""
+
+
+class Tally:
+    """The loss, the metrics and the confusion matrix, summed over samples.
+
+    Losses and metrics are summed in float64, samples and the confusion matrix counted in int64.
+
+    Args:
+        metrics: what to sum besides the loss.
+        classes: how many classes the confusion matrix tells apart; None: no matrix. Should the model predict
+            further ones, these are counted together in one more column.
+    """
+
+    def __init__(self, metrics: Sequence[Metric] = (), classes: int | None = None) -> None:
+        self.metrics, self.classes = tuple(metrics), classes
+        self.samples, self._loss = 0, 0.0
+        self._sums = [0.0] * len(self.metrics)
+        self._confusion = torch.zeros(classes or 0, (classes or 0) + 1, dtype=torch.int64)
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._pending = 0
+
+    def add(self, loss: float, outputs: Tensor, targets: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            loss: the mean over its samples.
+            outputs: of the model, of shape (n, ...), without gradient.
+            targets: of shape (n, ...).
+        """
+        count = len(targets)
+        self.samples += count
+        self._loss += loss * count
+        if self.metrics or self.classes is not None:
+            self._outputs.append(outputs)
+            self._targets.append(targets)
+            self._pending += outputs.numel()
+            if self._pending >= PENDING_NUMBERS:
+                self._count()
+
+    def here(self) -> Evaluation:
+        """What this rank has counted so far."""
+        self._count()
+        return self._evaluation(
+            [self.samples, *self._confusion.flatten().tolist()], [self._loss, *self._sums]
+        )
+
+    def total(self, comm: Communicator) -> Evaluation:
+        """What all ranks have counted (collective); equal on all of them."""
+        self._count()
+        counts = torch.cat([torch.tensor([self.samples]), self._confusion.flatten()])
+        sums = torch.tensor([self._loss, *self._sums], dtype=torch.float64)
+        comm.all_reduce(counts)
+        comm.all_reduce(sums)
+        return self._evaluation(counts.tolist(), sums.tolist())
+
+    def _count(self) -> None:
+        """Count the outputs that were kept."""
+        if not self._outputs:
+            return
+        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+        self._outputs, self._targets, self._pending = [], [], 0
+        for index, metric in enumerate(self.metrics):
+            self._sums[index] += metric.sum(outputs, targets).item()
+        if self.classes is not None:
+            classes = predicted(outputs, targets).clamp(max=self.classes)
+            cells = (targets * (self.classes + 1) + classes).flatten().cpu()
+            counted = torch.bincount(cells, minlength=self._confusion.numel())
+            self._confusion += counted.view_as(self._confusion)
+
+    def _evaluation(self, counts: list[int], sums: list[float]) -> Evaluation:
+        samples = counts[0]
+        means = [total / samples if samples else math.nan for total in sums]
+        names = [metric.name for metric in self.metrics]
+        return Evaluation(samples, means[0], dict(zip(names, means[1:], strict=True)), self._rows(counts[1:]))
+
+    def _rows(self, cells: list[int]) -> list[list[int]] | None:
+        if self.classes is None:
+            return None
+        width = self.classes + 1
+        rows = [cells[start : start + width] for start in range(0, len(cells), width)]
+        return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]

@@ -1,0 +1,61 @@
+"""A module's weights as the bytes of a safetensors file, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from tutti.errors import BadModel, BadRunFolder
+
+TIED = "tied"
+"""The entry of the file's metadata that says which names stand for a tensor stored under another name."""
+
+
+def weights_to_bytes(module: nn.Module) -> bytes:
+    """All parameters and buffers of `module` that belong to its state, as a safetensors file.
+
+    Tied ones are stored once; frozen ones are there too.
+
+    Raises:
+        BadModel: the module's state has something that is no tensor.
+    """
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise BadModel(
+                f"the model's state '{name}' is a {type(tensor).__name__}; only tensors can be stored"
+            )
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and first.setdefault(place, name) != name:
+            tied[name] = first[place]
+        else:
+            stored[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return safetensors.torch.save(stored, metadata={TIED: json.dumps(tied)})
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Set the parameters and buffers of `module`, in place, to those in a safetensors file.
+
+    Raises:
+        BadRunFolder: the file cannot be read, or is broken.
+        BadModel: its tensors are not those of this module.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            tied = json.loads((file.metadata() or {}).get(TIED, "{}"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
+    for name, other in tied.items():
+        tensors[name] = tensors[other]
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise BadModel(f"the weights in {path} do not fit the model: {error}") from error

@@ -1,0 +1,85 @@
+"""What the command line says and which exit code it gives."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+from tutti.cli.main import COMMANDS, main
+from tutti.errors import PeerLost, RankFailed
+from tutti.experiments.config import TrainConfig, flag
+
+
+def failing_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Put a command that raises `error` in the place of `tutti train`."""
+
+    def fail(words: list[str]) -> int:
+        print("so far")
+        raise error
+
+    module = ModuleType("tutti.cli.train")
+    module.COMMAND = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tutti.cli.train", module)
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_explains_every_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    parser = import_module(f"tutti.cli.{command}").COMMAND.parser()
+    assert all(flag in shown for flag in parser.flags())
+    assert all(action.help for action in parser._actions)
+    assert "example:" in shown
+
+
+def test_the_help_of_train_shows_defaults_and_units(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for f in fields(TrainConfig):
+        assert flag(f.name).removesuffix("-options") in shown or f.name == "model"
+    assert "samples behind one weight update, over all ranks together (default: 128)" in shown
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tutti 0.")
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err.startswith("tutti: error: unknown command 'trian'; did you mean 'train'?")
+
+
+def test_the_traceback_of_a_failed_rank_comes_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_command(monkeypatch, RankFailed(3, "Traceback ...\nValueError: broken\n"))
+    assert main(["train"]) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "tutti: error: rank 3 failed:\nTraceback ...\nValueError: broken\n"
+    assert shown.out == "so far\n"
+
+
+def test_a_lost_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failing_command(monkeypatch, PeerLost([1], "killed by signal 9"))
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == "tutti: error: lost rank 1: killed by signal 9\n"
+
+
+def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failing_command(monkeypatch, KeyboardInterrupt())
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "tutti: interrupted\n"

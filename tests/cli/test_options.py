@@ -1,0 +1,112 @@
+"""The words of a command line become a configuration, or one clear error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tutti.cli.command import Command
+from tutti.cli.options import config_from, parse_value, split_dotted
+from tutti.cli.train import COMMAND, config_of
+from tutti.errors import BadOption, UnknownName
+from tutti.experiments.config import TrainConfig
+
+
+def parsed(*words: str) -> TrainConfig:
+    caught: list[TrainConfig] = []
+
+    def run(arguments: Any, dotted: Any) -> int:
+        caught.append(config_of(arguments, dotted))
+        return 0
+
+    Command("train", "", "", COMMAND.define, run, COMMAND.dotted)(words)
+    return caught[0]
+
+
+def test_a_field_that_is_not_given_keeps_its_default() -> None:
+    assert parsed() == TrainConfig()
+
+
+def test_the_model_is_the_one_word_without_a_dash() -> None:
+    config = parsed("lenet", "--data", "mnist", "-n", "2", "--batch-size", "64", "--lr=0.1")
+    assert (config.model, config.data, config.workers) == ("lenet", "mnist", "2")
+    assert (config.batch_size, config.lr) == (64, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("True", True),
+        ("null", None),
+        ("relu", "relu"),
+        ("256,128", [256, 128]),
+        ("[256, 128]", [256, 128]),
+        ("0.9,0.99", [0.9, 0.99]),
+        ("a,b", ["a", "b"]),
+        ("256,", [256]),
+    ],
+)
+def test_the_value_of_a_part_s_option_is_json_a_list_or_text(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+def test_options_of_the_parts_are_collected_by_part() -> None:
+    config = parsed(
+        "--model.hidden", "256,128", "--model.activation=tanh", "--optimizer.weight-decay", "-0.5"
+    )
+    assert config.model_options == {"hidden": [256, 128], "activation": "tanh"}
+    assert config.optimizer_options == {"weight_decay": -0.5}
+
+
+def test_an_option_of_an_unknown_part_names_the_nearest_one() -> None:
+    with pytest.raises(UnknownName, match=r"option .--modle\.hidden'; did you mean '--model\.hidden'"):
+        split_dotted(["--modle.hidden", "3"])
+
+
+@pytest.mark.parametrize("words", [["--model.hidden"], ["--model.hidden", "--lr", "1"]])
+def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
+    with pytest.raises(BadOption, match=r"--model\.hidden has no value"):
+        split_dotted(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'?"),
+        (["--batchsize=3"], "unknown option '--batchsize'; did you mean '--batch-size'?"),
+        (["mlp", "lenet"], "unknown argument 'lenet'"),
+        (["--epochs", "five"], "'five' is not a whole number"),
+        (["--lr", "fast"], "'fast' is not a number"),
+        (["--epochs"], "argument --epochs: expected one argument"),
+        (["--lr", "-1e-3"], "--lr is -0.001; give a finite number above 0"),
+        (["--lr", "nan"], "--lr is nan"),
+        (["--epochs", "-3"], "--epochs is -3; the smallest possible is 1"),
+        (["-n", "-2"], "--workers is '-2'; give a whole number of at least 1, or auto"),
+        (["-n", "2.5"], "--workers is '2.5'"),
+        (["--epochs", "1", "--steps", "1"], "both --epochs and --steps are given"),
+        (["--validation", "1"], "--validation is 1.0; give a share"),
+        (["--precision", "fp31"], "unknown value of --precision 'fp31'; did you mean 'fp32'?"),
+        (["--config", "/no/such.json"], "cannot read the configuration '/no/such.json': No such file"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message: str) -> None:
+    with pytest.raises((BadOption, UnknownName)) as caught:
+        parsed(*words)
+    assert message in str(caught.value)
+
+
+def test_what_is_given_comes_before_the_file() -> None:
+    base = TrainConfig(model="mlp", model_options={"hidden": [3]}, epochs=3, lr=0.1)
+    config = config_from({"steps": 5, "lr": 0.2}, {"model_options": {"activation": "tanh"}}, base)
+    assert (config.steps, config.epochs, config.lr) == (5, None, 0.2)
+    assert config.model_options == {"hidden": [3], "activation": "tanh"}
+
+
+def test_another_model_than_the_file_s_does_not_inherit_its_options() -> None:
+    base = TrainConfig(model="mlp", model_options={"hidden": [3]})
+    assert config_from({"model": "lenet"}, {}, base).model_options == {}
+    assert config_from({"model": "mlp"}, {}, base).model_options == {"hidden": [3]}

@@ -1,0 +1,200 @@
+"""`tutti train` with one worker, in this process: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tutti.cli.main import main
+from tutti.training.run_folder import RunFolder
+
+Run = Callable[..., tuple[int, str, str]]
+
+SMALL = ("--model.hidden", "16", "--epochs", "1")
+
+
+@pytest.fixture
+def tutti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in an empty working directory with one worker: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main([*words, "-n", "1", "--threads", "1"])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, tmp_path: Path) -> None:
+    code, out, err = tutti("train", "--epochs", "2", "--model.hidden", "32")
+    assert (code, err) == (0, "")
+    assert out.startswith("plan: 1 rank x 1 thread")
+    assert "model mlp: 2,410 parameters" in out
+    assert "samples of 1x8x8" in out
+    assert "test: 360 samples, accuracy " in out
+    assert "taken for" in out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"run folder: runs/{folder.name}" in out
+    assert folder.name.endswith("-mlp-digits")
+    files = {"config.json", "data.json", "history.jsonl", "summary.json", "weights.safetensors"}
+    assert {path.name for path in folder.iterdir()} == files
+    summary = RunFolder.open(folder).summary()
+    assert summary.test is not None
+    assert summary.test.samples == 360
+    assert len(RunFolder.open(folder).history().records) == 2
+
+
+def test_the_resolved_configuration_alone_repeats_the_run(tutti: Run, tmp_path: Path) -> None:
+    assert tutti("train", *SMALL, "--out", "a", "--schedule", "OneCycleLR", "--lr", "0.01")[0] == 0
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    resolved = {
+        "strategy": "solo",
+        "workers": "1",
+        "threads": 1,
+        "loss": "cross_entropy",
+        "lr": 0.01,
+        "out": None,
+    }
+    assert resolved.items() <= config.items()
+    assert tutti("train", "--config", "a/config.json", "--out", "b")[0] == 0
+    first, second = ((tmp_path / run / "weights.safetensors").read_bytes() for run in "ab")
+    assert first == second
+    assert json.loads((tmp_path / "b/config.json").read_text()) == config
+
+
+def test_evaluate_prints_the_figures_of_the_summary(tutti: Run, tmp_path: Path) -> None:
+    _, trained, _ = tutti("train", *SMALL, "--out", "a")
+    code, out, err = tutti("evaluate", "a")
+    assert (code, err) == (0, "")
+    after_plan = out.partition("\n")[2]
+    assert after_plan.startswith("test part of digits: 360 samples")
+    assert after_plan.partition(":")[2].strip() in trained
+    code, out, _ = tutti("evaluate", "a", "--part", "validation")
+    assert "validation part of digits: 144 samples" in out
+
+
+def test_evaluate_shows_other_data_at_the_scale_of_the_training_data(tutti: Run, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (60, 8, 8), dtype=np.uint8)
+    labels = np.arange(60) % 10
+    np.savez(tmp_path / "all.npz", x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10])
+    np.savez(tmp_path / "few.npz", x=images[:10], y=labels[:10])
+    np.savez(tmp_path / "other.npz", x=images[:, :4], y=labels)
+    assert tutti("train", "--data", "all.npz", *SMALL, "--out", "a")[0] == 0
+    code, same, _ = tutti("evaluate", "a")
+    code, other, err = tutti("evaluate", "a", "--data", "few.npz", "--part", "train")
+    assert (code, err) == (0, "")
+    assert same.partition(": 10 samples")[2] == other.partition(": 10 samples")[2]
+    code, _, err = tutti("evaluate", "a", "--data", "other.npz")
+    assert code == 2
+    assert "have shape (1, 4, 8), but the model was trained on (1, 8, 8)" in err
+
+
+def test_a_data_set_without_that_part_is_refused(tutti: Run, tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "some.npz", x=np.random.default_rng(0).random((40, 3), np.float32), y=np.arange(40) % 2
+    )
+    code, out, _ = tutti("train", "--data", "some.npz", *SMALL, "--out", "a")
+    assert code == 0
+    assert "test:" not in out
+    code, _, err = tutti("evaluate", "a")
+    assert code == 2
+    assert "has no test part; it has: train, validation" in err
+
+
+def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> None:
+    inputs = np.random.default_rng(0).random((200, 3), np.float32)
+    np.savez(
+        tmp_path / "line.npz", x_train=inputs, y_train=inputs.sum(1), x_test=inputs, y_test=inputs.sum(1)
+    )
+    code, out, _ = tutti(
+        "train", "--data", "line.npz", "--model.hidden", "16", "--epochs", "20", "--lr", "0.01"
+    )
+    assert code == 0
+    assert "test: 200 samples, mae 0.0" in out
+
+
+def corrupt(tmp_path: Path) -> None:
+    """Data sets with one fault each."""
+    good = np.random.default_rng(0).random((20, 3), np.float32)
+    labels = np.arange(20) % 2
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez(tmp_path / "whole.npz", x=good, y=labels)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:200])
+    (tmp_path / "text.npz").write_text("hello, world")
+    np.savez(tmp_path / "negative.npz", x=good, y=labels - 1)
+    np.savez(tmp_path / "nan.npz", x=np.where(good > 0.99, np.nan, good) * np.float32("nan"), y=labels)
+    (tmp_path / "busy").write_text("a file")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other.txt").write_text("something")
+    (tmp_path / "models.py").write_text(
+        "from torch import nn\n"
+        "def wide(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+        "def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(32, 10))\n"
+        "def number(): return 3\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("lennet", "unknown model 'lennet'; did you mean 'lenet'?"),
+        ("--data mnits", "unknown data set 'mnits'; did you mean 'mnist'?"),
+        ("--strategy sink", "unknown strategy 'sink'; did you mean 'sync'?"),
+        ("--strategy.evry 2", "'evry'"),
+        ("--optimizer adm", "unknown optimizer 'adm'; did you mean"),
+        ("--optimizer.momentun 0.9 --optimizer sgd", "did you mean 'momentum'?"),
+        ("--schedule OneCycel", "did you mean 'OneCycleLR'?"),
+        ("--loss cross_entropi", "did you mean 'cross_entropy'?"),
+        ("--metrics accurracy", "did you mean 'accuracy'?"),
+        ("--model.hiden 3", "did you mean 'hidden'?"),
+        ("--epoch 3", "did you mean '--epochs'?"),
+        ("--data whole.npy", "whole.npz"),
+        ("--data empty.npz", "empty"),
+        ("--data cut.npz", "cut.npz"),
+        ("--data text.npz", "text.npz"),
+        ("--data negative.npz", "-1"),
+        ("--data nan.npz", "NaN"),
+        ("--data whole.npz --data.classes 1", "label"),
+        ("models.py:wide", "needs outputs of shape"),
+        ("models.py:narrow", "cannot take inputs of shape"),
+        ("models.py:number", "int"),
+        ("models.py:wade", "did you mean 'wide'?"),
+        ("--config busy", "is not JSON"),
+        ("--out busy", "busy"),
+        ("--out full", "is not empty"),
+        ("--device cuda --layout channels_last", "GPU"),
+        ("--lr 1e30 --optimizer sgd", "on rank 0"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tutti: Run, tmp_path: Path, words: str, message: str) -> None:
+    corrupt(tmp_path)
+    code, _, err = tutti("train", *words.split())
+    assert code == 2, err
+    assert err.startswith("tutti: error: ")
+    assert message in err
+    assert "Traceback" not in err
+    started = "--lr" in words
+    assert started or not (tmp_path / "runs").exists()
+
+
+def test_a_batch_smaller_than_the_world_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-n", "3", "--batch-size", "2", "--out", str(tmp_path / "a")]) == 2
+    assert "a batch of 2 samples cannot be split over 3 ranks" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_full_disk_is_one_clear_message(tutti: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    code, _, err = tutti("train", *SMALL, "--out", "a")
+    assert code == 2
+    assert "No space left on device; free some space" in err

@@ -1,0 +1,229 @@
+"""The arena: one anonymous file per host, given out in pieces."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tutti.comm.arena import PAGE, SMALLEST, Arena
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create()
+    yield arena
+    arena.close()
+
+
+def begin(code: str, *arguments: object, fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
+    """Run `code` in another process, which inherits the descriptors."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        pass_fds=fds,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code: str, *arguments: object, fds: tuple[int, ...] = ()) -> str:
+    with begin(code, *arguments, fds=fds) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0
+    return output.strip()
+
+
+def mappings() -> int:
+    with open("/proc/self/maps") as file:
+        return sum("memfd:tutti" in line for line in file)
+
+
+def test_allocations_are_page_aligned_zero_and_apart(arena: Arena) -> None:
+    offsets = [arena.allocate(nbytes) for nbytes in (1, PAGE, PAGE + 1, 0, 100)]
+    assert all(offset % PAGE == 0 and offset > 0 for offset in offsets)
+    gaps = [after - before for before, after in itertools.pairwise(offsets)]
+    assert gaps == [PAGE, PAGE, 2 * PAGE, PAGE]
+    assert not any(arena.words(offsets[2], PAGE // 8 + 1))
+
+
+def test_processes_allocate_at_the_same_time(arena: Arena) -> None:
+    code = """if True:
+        import sys
+        from tutti.comm.arena import Arena
+        arena = Arena.attach(int(sys.argv[1]))
+        sys.stdin.readline()
+        print(*[arena.allocate(100) for _ in range(300)])"""
+    processes = [begin(code, arena.fd, fds=(arena.fd,)) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    offsets = [int(word) for process in processes for word in process.communicate()[0].split()]
+    assert len(offsets) == len(set(offsets)) == 900
+
+
+def test_the_arena_is_made_and_attached_without_torch(arena: Arena) -> None:
+    code = """if True:
+        import sys
+        from tutti.comm.arena import Arena
+        from tutti.comm.control import control_bytes
+        arena = Arena.attach(int(sys.argv[1]))
+        arena.words(arena.allocate(control_bytes(4)), 1)[0] = 1
+        print('torch' in sys.modules)"""
+    assert run(code, arena.fd, fds=(arena.fd,)) == "False"
+
+
+def test_another_process_opens_the_arena_by_its_path(arena: Arena) -> None:
+    offset = arena.allocate(16)
+    arena.words(offset, 2)[1] = 41
+    code = """if True:
+        import sys
+        from tutti.comm.arena import Arena
+        words = Arena.open(sys.argv[1]).words(int(sys.argv[2]), 2)
+        words[0] = words[1] + 1"""
+    run(code, arena.path, offset)
+    assert arena.words(offset, 1)[0] == 42
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64],
+)
+def test_tensors_of_every_dtype(arena: Arena, dtype: torch.dtype) -> None:
+    offset = arena.allocate(24 * 8)
+    tensor = arena.tensor(offset, (2, 3, 4), dtype)
+    assert (tensor.shape, tensor.dtype) == ((2, 3, 4), dtype)
+    assert tensor.is_contiguous()
+    assert not tensor.any()
+    tensor[1, 2, 3] = 1
+    again = arena.tensor(offset, (24,), dtype)
+    assert again[23] == 1
+    assert not again[:23].any()
+
+
+def test_tensors_without_elements_and_without_dimensions(arena: Arena) -> None:
+    offset = arena.allocate(8)
+    assert arena.tensor(offset, (3, 0), torch.float32).shape == (3, 0)
+    assert arena.tensor(offset, (), torch.float64).shape == ()
+
+
+def test_a_tensor_may_begin_inside_a_page(arena: Arena) -> None:
+    offset = arena.allocate(2 * PAGE)
+    arena.tensor(offset + PAGE - 64, (32,), torch.float32).fill_(3.0)
+    whole = arena.tensor(offset, (2 * PAGE // 4,), torch.float32)
+    assert whole.nonzero().view(-1).tolist() == list(range((PAGE - 64) // 4, (PAGE + 64) // 4))
+
+
+def test_views_keep_the_memory_mapped_and_the_last_one_unmaps_it(arena: Arena) -> None:
+    before = mappings()
+    view = arena.tensor(arena.allocate(1 << 20), (1 << 18,), torch.float32)[5:10].fill_(2.0)
+    gc.collect()
+    assert mappings() == before + 1
+    assert view.sum() == 10.0
+    del view
+    gc.collect()
+    assert mappings() == before
+
+
+def test_tensors_outlive_the_closing_of_the_arena() -> None:
+    arena = Arena.create()
+    tensor = arena.tensor(arena.allocate(400), (100,), torch.float32)
+    arena.close()
+    arena.close()
+    tensor.fill_(1.0)
+    assert tensor.sum() == 100.0
+
+
+def test_released_memory_goes_back_to_the_system(arena: Arena) -> None:
+    offset = arena.allocate(1 << 22)
+    tensor = arena.tensor(offset, (1 << 20,), torch.float32).fill_(1.0)
+    full = os.fstat(arena.fd).st_blocks
+    arena.release(offset, 1 << 22)
+    assert full - os.fstat(arena.fd).st_blocks >= (1 << 22) // 512
+    assert not tensor.any()
+
+
+def test_an_arena_that_is_used_up_says_so() -> None:
+    arena = Arena.create(size=SMALLEST)
+    arena.allocate(SMALLEST // 2)
+    with pytest.raises(MemoryError, match="room for 4294967296 bytes"):
+        arena.allocate(SMALLEST // 2)
+    arena.close()
+
+
+def test_an_arena_is_smaller_where_files_are_limited() -> None:
+    code = """if True:
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 35, 1 << 35))
+        from tutti.comm.arena import Arena
+        import os
+        arena = Arena.create()
+        arena.words(arena.allocate(1 << 34), 1)[0] = 1
+        print(os.fstat(arena.fd).st_size)"""
+    assert run(code) == str(1 << 35)
+
+
+@pytest.mark.parametrize("size", [0, 100, 2 * PAGE])
+def test_a_file_that_is_no_arena_is_refused(size: int) -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, size)
+    with pytest.raises(ValueError, match="no arena"):
+        Arena.attach(fd)
+    os.close(fd)
+
+
+TRY_LOCK = """if True:
+    import fcntl, sys
+    try:
+        fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))
+        print("free")
+    except BlockingIOError:
+        print("held")"""
+
+
+def test_a_lock_excludes_other_processes(arena: Arena) -> None:
+    offset = arena.allocate(8)
+    with arena.lock(offset):
+        assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
+        assert run(TRY_LOCK, arena.fd, offset + 1, fds=(arena.fd,)) == "free"
+    assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "free"
+
+
+def test_mapping_and_unmapping_leave_locks_alone(arena: Arena) -> None:
+    offset = arena.allocate(8)
+    with arena.lock(offset):
+        arena.tensor(offset, (1,), torch.int64)
+        arena.words(offset, 1)
+        gc.collect()
+        assert run(TRY_LOCK, arena.fd, offset, fds=(arena.fd,)) == "held"
+
+
+def test_a_lock_of_a_dead_process_is_free(arena: Arena) -> None:
+    offset = arena.allocate(8)
+    code = """if True:
+        import sys
+        from tutti.comm.arena import Arena
+        with Arena.attach(int(sys.argv[1])).lock(int(sys.argv[2])):
+            print("locked", flush=True)
+            sys.stdin.readline()"""
+    with begin(code, arena.fd, offset, fds=(arena.fd,)) as process:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(BlockingIOError):
+            fcntl.lockf(arena.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+        process.kill()
+        with arena.lock(offset):
+            pass
+
+
+def test_the_file_has_no_name(arena: Arena) -> None:
+    assert os.readlink(arena.path).startswith("/memfd:tutti")
+    assert os.fstat(arena.fd).st_nlink == 0

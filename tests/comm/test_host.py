@@ -1,0 +1,499 @@
+"""The communicator of one machine: the contract, and what happens when ranks die or leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import cloudpickle
+import pytest
+import torch
+
+from comm.ranks import World
+from contracts.communicator import CHECKS
+from tutti.comm.base import ANY
+from tutti.comm.control import LEFT, LOST, PID, Layout
+from tutti.comm.host import HostCommunicator
+from tutti.errors import PeerLost
+
+# The ranks cannot import this page by its name: its functions travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SIZES = (1, 2, 3, 5)
+SOON_S = 10.0
+"""Generous for a loaded machine; a quiet one needs some milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[int, World]]:
+    """Worlds by their size: started once, and again after a failure."""
+    worlds: dict[int, World] = {}
+    yield worlds
+    for world in worlds.values():
+        world.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("size", SIZES)
+def test_contract(worlds: dict[int, World], size: int, check: Callable[[HostCommunicator], None]) -> None:
+    world = worlds.setdefault(size, World(size)) if size not in worlds else worlds[size]
+    try:
+        world.run(check)
+    except BaseException:
+        worlds.pop(size).__exit__(None, None, None)
+        raise
+
+
+# --- ranks that die
+
+
+def wait_in_barrier(comm: HostCommunicator, victim: int) -> None:
+    comm.barrier()
+
+
+def wait_in_all_reduce(comm: HostCommunicator, victim: int) -> None:
+    comm.all_reduce(torch.ones(1_000_000))
+
+
+def wait_in_broadcast_object(comm: HostCommunicator, victim: int) -> None:
+    comm.broadcast_object("x", root=victim)
+
+
+def wait_in_split(comm: HostCommunicator, victim: int) -> None:
+    comm.split(0)
+
+
+def wait_in_recv(comm: HostCommunicator, victim: int) -> None:
+    comm.recv(torch.zeros(1), source=victim)
+
+
+def wait_in_recv_from_a_living_rank(comm: HostCommunicator, victim: int) -> None:
+    comm.recv(torch.zeros(1), source=next(r for r in range(comm.size) if r not in (comm.rank, victim)))
+
+
+def wait_in_recv_from_any(comm: HostCommunicator, victim: int) -> None:
+    comm.recv(torch.zeros(1), source=ANY)
+
+
+def wait_in_send(comm: HostCommunicator, victim: int) -> None:
+    comm.send(torch.zeros(1_000_000), to=victim)
+
+
+WAITS = (
+    wait_in_barrier,
+    wait_in_all_reduce,
+    wait_in_broadcast_object,
+    wait_in_split,
+    wait_in_recv,
+    wait_in_recv_from_a_living_rank,
+    wait_in_recv_from_any,
+    wait_in_send,
+)
+
+
+def die_while_the_others_wait(
+    comm: HostCommunicator, victim: int, operation: Callable[[HostCommunicator, int], None]
+) -> None:
+    if comm.rank == victim:
+        for _ in range(comm.size - 1):
+            comm.recv(torch.zeros(1), source=ANY, tag=1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.send(torch.zeros(1), to=victim, tag=1)
+    operation(comm, victim)
+
+
+@pytest.mark.parametrize("operation", WAITS)
+def test_a_killed_rank_is_named_to_every_rank_that_waits(operation: Callable) -> None:
+    victim = 1
+    with World(3) as world:
+        world.start(die_while_the_others_wait, victim, operation)
+        world.processes[victim].join(SOON_S)
+        dead_at = time.monotonic()
+        for survivor in (0, 2):
+            lost = world.outcome(survivor, SOON_S)
+            assert isinstance(lost, PeerLost)
+            assert lost.ranks == [victim]
+        assert time.monotonic() - dead_at < 5.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_rank_killed_in_the_middle_of_many_collectives(number: signal.Signals) -> None:
+    def reduce_for_ever(comm: HostCommunicator) -> None:
+        vector = torch.zeros(100_000)
+        while True:
+            comm.all_reduce(vector)
+            comm.counter_of_rounds.add()
+
+    def prepare(comm: HostCommunicator) -> None:
+        comm.counter_of_rounds = comm.counter()
+
+    def rounds(comm: HostCommunicator) -> int:
+        return comm.counter_of_rounds.add(0)
+
+    with World(3, cores=1) as world:
+        world.run(prepare)
+        world.start(reduce_for_ever)
+        world.kill(2, number)
+        for survivor in (0, 1):
+            lost = world.outcome(survivor, SOON_S)
+            assert isinstance(lost, PeerLost)
+            assert lost.ranks == [2]
+
+
+def test_a_lost_rank_is_named_by_its_number_in_the_job() -> None:
+    with World(2, names=[4, 7]) as world:
+        world.start(die_while_the_others_wait, 1, wait_in_barrier)
+        lost = world.outcome(0, SOON_S)
+        assert isinstance(lost, PeerLost)
+        assert lost.ranks == [7]
+
+
+def test_a_part_of_a_communicator_notices_the_death_of_a_rank_outside_it() -> None:
+    def wait_in_a_part(comm: HostCommunicator) -> None:
+        part = comm.split(0 if comm.rank > 0 else None)
+        if part is None:
+            comm.recv(torch.zeros(1), source=1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif part.rank == 0:
+            comm.send(torch.zeros(1), to=0)
+            part.recv(torch.zeros(1), source=1)
+        else:
+            part.barrier()
+
+    with World(3) as world:
+        world.start(wait_in_a_part)
+        for survivor in (1, 2):
+            lost = world.outcome(survivor, SOON_S)
+            assert isinstance(lost, PeerLost)
+            assert lost.ranks == [0]
+
+
+def test_ranks_lost_in_a_part_are_numbered_in_the_whole() -> None:
+    def die_in_a_part(comm: HostCommunicator) -> None:
+        part = comm.split(comm.rank % 2, key=-comm.rank)
+        if comm.rank == 3:
+            part.recv(torch.zeros(1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif comm.rank == 1:
+            part.send(torch.zeros(1), to=0)
+            part.recv(torch.zeros(1), source=0)
+
+    with World(4) as world:
+        world.start(die_in_a_part)
+        lost = world.outcome(1, SOON_S)
+        assert isinstance(lost, PeerLost)
+        assert lost.ranks == [3]
+
+
+def test_a_rank_that_the_supervisor_gave_up_is_lost() -> None:
+    def wait_for_ever(comm: HostCommunicator) -> None:
+        comm.barrier()
+
+    with World(3) as world:
+        world.start(wait_for_ever, ranks=[0, 1])
+        world.words[LOST] = 1 + 2
+        for waiting in (0, 1):
+            lost = world.outcome(waiting, SOON_S)
+            assert isinstance(lost, PeerLost)
+            assert lost.ranks == [2]
+
+
+def test_a_lock_of_a_killed_rank_is_free() -> None:
+    def take_it_from_the_dead(comm: HostCommunicator) -> str:
+        lock, pids = comm.lock(), comm.all_gather_objects(os.getpid())
+        if comm.rank == 1:
+            with lock:
+                comm.send(torch.zeros(1), to=0)
+                signal.pause()
+        comm.recv(torch.zeros(1), source=1)
+        os.kill(pids[1], signal.SIGKILL)
+        with lock:
+            return "free"
+
+    with World(2) as world:
+        world.start(take_it_from_the_dead)
+        assert world.outcome(0, SOON_S) == "free"
+
+
+# --- ranks that leave, or never come
+
+
+def leave(comm: HostCommunicator) -> None:
+    comm.close()
+
+
+def test_waiting_for_a_rank_that_left_ends() -> None:
+    with World(2) as world:
+        world.run(lambda comm: comm.barrier())
+        world.start(leave, ranks=[1])
+        world.start(lambda comm: comm.recv(torch.zeros(1), source=1), ranks=[0])
+        lost = world.outcome(0, SOON_S)
+        assert isinstance(lost, PeerLost)
+        assert lost.ranks == [1]
+        assert "left" in lost.why
+
+
+def test_waiting_for_anyone_ends_when_all_have_left() -> None:
+    with World(3) as world:
+        world.run(lambda comm: comm.barrier())
+        world.start(leave, ranks=[1, 2])
+        world.start(lambda comm: comm.recv(torch.zeros(1), source=ANY), ranks=[0])
+        lost = world.outcome(0, SOON_S)
+        assert isinstance(lost, PeerLost)
+        assert lost.ranks == [1, 2]
+
+
+def test_what_a_rank_sent_before_it_left_still_arrives() -> None:
+    def send_and_leave(comm: HostCommunicator) -> None:
+        comm.send(torch.full((1000,), 5.0), to=0)
+        comm.close()
+        os._exit(0)
+
+    def receive(comm: HostCommunicator) -> float:
+        vector = torch.zeros(1000)
+        comm.recv(vector, source=1)
+        return vector.sum().item()
+
+    with World(2) as world:
+        world.run(lambda comm: comm.barrier())
+        world.start(send_and_leave, ranks=[1])
+        world.processes[1].join(SOON_S)
+        world.start(receive, ranks=[0])
+        assert world.outcome(0, SOON_S) == 5000.0
+
+
+def test_a_rank_that_left_and_ended_does_not_disturb_the_others() -> None:
+    def leave_and_end(comm: HostCommunicator) -> None:
+        comm.close()
+        os._exit(0)
+
+    def wait_long(comm: HostCommunicator) -> float:
+        if comm.rank == 0:
+            time.sleep(0.2)
+            comm.send(torch.ones(1), to=1)
+            return 1.0
+        vector = torch.zeros(1)
+        comm.recv(vector, source=ANY)
+        return vector.item()
+
+    with World(3) as world:
+        world.run(lambda comm: comm.barrier())
+        world.start(leave_and_end, ranks=[2])
+        world.processes[2].join(SOON_S)
+        world.start(wait_long, ranks=[0, 1])
+        assert world.outcome(0, SOON_S) == 1.0
+        assert world.outcome(1, SOON_S) == 1.0
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    with World(3, absent=[1], join_timeout_s=0.3) as world:
+        world.start(lambda comm: comm.barrier())
+        lost = world.outcome(0, SOON_S)
+        assert isinstance(lost, PeerLost)
+        assert lost.ranks == [1]
+        assert "did not come within 0.3 s" in lost.why
+
+
+def test_a_rank_that_dies_before_all_have_come_is_named() -> None:
+    with World(3, absent=[2]) as world:
+        world.start(lambda comm: comm.barrier())
+        deadline = time.monotonic() + SOON_S
+        while not all(world.words[Layout(3).line(rank) + PID] for rank in (0, 1)):
+            assert time.monotonic() < deadline
+        world.kill(1)
+        lost = world.outcome(0, SOON_S)
+        assert isinstance(lost, PeerLost)
+        assert lost.ranks == [1]
+
+
+# --- messages
+
+
+def test_messages_from_any_are_served_in_the_order_in_which_they_were_sent() -> None:
+    def send_in_turn(comm: HostCommunicator) -> list[int] | None:
+        order = [3, 1, 2, 3, 2, 1, 1]
+        for sender in order:
+            if comm.rank == sender:
+                comm.send(torch.zeros(1), to=0)
+            comm.barrier()
+        return [comm.recv(torch.zeros(1), source=ANY) for _ in order] if comm.rank == 0 else None
+
+    with World(4) as world:
+        assert world.run(send_in_turn)[0] == [3, 1, 2, 3, 2, 1, 1]
+
+
+def test_ranks_that_send_long_messages_to_each_other_at_once_do_not_block() -> None:
+    def exchange(comm: HostCommunicator) -> list[float]:
+        for other in range(comm.size):
+            if other != comm.rank:
+                comm.send(torch.full((500_000,), float(comm.rank)), to=other)
+        vector, found = torch.zeros(500_000), []
+        for other in range(comm.size):
+            if other != comm.rank:
+                comm.recv(vector, source=other)
+                assert vector.min() == vector.max()
+                found.append(vector[0].item())
+        return found
+
+    with World(3) as world:
+        assert world.run(exchange) == [[1.0, 2.0], [0.0, 2.0], [0.0, 1.0]]
+
+
+def test_messages_of_every_length_round_the_ring() -> None:
+    def stream(comm: HostCommunicator) -> int:
+        lengths = [(number * 7919) % 40_000 for number in range(300)]
+        for number, length in enumerate(lengths):
+            if comm.rank == 0:
+                comm.send(torch.full((length,), number % 251, dtype=torch.uint8), to=1)
+            else:
+                vector = torch.zeros(length, dtype=torch.uint8)
+                comm.recv(vector)
+                assert (vector == number % 251).all()
+        return sum(lengths)
+
+    with World(2) as world:
+        moved = world.run(stream)[0]
+        assert moved > 5_000_000
+
+
+def test_a_message_of_another_kind_stays_until_it_is_received_rightly() -> None:
+    def mistake(comm: HostCommunicator) -> float | None:
+        if comm.rank == 0:
+            comm.send(torch.full((5,), 2.0), to=1)
+            return None
+        with pytest.raises(ValueError, match=r"rank 0 sent 5 elements of torch.float32 .* has 3 elements"):
+            comm.recv(torch.zeros(3))
+        with pytest.raises(ValueError, match=r"5 elements of torch.float32 .* torch.int32"):
+            comm.recv(torch.zeros(5, dtype=torch.int32))
+        vector = torch.zeros(5)
+        comm.recv(vector)
+        return vector.sum().item()
+
+    with World(2) as world:
+        assert world.run(mistake)[1] == 10.0
+
+
+# --- the cost of waiting, and what stays behind
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_rank_that_waits_long_costs_no_core(cores: int) -> None:
+    def wait_a_second(comm: HostCommunicator) -> float:
+        if comm.rank == 1:
+            time.sleep(1.0)
+            comm.send(torch.zeros(1), to=0)
+            return 0.0
+        started, used = time.monotonic(), time.process_time()
+        comm.recv(torch.zeros(1), source=ANY)
+        return (time.process_time() - used) / (time.monotonic() - started)
+
+    with World(2, cores=cores) as world:
+        world.run(lambda comm: comm.barrier())
+        assert world.run(wait_a_second)[0] < 0.3
+
+
+def test_parts_that_are_closed_give_their_memory_back() -> None:
+    def use_parts(comm: HostCommunicator) -> None:
+        for _ in range(10):
+            part = comm.split(0)
+            part.all_reduce(torch.ones(300_000))
+            part.close()
+        comm.barrier()
+
+    with World(3) as world:
+        world.run(use_parts)
+        before = os.fstat(world.arena.fd).st_blocks * 512
+        world.run(use_parts)
+        assert os.fstat(world.arena.fd).st_blocks * 512 - before < 200_000
+
+
+def test_ranks_leave_nothing_in_a_file_system() -> None:
+    def named_files(comm: HostCommunicator) -> list[str]:
+        comm.shared(1000).fill_(1.0)
+        comm.all_reduce(torch.ones(100_000))
+        with open("/proc/self/maps") as file:
+            mapped = [line.split(maxsplit=5)[5].strip() for line in file if " rw-s " in line]
+        return [name for name in mapped if not name.startswith("/memfd:tutti")]
+
+    with World(2) as world:
+        assert world.run(named_files) == [[], []]
+
+
+def test_a_rank_keeps_one_descriptor_of_the_arena() -> None:
+    def descriptors(comm: HostCommunicator) -> int:
+        tensors = [comm.shared(1000) for _ in range(50)]
+        links = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if fd.isdigit() and os.path.islink(f"/proc/self/fd/{fd}")
+        ]
+        return len(tensors) - 50 + sum("memfd:tutti" in link for link in links)
+
+    with World(2) as world:
+        assert world.run(descriptors) == [1, 1]
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (("all_reduce", 3, "all_reduce", 4), r"all_reduce\(4 x torch.float32.* all_reduce\(3 x"),
+        (("all_reduce", 3, "all_gather", 3), r"all_gather\(3 .* all_reduce\(3"),
+    ],
+)
+def test_ranks_that_call_different_collectives_are_told(calls: tuple, words: str) -> None:
+    def call(comm: HostCommunicator) -> None:
+        getattr(comm, calls[2 * comm.rank])(torch.zeros(calls[2 * comm.rank + 1]))
+
+    with World(2) as world:
+        world.start(call)
+        mistakes = [world.outcome(rank, SOON_S) for rank in (0, 1)]
+        assert all(isinstance(mistake, ValueError) for mistake in mistakes)
+        with pytest.raises(ValueError, match=words):
+            raise mistakes[1]
+
+
+def test_vectors_that_cannot_travel_are_refused() -> None:
+    comm = HostCommunicator.alone()
+    for vector in (torch.zeros(2, 2), torch.zeros(10)[::2], torch.zeros((), dtype=torch.int64)):
+        with pytest.raises(ValueError, match="one-dimensional, contiguous"):
+            comm.all_reduce(vector)
+    comm.close()
+
+
+def test_ranks_that_do_not_exist_are_refused() -> None:
+    comm = HostCommunicator.alone()
+    for wrong in (-2, 1, 5):
+        with pytest.raises(ValueError, match=f"no rank {wrong} "):
+            comm.send(torch.zeros(1), to=wrong)
+        with pytest.raises(ValueError, match=f"no rank {wrong} "):
+            comm.broadcast(torch.zeros(1), root=wrong)
+    comm.close()
+
+
+def test_a_world_of_one_does_not_wait_for_itself() -> None:
+    comm = HostCommunicator.alone()
+    with pytest.raises(ValueError, match="message from itself"):
+        comm.recv(torch.zeros(1))
+    comm.close()
+
+
+def test_a_world_of_one_closes_what_it_opened() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    comm = HostCommunicator.alone()
+    vector = comm.shared(10)
+    comm.close()
+    comm.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert vector.fill_(1.0).sum() == 10.0
+
+
+def test_leaving_is_written_down() -> None:
+    with World(2) as world:
+        world.run(leave)
+        assert [world.words[Layout(2).line(rank) + LEFT] for rank in (0, 1)] == [1, 1]

@@ -1,0 +1,465 @@
+"""The virtual world: the contract, its clock, its faults, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from contracts.communicator import CHECKS
+from tutti.comm.base import ANY, Communicator
+from tutti.comm.network import Network
+from tutti.comm.virtual import Deadlock, Fault, VirtualWorld
+from tutti.errors import PeerLost
+
+WORLDS = {
+    "1": VirtualWorld(1),
+    "2": VirtualWorld(2),
+    "3": VirtualWorld(3),
+    "5": VirtualWorld(5),
+    "1+1+1": VirtualWorld(3, ranks_per_host=1),
+    "2+3": VirtualWorld(5, ranks_per_host=[2, 3]),
+}
+SLOW = Network(
+    latency_s=1.0, bandwidth_bytes_per_s=4.0, local_latency_s=0.1, local_bandwidth_bytes_per_s=40.0
+)
+"""A link carries one float32 per second between hosts, ten inside a host."""
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_contract(world: VirtualWorld, check: Callable[[Communicator], None]) -> None:
+    world.run(check)
+
+
+def test_results_come_in_rank_order() -> None:
+    assert VirtualWorld(4).run(lambda comm, factor: comm.rank * factor, 10) == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize(("per_host", "expected"), [(None, [5]), (2, [2, 2, 1]), ([1, 4], [1, 4])])
+def test_hosts_have_the_asked_number_of_ranks(per_host: int | list[int] | None, expected: list[int]) -> None:
+    world = VirtualWorld(5, ranks_per_host=per_host)
+    sizes = world.run(lambda comm: (comm.hosts, comm.node.rank, comm.node.size))
+    assert [size for _, local_rank, size in sizes if local_rank == 0] == expected
+    assert {hosts for hosts, _, _ in sizes} == {len(expected)}
+
+
+@pytest.mark.parametrize(("ranks", "per_host"), [(0, None), (4, 0), (4, [2, 3]), (4, [4, 0])])
+def test_impossible_worlds_are_refused(ranks: int, per_host: int | list[int] | None) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        VirtualWorld(ranks, ranks_per_host=per_host)
+
+
+class TestClock:
+    def test_compute_moves_the_clock_of_its_rank_alone(self) -> None:
+        world = VirtualWorld(3)
+
+        def program(comm: Communicator) -> float:
+            comm.compute(comm.rank * 1.5)
+            return comm.clock()
+
+        assert world.run(program) == [0.0, 1.5, 3.0]
+        assert world.clocks == [0.0, 1.5, 3.0]
+        assert world.seconds == 3.0
+
+    def test_message_costs_latency_and_bytes_over_bandwidth(self) -> None:
+        def program(comm: Communicator) -> float:
+            vector = torch.zeros(3)
+            if comm.rank == 0:
+                comm.send(vector, to=1)
+            else:
+                comm.recv(vector)
+            return comm.clock()
+
+        assert VirtualWorld(2, 1, SLOW).run(program) == pytest.approx([3.0, 4.0])
+        assert VirtualWorld(2, 2, SLOW).run(program) == pytest.approx([0.3, 0.4])
+
+    def test_late_receiver_does_not_wait(self) -> None:
+        def program(comm: Communicator) -> float:
+            if comm.rank == 0:
+                comm.send(torch.zeros(1), to=1)
+            else:
+                comm.compute(100.0)
+                comm.recv(torch.zeros(1))
+            return comm.clock()
+
+        assert VirtualWorld(2, 1, SLOW).run(program)[1] == 100.0
+
+    def test_messages_to_one_host_share_its_link(self) -> None:
+        def program(comm: Communicator) -> float:
+            if comm.rank > 0:
+                comm.send(torch.zeros(2), to=0)
+            else:
+                for _ in range(comm.size - 1):
+                    comm.recv(torch.zeros(2))
+            return comm.clock()
+
+        assert VirtualWorld(4, 1, SLOW).run(program) == pytest.approx([1.0 + 3 * 2.0, 2.0, 2.0, 2.0])
+
+    def test_collective_begins_when_the_last_has_come_and_costs_its_closed_form(self) -> None:
+        def program(comm: Communicator) -> float:
+            comm.compute(float(comm.rank))
+            comm.all_reduce(torch.zeros(100))
+            return comm.clock()
+
+        expected = 5.0 + SLOW.all_reduce_s((3, 3), 400)
+        assert VirtualWorld(6, 3, SLOW).run(program) == pytest.approx([expected] * 6)
+
+    def test_rank_behind_in_time_runs_first(self) -> None:
+        order: list[tuple[float, int]] = []
+
+        def program(comm: Communicator) -> None:
+            for _ in range(4):
+                comm.compute(1.0 + comm.rank / 2)
+                order.append((comm.clock(), comm.rank))
+
+        VirtualWorld(3).run(program)
+        assert order == sorted(order)
+
+    def test_first_come_is_first_served(self) -> None:
+        def program(comm: Communicator) -> list[int]:
+            if comm.rank > 0:
+                comm.compute(10.0 - comm.rank)
+                comm.send(torch.zeros(1), to=0)
+                return []
+            return [comm.recv(torch.zeros(1), source=ANY) for _ in range(comm.size - 1)]
+
+        assert VirtualWorld(5).run(program)[0] == [4, 3, 2, 1]
+
+    def test_waiting_rank_gets_the_message_that_arrives_first_not_the_one_sent_first(self) -> None:
+        def program(comm: Communicator) -> list[int]:
+            if comm.rank == 0:
+                return [comm.recv(torch.zeros(1)) for _ in range(2)]
+            comm.compute(0.1 if comm.rank == 1 else 0.0)
+            comm.send(torch.zeros(1), to=0)
+            return []
+
+        # Rank 1 shares the host of rank 0; rank 2 sends earlier, but from far.
+        assert VirtualWorld(3, [2, 1], SLOW).run(program)[0] == [1, 2]
+
+    def test_lock_serves_in_order_of_time_and_delays_the_others(self) -> None:
+        order: list[int] = []
+
+        def program(comm: Communicator) -> float:
+            lock = comm.lock()
+            comm.compute(float(comm.size - comm.rank))
+            with lock:
+                order.append(comm.rank)
+                comm.compute(10.0)
+            return comm.clock()
+
+        clocks = VirtualWorld(3, network=Network.free()).run(program)
+        assert order == [2, 1, 0]
+        assert clocks == [31.0, 21.0, 11.0]
+
+    def test_runs_are_the_same_every_time(self) -> None:
+        def program(comm: Communicator) -> tuple[float, list[float]]:
+            seen = []
+            generator = torch.Generator().manual_seed(comm.rank)
+            for _ in range(20):
+                comm.compute(float(torch.rand(1, generator=generator)))
+                comm.send(
+                    torch.rand(3, generator=generator),
+                    to=int(torch.randint(comm.size, (1,), generator=generator)),
+                )
+            comm.barrier()
+            counter = comm.counter()
+            for _ in range(5):
+                comm.compute(float(torch.rand(1, generator=generator)))
+                seen.append(float(counter.add()))
+            return comm.clock(), seen
+
+        world = VirtualWorld(16, 4)
+        assert world.run(program) == world.run(program)
+
+    def test_negative_computing_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected 0 or more"):
+            VirtualWorld(1).run(lambda comm: comm.compute(-1.0))
+
+
+class TestFaults:
+    @staticmethod
+    def lost_in(world: VirtualWorld, program: Callable[[Communicator], object]) -> list[object]:
+        """What each rank returned, or the ranks that it lost."""
+
+        def guarded(comm: Communicator) -> object:
+            try:
+                return program(comm)
+            except PeerLost as error:
+                return error.ranks
+
+        return world.run(guarded)
+
+    def test_rank_dies_at_its_operation_and_all_who_meet_it_lose_it(self) -> None:
+        steps: list[tuple[int, int]] = []
+
+        def program(comm: Communicator) -> None:
+            for step in range(5):
+                steps.append((comm.rank, step))
+                comm.all_reduce(torch.ones(3))
+
+        world = VirtualWorld(4, faults=[Fault(rank=2, operation=3)])
+        assert self.lost_in(world, program) == [[2], [2], None, [2]]
+        assert max(step for rank, step in steps if rank == 2) == 3
+        assert world.lost == [2]
+
+    def test_rank_dies_at_a_moment(self) -> None:
+        def program(comm: Communicator) -> None:
+            comm.compute(10.0 * (comm.rank + 1))
+            comm.barrier()
+
+        world = VirtualWorld(3, faults=[Fault(rank=2, at_s=25.0)])
+        assert self.lost_in(world, program) == [[2], [2], None]
+        assert world.clocks == [25.0, 25.0, 25.0]
+
+    def test_rank_that_dies_while_it_waits(self) -> None:
+        def program(comm: Communicator) -> None:
+            if comm.rank == 0:
+                comm.compute(10.0)
+            comm.barrier()
+
+        world = VirtualWorld(3, faults=[Fault(rank=1, at_s=5.0)])
+        assert self.lost_in(world, program) == [[1], None, [1]]
+
+    @pytest.mark.parametrize("source", [1, ANY])
+    def test_receiver_loses_a_dead_sender(self, source: int) -> None:
+        def program(comm: Communicator) -> object:
+            if comm.rank == 0:
+                comm.recv(torch.zeros(1), source=source)
+            comm.compute(1.0)
+            comm.barrier()
+            return None
+
+        world = VirtualWorld(2, faults=[Fault(rank=1, at_s=0.5)])
+        assert self.lost_in(world, program)[0] == [1]
+
+    def test_message_of_a_dead_sender_still_arrives(self) -> None:
+        def program(comm: Communicator) -> float:
+            vector = torch.full((1,), 7.0)
+            if comm.rank == 1:
+                comm.send(vector, to=0)
+                comm.barrier()
+            comm.compute(1.0)
+            comm.recv(vector.zero_(), source=1)
+            return vector.item()
+
+        assert self.lost_in(VirtualWorld(2, faults=[Fault(1, operation=1)]), program) == [7.0, None]
+
+    def test_sending_to_a_dead_rank_fails(self) -> None:
+        def program(comm: Communicator) -> None:
+            comm.compute(1.0)
+            comm.send(torch.zeros(1), to=1)
+
+        assert self.lost_in(VirtualWorld(2, faults=[Fault(1, at_s=0.5)]), program)[0] == [1]
+
+    def test_rank_that_needs_no_dead_one_goes_on(self) -> None:
+        def program(comm: Communicator) -> str:
+            part = comm.split(comm.rank % 2)
+            assert part is not None
+            for _ in range(10):
+                part.barrier()
+            return "finished"
+
+        world = VirtualWorld(4, faults=[Fault(3, operation=5)])
+        assert self.lost_in(world, program) == ["finished", [3], "finished", None]
+
+    def test_lost_ranks_are_numbered_in_the_world(self) -> None:
+        def program(comm: Communicator) -> None:
+            part = comm.split(comm.rank // 2)
+            assert part is not None
+            part.barrier()
+
+        world = VirtualWorld(4, faults=[Fault(3, operation=1)])
+        assert self.lost_in(world, program) == [None, None, [3], None]
+
+    def test_lock_of_a_dead_rank_is_free(self) -> None:
+        def program(comm: Communicator) -> float:
+            lock = comm.lock()
+            comm.compute(float(comm.rank))
+            with lock:
+                comm.compute(100.0)
+            return comm.clock()
+
+        world = VirtualWorld(3, network=Network.free(), faults=[Fault(0, at_s=50.0)])
+        assert world.run(program) == [None, 150.0, 250.0]
+
+    def test_nothing_runs_in_a_dead_rank(self) -> None:
+        seen: list[str] = []
+
+        def program(comm: Communicator) -> None:
+            if comm.rank == 0:
+                try:
+                    comm.barrier()
+                finally:
+                    comm.barrier()
+                    seen.append("after its death")
+
+        VirtualWorld(2, faults=[Fault(0, operation=0)]).run(program)
+        assert seen == []
+
+    def test_fault_after_the_end_changes_nothing(self) -> None:
+        world = VirtualWorld(2, faults=[Fault(0, at_s=1e9), Fault(1, operation=100)])
+        assert world.run(lambda comm: comm.compute(1.0)) == [None, None]
+        assert world.lost == []
+        assert world.seconds == 1.0
+
+    @pytest.mark.parametrize("bad", [{}, {"operation": 1, "at_s": 1.0}, {"operation": -1}])
+    def test_fault_needs_one_moment(self, bad: dict[str, int]) -> None:
+        with pytest.raises(ValueError, match="needs one of"):
+            Fault(0, **bad)
+
+    def test_fault_of_no_rank_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected 0 to 1"):
+            VirtualWorld(2, faults=[Fault(2, operation=0)])
+
+
+class TestEnd:
+    def test_deadlock_says_who_waits_for_what(self) -> None:
+        def program(comm: Communicator) -> None:
+            if comm.rank == 0:
+                comm.recv(torch.zeros(1), source=1, tag=4)
+            else:
+                comm.barrier()
+
+        with pytest.raises(Deadlock, match=r"(?s)rank 0: recv from rank 1, tag 4.*rank 1: barrier"):
+            VirtualWorld(2).run(program)
+
+    def test_waiting_for_a_rank_that_has_returned_loses_it(self) -> None:
+        def program(comm: Communicator) -> None:
+            if comm.rank != 1:
+                comm.barrier()
+
+        with pytest.raises(PeerLost, match="left") as caught:
+            VirtualWorld(3).run(program)
+        assert caught.value.ranks == [1]
+
+    def test_exception_of_one_rank_ends_the_run_and_unwinds_the_others(self) -> None:
+        unwound = []
+
+        def program(comm: Communicator) -> None:
+            try:
+                comm.compute(1.0)
+                if comm.rank == 1:
+                    raise KeyError("on purpose")
+                comm.barrier()
+            finally:
+                unwound.append(comm.rank)
+
+        with pytest.raises(KeyError, match="on purpose") as caught:
+            VirtualWorld(3).run(program)
+        assert sorted(unwound) == [0, 1, 2]
+        assert "virtual rank 1" in caught.value.__notes__[0]
+
+    def test_world_runs_again_after_a_failure(self) -> None:
+        world = VirtualWorld(2)
+        with pytest.raises(ZeroDivisionError):
+            world.run(lambda comm: 1 / comm.rank)
+        assert world.run(lambda comm: comm.rank) == [0, 1]
+
+    def test_different_collectives_are_named(self) -> None:
+        def program(comm: Communicator) -> None:
+            if comm.rank == 0:
+                comm.barrier()
+            else:
+                comm.all_reduce(torch.zeros(3))
+
+        with pytest.raises(ValueError, match=r"rank 0 called barrier.*rank 1 all_reduce\(length=3"):
+            VirtualWorld(2).run(program)
+
+    def test_different_lengths_are_named(self) -> None:
+        with pytest.raises(ValueError, match=r"length=1,.*length=2,"):
+            VirtualWorld(2).run(lambda comm: comm.all_reduce(torch.zeros(comm.rank + 1)))
+
+    def test_vectors_of_two_dimensions_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="flatten"):
+            VirtualWorld(1).run(lambda comm: comm.all_reduce(torch.zeros(2, 2)))
+
+    def test_rank_out_of_range_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected 0 to 1"):
+            VirtualWorld(2).run(lambda comm: comm.send(torch.zeros(1), to=2))
+
+    def test_operation_after_close_is_refused(self) -> None:
+        def program(comm: Communicator) -> None:
+            comm.close()
+            comm.barrier()
+
+        with pytest.raises(RuntimeError, match="closed"):
+            VirtualWorld(1).run(program)
+
+
+class TestTorchState:
+    def test_random_numbers_are_each_ranks_own(self) -> None:
+        def program(comm: Communicator) -> list[float]:
+            torch.manual_seed(comm.rank)
+            found = []
+            for _ in range(3):
+                comm.barrier()
+                found.append(torch.rand(1).item())
+            return found
+
+        torch.manual_seed(99)
+        before = torch.get_rng_state()
+        found = VirtualWorld(3).run(program)
+        assert torch.equal(torch.get_rng_state(), before)
+        for rank, numbers in enumerate(found):
+            torch.manual_seed(rank)
+            assert numbers == [torch.rand(1).item() for _ in range(3)]
+
+    def test_gradient_mode_is_each_ranks_own(self) -> None:
+        def program(comm: Communicator) -> list[bool]:
+            seen = []
+            with torch.set_grad_enabled(comm.rank == 0):
+                for _ in range(3):
+                    comm.barrier()
+                    seen.append(torch.is_grad_enabled())
+            return seen
+
+        assert VirtualWorld(3).run(program) == [[True] * 3, [False] * 3, [False] * 3]
+        assert torch.is_grad_enabled()
+
+    def test_autocast_is_each_ranks_own(self) -> None:
+        def program(comm: Communicator) -> torch.dtype:
+            with torch.autocast("cpu", torch.bfloat16, enabled=comm.rank == 0):
+                comm.barrier()
+                return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+        assert VirtualWorld(2).run(program) == [torch.bfloat16, torch.float32]
+
+    def test_waiting_in_inference_mode_is_refused(self) -> None:
+        def program(comm: Communicator) -> None:
+            with torch.inference_mode():
+                comm.barrier()
+
+        with pytest.raises(RuntimeError, match="no_grad"):
+            VirtualWorld(2).run(program)
+
+    def test_what_other_ranks_write_does_not_disturb_backward(self) -> None:
+        def program(comm: Communicator) -> float:
+            weight = comm.shared(3)
+            weight = torch.nn.Parameter(weight)
+            loss = (weight * weight).sum()
+            comm.compute(1.0)
+            with torch.no_grad():
+                weight.data += 1.0
+            comm.barrier()
+            loss.backward()
+            assert weight.grad is not None
+            return weight.grad.sum().item()
+
+        assert VirtualWorld(2).run(program) == [12.0, 12.0]
+
+
+def test_a_thousand_ranks_are_cheap() -> None:
+    def program(comm: Communicator) -> float:
+        vector = torch.zeros(10)
+        for _ in range(10):
+            comm.send(vector + 1, to=(comm.rank + 1) % comm.size)
+            comm.recv(vector)
+        comm.all_reduce(vector)
+        return vector[0].item()
+
+    begin = time.monotonic()
+    assert VirtualWorld(1024, ranks_per_host=8).run(program) == [10240.0] * 1024
+    assert time.monotonic() - begin < 30

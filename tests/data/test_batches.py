@@ -1,0 +1,111 @@
+"""Every sample is taken once in each epoch, in an order that no number of ranks changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutti.data import Batches, Part
+from tutti.errors import BadOption
+
+
+def numbered(count: int) -> Part:
+    """A part whose inputs and targets are the samples' own numbers."""
+    return Part(torch.arange(count, dtype=torch.float32)[:, None], torch.arange(count))
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    size = draw(st.integers(1, 7))
+    return draw(st.integers(1, 200)), draw(st.integers(size, 150)), size, draw(st.integers(1, 4))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cuts(), st.integers(0, 5), st.booleans())
+def test_all_ranks_together_take_every_sample_once(cut, epoch, shuffle):
+    count, batch_size, size, passes = cut
+    seen = []
+    for rank in range(size):
+        batches = Batches(numbered(count), batch_size, rank, size, passes, shuffle=shuffle)
+        for update in batches.epoch(epoch):
+            for batch in update.passes:
+                assert torch.equal(batch.inputs[:, 0].long(), batch.targets)
+                seen += batch.targets.tolist()
+    assert sorted(seen) == list(range(count))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cuts())
+def test_shares_of_all_ranks_and_passes_sum_to_one(cut):
+    count, batch_size, size, passes = cut
+    ranks = [list(Batches(numbered(count), batch_size, r, size, passes).epoch(0)) for r in range(size)]
+    for k, updates in enumerate(zip(*ranks, strict=True)):
+        samples = min(batch_size, count - k * batch_size)
+        assert {update.samples for update in updates} == {samples}
+        batches = [batch for update in updates for batch in update.passes]
+        assert all(batch.share == len(batch.targets) / samples for batch in batches)
+        assert sum(batch.share for batch in batches) == pytest.approx(1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cuts(), st.integers(0, 1000))
+def test_an_update_has_the_same_samples_in_the_same_order_on_any_number_of_ranks(cut, seed):
+    count, batch_size, size, passes = cut
+    alone = [u.passes[0].targets for u in Batches(numbered(count), batch_size, seed=seed).epoch(1)]
+    ranks = [
+        list(Batches(numbered(count), batch_size, rank, size, passes, seed=seed).epoch(1))
+        for rank in range(size)
+    ]
+    assert len(alone) == Batches(numbered(count), batch_size).updates
+    for k, whole in enumerate(alone):
+        together = [ranks[rank][k].passes[p].targets for p in range(passes) for rank in range(size)]
+        assert torch.equal(torch.cat(together), whole)
+
+
+def test_order_depends_on_seed_and_epoch_and_on_nothing_else():
+    batches = Batches(numbered(50), 8, seed=3)
+    assert torch.equal(batches.order(2), Batches(numbered(50), 20, 1, 4, 2, seed=3).order(2))
+    others = [
+        batches.order(3),
+        Batches(numbered(50), 8, seed=4).order(2),
+        Batches(numbered(50), 8, seed=2).order(3),
+    ]
+    assert not any(torch.equal(batches.order(2), other) for other in others)
+
+
+def test_skipped_updates_are_left_out_and_the_rest_is_unchanged():
+    batches = Batches(numbered(45), 10)
+    whole, rest = list(batches.epoch(4)), list(batches.epoch(4, skip=3))
+    assert [u.samples for u in rest] == [10, 5]
+    for one, other in zip(whole[3:], rest, strict=True):
+        assert torch.equal(one.passes[0].targets, other.passes[0].targets)
+    assert list(batches.epoch(4, skip=5)) == []
+
+
+def test_a_rank_without_samples_gets_an_empty_batch_of_the_right_shape():
+    updates = list(Batches(numbered(9), 4, rank=2, size=4).epoch(0))
+    empty = updates[-1].passes[0]
+    assert updates[-1].samples == 1
+    assert empty.inputs.shape == (0, 1)
+    assert empty.targets.shape == (0,)
+    assert empty.share == 0.0
+
+
+def test_a_batch_larger_than_the_part_is_the_whole_part():
+    updates = list(Batches(numbered(7), 100).epoch(0))
+    assert len(updates) == 1
+    assert updates[0].samples == 7
+
+
+def test_stored_order_is_kept_without_shuffling():
+    taken = [u.passes[0].targets for u in Batches(numbered(10), 4, shuffle=False).epoch(5)]
+    assert torch.cat(taken).tolist() == list(range(10))
+
+
+def test_a_batch_with_fewer_samples_than_ranks_is_refused():
+    with pytest.raises(BadOption, match=r"a batch of 2 samples cannot be split over 3 ranks.*--batch-size 3"):
+        Batches(numbered(10), 2, size=3)
+    with pytest.raises(BadOption, match="a batch of 0 samples"):
+        Batches(numbered(10), 0)

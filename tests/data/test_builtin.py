@@ -1,0 +1,53 @@
+"""The built-in data sets hold what their publishers say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from tutti.data.builtin import _digits_table
+
+
+def test_digits_are_those_of_scikit_learn():
+    bunch = load_digits()
+    table = _digits_table()
+    assert np.array_equal(table[:, :-1], bunch.data)
+    assert np.array_equal(table[:, -1], bunch.target)
+
+
+def test_digits_have_a_fixed_stratified_test_part(opened):
+    first, second = opened("digits", seed=0), opened("digits", seed=1)
+    assert (len(first.train), len(first.validation), len(first.test)) == (1294, 144, 359)
+    assert torch.equal(first.test.inputs, second.test.inputs)
+    assert not torch.equal(first.validation.inputs, second.validation.inputs)
+    assert first.classes == 10
+    assert first.shape == (1, 8, 8)
+    counts = torch.bincount(first.test.targets)
+    assert counts.max() - counts.min() <= 2
+
+
+def test_opening_digits_does_not_import_scikit_learn():
+    program = (
+        "import sys; from tutti.data.builtin import BUILT_IN; BUILT_IN['digits']();"
+        "sys.exit('sklearn' in sys.modules or 'scipy' in sys.modules or 'pooch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
+
+
+@pytest.mark.mnist
+@pytest.mark.parametrize(
+    ("name", "first", "label"),
+    [("mnist", [5, 0, 4, 1, 9], "5"), ("fashion-mnist", [9, 0, 0, 3, 0], "Sandal")],
+)
+def test_published_data_sets_are_read_whole(real_data, opened, name, first, label):
+    found = opened(name, validation=0.1)
+    assert (len(found.train), len(found.validation), len(found.test)) == (54000, 6000, 10000)
+    assert found.train.inputs.dtype == torch.uint8
+    assert found.shape == (1, 28, 28)
+    assert found.labels[5] == label
+    assert opened(name, validation=0).train.targets[:5].tolist() == first

@@ -1,0 +1,153 @@
+"""Published files are looked up in TUTTI_DATA, then in the cache, then downloaded and checked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tutti.data import downloads
+from tutti.data.downloads import IDX_FILES, Published, published_files
+from tutti.errors import BadData
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address at which it is served."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def publish(served, write_idx, images, monkeypatch, tmp_path):
+    """Lets 'mnist' be a small data set that is served here; gives the folder, its address and the cache."""
+    monkeypatch.delenv("TUTTI_DATA", raising=False)
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+    folder, address = served
+    x, y = images
+    hashes = {}
+    for name, array in zip(IDX_FILES, (x[:40], y[:40], x[40:], y[40:]), strict=True):
+        path = write_idx(folder / name, np.ascontiguousarray(array))
+        hashes[name] = hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
+    monkeypatch.setitem(downloads.PUBLISHED, "mnist", Published((address,), hashes))
+    return folder, address, tmp_path / "cache" / "mnist"
+
+
+def test_files_are_downloaded_once_into_the_cache(publish, opened, capfd):
+    folder, _, cache = publish
+    assert len(opened("mnist", validation=0).train) == 40
+    assert "downloading train-images-idx3-ubyte.gz" in capfd.readouterr().err
+    assert sorted(p.name for p in cache.iterdir()) == sorted(IDX_FILES)
+    for file in folder.iterdir():
+        file.unlink()
+    assert len(opened("mnist", validation=0).test) == 20
+
+
+def test_a_repacked_file_passes(publish):
+    folder, _, cache = publish
+    path = folder / IDX_FILES[0]
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1, mtime=1))
+    assert published_files("mnist")[IDX_FILES[0]] == cache / IDX_FILES[0]
+
+
+def test_changed_content_is_refused_and_not_kept(publish, write_idx):
+    folder, _, cache = publish
+    write_idx(folder / IDX_FILES[1], np.zeros(40, np.uint8))
+    with pytest.raises(
+        BadData, match=r"'mnist' could not be downloaded.*SHA-256 .*, expected .*TUTTI_DATA=FOLDER"
+    ):
+        published_files("mnist")
+    assert [p.name for p in cache.iterdir()] == [IDX_FILES[0]]
+
+
+def test_a_file_that_is_no_gzip_file_is_refused(publish):
+    folder, _, cache = publish
+    (folder / IDX_FILES[0]).write_text("<html>please log in</html>")
+    with pytest.raises(BadData, match=r"could not be downloaded.*--data digits"):
+        published_files("mnist")
+    assert list(cache.iterdir()) == []
+
+
+def test_the_second_server_is_tried_after_the_first(publish, monkeypatch):
+    _, address, cache = publish
+    both = Published((address + "gone/", address), downloads.PUBLISHED["mnist"].files)
+    monkeypatch.setitem(downloads.PUBLISHED, "mnist", both)
+    assert all(path.parent == cache and path.is_file() for path in published_files("mnist").values())
+
+
+def test_without_any_server_the_message_names_the_remedies(publish, monkeypatch):
+    _, address, _ = publish
+    # Port 1 of this machine: nothing listens there.
+    none = Published((address + "gone/", "http://127.0.0.1:1/"), downloads.PUBLISHED["mnist"].files)
+    monkeypatch.setitem(downloads.PUBLISHED, "mnist", none)
+    with pytest.raises(
+        BadData,
+        match=r"gone/train-images.*404.* \| .*127\.0\.0\.1:1/.*set TUTTI_DATA=FOLDER, or use '--data digits'",
+    ):
+        published_files("mnist")
+
+
+def test_a_cache_that_cannot_be_made_is_named(publish, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "file"))
+    with pytest.raises(
+        BadData, match=r"cannot be downloaded to .*file/mnist: Not a directory; set TUTTI_CACHE"
+    ):
+        published_files("mnist")
+
+
+def test_tutti_data_comes_first_and_may_hold_unpacked_files(
+    publish, monkeypatch, tmp_path, write_idx, images
+):
+    own = tmp_path / "own" / "mnist"
+    own.mkdir(parents=True)
+    for name in IDX_FILES:
+        write_idx(own / name.removesuffix(".gz"), images[1])
+    monkeypatch.setenv("TUTTI_DATA", str(own.parent))
+    assert {path.parent for path in published_files("mnist").values()} == {own}
+    (own / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(
+        BadData, match=r"mnist has no t10k-labels-idx1-ubyte\.gz \(nor is it there unpacked\); it has: "
+    ):
+        published_files("mnist")
+
+
+def test_tutti_data_without_the_set_falls_through_to_the_cache(publish, monkeypatch, tmp_path):
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("TUTTI_DATA", str(tmp_path / "own"))
+    assert {path.parent for path in published_files("mnist").values()} == {publish[2]}
+
+
+def test_tutti_data_that_is_no_folder_is_an_error(publish, monkeypatch, tmp_path):
+    monkeypatch.setenv("TUTTI_DATA", str(tmp_path / "tpyo"))
+    with pytest.raises(BadData, match=r"TUTTI_DATA is '.*tpyo', which is no folder"):
+        published_files("mnist")
+
+
+@pytest.mark.mnist
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_checksums_are_those_of_the_real_files(real_data, name):
+    for file, path in published_files(name).items():
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert hashlib.sha256(content).hexdigest() == downloads.PUBLISHED[name].files[file]

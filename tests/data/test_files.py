@@ -1,0 +1,128 @@
+"""A path names an NPZ file, an IDX file with its labels beside it, or a folder with IDX files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.errors import BadData
+
+
+def test_an_npz_file_gives_train_and_test_parts(tmp_path, opened, images):
+    x, y = images
+    np.savez(tmp_path / "set.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    found = opened(str(tmp_path / "set.npz"), validation=0.25)
+    assert found.name == "set"
+    assert (len(found.train), len(found.validation), len(found.test)) == (30, 10, 20)
+    assert torch.equal(found.test.inputs[:, 0], torch.from_numpy(x[40:]))
+    assert found.test.targets.tolist() == y[40:].tolist()
+
+
+def test_npz_keys_have_synonyms(tmp_path, opened, images):
+    x, y = images
+    np.savez(
+        tmp_path / "a.npz",
+        train_images=x,
+        train_labels=y,
+        val_images=x[:9],
+        val_labels=y[:9],
+        notes=np.zeros(3),
+    )
+    found = opened(tmp_path / "a.npz", validation=0.5)
+    assert (len(found.train), len(found.validation), found.test) == (60, 9, None)
+    np.savez(tmp_path / "b.npz", X=x, y=y)
+    assert len(opened(tmp_path / "b.npz", validation=0).train) == 60
+
+
+def test_unknown_npz_keys_are_listed(tmp_path, opened, images):
+    np.savez(tmp_path / "a.npz", bilder=images[0], y_train=images[1])
+    with pytest.raises(
+        BadData, match="lacks the train inputs; keys found: bilder, y_train; expected 'x_train'"
+    ):
+        opened(str(tmp_path / "a.npz"))
+
+
+def test_two_npz_keys_for_the_same_are_refused(tmp_path, opened, images):
+    np.savez(tmp_path / "a.npz", x=images[0], x_train=images[0], y=images[1])
+    with pytest.raises(BadData, match=r"the keys 'x' and 'x_train' of .* stand for the same"):
+        opened(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_labels_of_an_idx_file_are_found_beside_it(tmp_path, opened, write_idx, images, ending):
+    path = write_idx(tmp_path / f"train-images-idx3-ubyte{ending}", images[0])
+    write_idx(tmp_path / "train-labels-idx1-ubyte.gz", images[1])
+    found = opened(str(path), validation=0)
+    assert torch.equal(found.train.inputs[:, 0], torch.from_numpy(images[0]))
+    assert found.train.targets.tolist() == images[1].tolist()
+    assert found.test is None
+
+
+def test_missing_labels_of_an_idx_file_are_named_with_the_nearest_file(tmp_path, opened, write_idx, images):
+    path = write_idx(tmp_path / "train-images-idx3-ubyte", images[0])
+    write_idx(tmp_path / "train-label-idx1-ubyte", images[1])
+    with pytest.raises(
+        BadData, match=r"no .*train-labels-idx1-ubyte; did you mean .*train-label-idx1-ubyte\?"
+    ):
+        opened(str(path))
+
+
+def test_an_idx_file_whose_name_says_nothing_has_no_labels(tmp_path, opened, write_idx, images):
+    with pytest.raises(BadData, match="has no labels: its name does not say"):
+        opened(str(write_idx(tmp_path / "pictures", images[0])))
+
+
+def test_a_folder_gives_its_idx_files(tmp_path, opened, write_idx, images):
+    x, y = images
+    write_idx(tmp_path / "train-images.idx3-ubyte", x[:50])
+    write_idx(tmp_path / "train-labels.idx1-ubyte", y[:50])
+    write_idx(tmp_path / "t10k-images-idx3-ubyte.gz", x[50:])
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte.gz", y[50:])
+    found = opened(tmp_path, validation=0)
+    assert found.name == tmp_path.name
+    assert (len(found.train), len(found.test)) == (50, 10)
+
+
+def test_a_folder_without_labels_says_what_it_has(tmp_path, opened, write_idx, images):
+    write_idx(tmp_path / "train-images-idx3-ubyte", images[0])
+    with pytest.raises(BadData, match="lacks the train labels; it has: train-images-idx3-ubyte; expected"):
+        opened(str(tmp_path))
+
+
+def test_a_folder_with_nothing_in_it_is_refused(tmp_path, opened):
+    with pytest.raises(BadData, match="lacks the train images and labels; it has: no file"):
+        opened(str(tmp_path))
+
+
+def test_a_folder_with_several_data_sets_asks_for_a_file(tmp_path, opened, write_idx, images):
+    for name in ("letters", "digits"):
+        write_idx(tmp_path / f"emnist-{name}-train-images-idx3-ubyte", images[0])
+    with pytest.raises(
+        BadData, match=r"holds 2 data sets \(emnist-digits-, emnist-letters-\); name one file"
+    ):
+        opened(str(tmp_path))
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path, opened):
+    (tmp_path / "training.npz").touch()
+    with pytest.raises(BadData, match=r"there is no .*trainin\.npz; did you mean .*training\.npz\?"):
+        opened(str(tmp_path / "trainin.npz"))
+
+
+def test_a_missing_folder_names_what_is_there(tmp_path, opened):
+    (tmp_path / "photographs").mkdir()
+    with pytest.raises(BadData, match=r"there is no .*; .* has: photographs"):
+        opened(str(tmp_path / "xyz" / "a.npz"))
+
+
+def test_a_file_of_another_kind_shows_its_first_bytes(tmp_path, opened):
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadData, match="of no known kind: it begins with the bytes 61 2c 62 0a"):
+        opened(str(tmp_path / "table.csv"))
+
+
+def test_an_empty_file_is_refused(tmp_path, opened):
+    (tmp_path / "a.npz").touch()
+    with pytest.raises(BadData, match=r"is empty \(0 bytes\)"):
+        opened(str(tmp_path / "a.npz"))

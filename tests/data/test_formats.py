@@ -1,0 +1,107 @@
+"""IDX and NPZ files are read, and what is wrong with one is said in numbers."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from tutti.data.formats import read_idx, read_npz
+from tutti.errors import BadData
+
+
+@pytest.mark.parametrize("name", ["a-idx", "a-idx.gz"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float32", "float64"])
+def test_idx_files_of_every_type_are_read(tmp_path, write_idx, name, dtype):
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    found = read_idx(write_idx(tmp_path / name, array))
+    assert found.dtype == array.dtype
+    assert np.array_equal(found, array)
+
+
+def test_the_first_bytes_tell_whether_a_file_is_packed(tmp_path, write_idx):
+    array = np.arange(6, dtype=np.uint8)
+    plain = write_idx(tmp_path / "plain", array)
+    misnamed = tmp_path / "misnamed.gz"
+    misnamed.write_bytes(plain.read_bytes())
+    assert np.array_equal(read_idx(misnamed), array)
+
+
+def test_a_truncated_idx_file_names_the_bytes_found_and_expected(tmp_path, write_idx):
+    path = write_idx(tmp_path / "a", np.zeros((100, 28, 28), np.uint8))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(BadData, match=r"truncated: 78,411 bytes.*asks for 78,416"):
+        read_idx(path)
+
+
+def test_an_idx_file_with_bytes_to_spare_is_refused(tmp_path, write_idx):
+    path = write_idx(tmp_path / "a", np.zeros(10, np.uint8))
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(BadData, match="too long: 19 bytes"):
+        read_idx(path)
+
+
+def test_an_idx_file_that_ends_in_its_header_is_refused(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(bytes([0, 0, 8, 3, 0, 0]))
+    with pytest.raises(BadData, match="truncated: 6 bytes, where its header alone has 16"):
+        read_idx(path)
+
+
+def test_a_truncated_gzip_file_is_refused(tmp_path, write_idx):
+    path = write_idx(tmp_path / "a.gz", np.arange(200, dtype=np.uint8))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadData, match=r"truncated: its .* bytes of gzip data end too early"):
+        read_idx(path)
+
+
+def test_a_damaged_gzip_file_is_refused(tmp_path):
+    path = tmp_path / "a.gz"
+    content = bytearray(gzip.compress(bytes(1000)))
+    content[-6] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(BadData, match=r"a\.gz is damaged"):
+        read_idx(path)
+
+
+def test_another_kind_of_file_is_refused_with_its_first_bytes(tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(BadData, match="is no IDX file: it begins with the bytes 89 50 4e 47"):
+        read_idx(path)
+
+
+def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    with pytest.raises(BadData, match=r"is empty \(0 bytes\)"):
+        read_idx(tmp_path / "empty")
+    with pytest.raises(BadData, match="cannot be read: No such file"):
+        read_npz(tmp_path / "missing")
+
+
+def test_npz_arrays_are_read_by_key(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(6), y=np.ones(2, np.float32))
+    arrays = read_npz(tmp_path / "a.npz")
+    assert list(arrays) == ["x", "y"]
+    assert arrays["x"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_truncated_npz_file_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(600))
+    path = tmp_path / "a.npz"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadData, match=r"truncated or damaged \(1,000 bytes\)"):
+        read_npz(path)
+
+
+def test_an_npz_file_with_python_objects_is_refused_and_not_unpickled(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([{}, []], dtype=object), y=np.arange(2))
+    with pytest.raises(BadData, match="holds Python objects in its array 'x'"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_a_file_that_is_no_zip_is_no_npz_file(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"text of somebody")
+    with pytest.raises(BadData, match="is no NPZ file: it begins with the bytes 74 65 78 74"):
+        read_npz(tmp_path / "a.npz")

@@ -1,0 +1,132 @@
+"""Torch data sets are read once, item by item, into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from tutti.errors import BadData
+
+
+class Items(Dataset):
+    """Gives what a list holds, and counts how often."""
+
+    def __init__(self, items: list) -> None:
+        self.items, self.asked = items, []
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> object:
+        self.asked.append(index)
+        return self.items[index]
+
+
+def pairs(count: int) -> list:
+    return [(torch.full((2, 3), float(i)), i % 2) for i in range(count)]
+
+
+def test_each_sample_of_a_data_set_is_read_once(opened):
+    data = Items(pairs(20))
+    found = opened(data, validation=0)
+    assert data.asked == list(range(20))
+    assert found.train.inputs[:, 0, 0].tolist() == list(range(20))
+    assert found.train.targets.tolist() == [0, 1] * 10
+    assert found.classes == 2
+    assert found.shape == (2, 3)
+
+
+def test_a_tensor_data_set_is_taken_whole(opened):
+    x, y = torch.rand(12, 4), torch.arange(12) % 3
+    found = opened(TensorDataset(x, y), validation=0)
+    assert found.name == "TensorDataset"
+    assert torch.equal(found.train.inputs, x)
+    assert torch.equal(found.train.targets, y)
+
+
+def test_subsets_and_float_targets_are_read(opened):
+    x, y = torch.rand(12, 4), torch.rand(12, 2)
+    found = opened(Subset(TensorDataset(x, y), [3, 1, 5]), validation=0)
+    assert torch.equal(found.train.inputs, x[[3, 1, 5]])
+    assert torch.equal(found.train.targets, y[[3, 1, 5]])
+    assert found.classes is None
+
+
+def test_a_pair_of_data_sets_is_train_and_test(opened):
+    found = opened((Items(pairs(10)), Items(pairs(4))), validation=0.2)
+    assert (len(found.train), len(found.validation), len(found.test)) == (8, 2, 4)
+
+
+def test_pictures_of_a_data_set_become_images_with_channels_first(opened):
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 256, (8, 9, 3), dtype=np.uint8) for _ in range(6)]
+    data = Items([(picture, i % 2) for i, picture in enumerate(pictures)])
+    data.classes = ["cat", "dog"]
+    found = opened(data, validation=0)
+    assert found.shape == (3, 8, 9)
+    assert found.labels == ("cat", "dog")
+    assert torch.equal(found.train.inputs[2], torch.from_numpy(pictures[2]).permute(2, 0, 1))
+
+
+def test_tensors_keep_their_order_of_dimensions(opened):
+    found = opened(Items([(torch.zeros(8, 9, 3), 0), (torch.zeros(8, 9, 3), 1)]), validation=0)
+    assert found.shape == (8, 9, 3)
+
+
+def test_an_item_of_another_shape_is_named(opened):
+    items = pairs(10)
+    items[7] = (torch.zeros(2, 4), 0)
+    with pytest.raises(
+        BadData, match=r"input of item 7 of the train part has the shape \(2, 4\).*item 0 has \(2, 3\)"
+    ):
+        opened(Items(items))
+
+
+def test_a_target_of_another_shape_is_named(opened):
+    items = pairs(10)
+    items[4] = (items[4][0], [0, 1])
+    with pytest.raises(BadData, match="target of item 4 of the train part"):
+        opened(Items(items))
+
+
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [(torch.zeros(3), "Tensor of 3"), ({"image": 1, "label": 2}, "dict of 2"), ((1, 2, 3), "tuple of 3")],
+)
+def test_an_item_that_is_no_pair_is_named(opened, item, found):
+    items = pairs(10)
+    items[3] = item
+    with pytest.raises(BadData, match=rf"item 3 of the train part is a {found}; every item must be a pair"):
+        opened(Items(items))
+
+
+def test_an_error_inside_an_item_says_which(opened):
+    class Broken(Items):
+        def __getitem__(self, index: int) -> object:
+            if index == 2:
+                raise RuntimeError("no such picture")
+            return super().__getitem__(index)
+
+    with pytest.raises(RuntimeError, match="no such picture") as caught:
+        opened(Broken(pairs(5)))
+    assert any("item 2 of the train part" in note for note in caught.value.__notes__)
+
+
+def test_data_sets_without_length_and_loaders_are_refused(opened):
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[object]:
+            return iter(pairs(3))
+
+    with pytest.raises(BadData, match="the train part, a Stream, has no length"):
+        opened(Stream())
+    with pytest.raises(BadData, match=r"is a DataLoader; give the data set in it, loader\.dataset"):
+        opened(DataLoader(Items(pairs(4))))
+
+
+def test_an_empty_data_set_is_refused(opened):
+    with pytest.raises(BadData, match="the train part has no samples"):
+        opened(Items([]))

@@ -1,0 +1,97 @@
+"""A data set lies in memory once per host, and an error of one host reaches every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.comm.virtual import VirtualWorld
+from tutti.data import open_data
+from tutti.errors import BadData, BadOption, TuttiError
+
+
+def test_ranks_of_one_host_see_the_same_memory(images):
+    world = VirtualWorld(ranks=5, ranks_per_host=3)
+    sets = world.run(lambda comm: open_data(images, comm))
+    places = [found.train.inputs.data_ptr() for found in sets]
+    assert len(set(places[:3])) == 1
+    assert len(set(places[3:])) == 1
+    assert places[0] != places[3]
+    for found in sets[1:]:
+        assert torch.equal(found.train.inputs, sets[0].train.inputs)
+        assert torch.equal(found.validation.targets, sets[0].validation.targets)
+        assert found.train.scale == sets[0].train.scale
+
+
+def test_train_and_validation_are_neighbours_in_one_array(opened, images):
+    found = opened(images, validation=0.2)
+    assert found.train.inputs.is_contiguous()
+    end = found.train.inputs.data_ptr() + found.train.inputs.numel()
+    assert found.validation.inputs.data_ptr() == end
+
+
+def test_only_the_first_rank_of_a_host_looks_at_the_data(images):
+    def open_mine(comm):
+        return open_data(images if comm.node.rank == 0 else object(), comm)
+
+    sets = VirtualWorld(ranks=4, ranks_per_host=2).run(open_mine)
+    assert [len(found.train) for found in sets] == [54] * 4
+
+
+def test_an_error_of_one_host_is_raised_on_every_rank(images):
+    def errors(comm):
+        with pytest.raises(TuttiError) as caught:
+            open_data("/no/such.npz" if comm.rank >= 2 else images, comm)
+        return type(caught.value), str(caught.value)
+
+    found = VirtualWorld(ranks=4, ranks_per_host=2).run(errors)
+    assert len(set(found)) == 1
+    assert found[0][0] is BadData
+    assert "there is no /no/such.npz" in found[0][1]
+
+
+def test_hosts_with_different_data_are_refused(images):
+    x, y = images
+
+    def errors(comm):
+        with pytest.raises(BadData) as caught:
+            open_data((x, y) if comm.rank < 2 else (x, np.roll(y, 1)), comm)
+        return str(caught.value)
+
+    found = set(VirtualWorld(ranks=4, ranks_per_host=2).run(errors))
+    assert len(found) == 1
+    assert "the hosts read different data: rank 0 has 'arrays: 54 train" in found.pop()
+
+
+def test_the_scale_is_that_of_the_training_part_alone(opened, images):
+    x, y = images
+    plain = opened(((x[:40], y[:40]), (x[40:], y[40:])), validation=0)
+    assert plain.train.scale.mean == pytest.approx(((x[:40] / 255.0).mean(),))
+    assert plain.train.scale.std == pytest.approx(((x[:40] / 255.0).std(),))
+    assert plain.test.scale == plain.train.scale
+
+
+def test_validation_depends_on_the_seed_alone(opened, images):
+    first, again, other = (opened(images, seed=seed).validation.inputs for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_bytes_stay_bytes_and_floats_are_not_scaled(opened, images):
+    x, y = images
+    assert opened((x, y)).train.inputs.dtype == torch.uint8
+    found = opened((x.astype(np.float64), y), validation=0)
+    assert found.train.inputs.dtype == torch.float32
+    assert torch.equal(found.train.take(torch.arange(60))[0], torch.from_numpy(x).float())
+
+
+def test_large_arrays_are_filled_piece_by_piece(opened, monkeypatch, images):
+    monkeypatch.setattr("tutti.data.arrays.CHUNK", 200)
+    whole = opened(images, validation=0)
+    assert torch.equal(whole.train.inputs[:, 0], torch.from_numpy(images[0]))
+
+
+def test_a_share_out_of_range_is_refused(opened, images):
+    with pytest.raises(BadOption, match=r"the validation share is 1\.5"):
+        opened(images, validation=1.5)

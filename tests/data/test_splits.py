@@ -1,0 +1,61 @@
+"""The validation part has the same share of each class, and depends on the seed alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutti.data.splits import split
+from tutti.errors import BadData
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=200), st.floats(0.05, 0.9), st.integers(0, 99))
+def test_parts_cover_everything_and_no_class_loses_its_last_sample(labels, share, seed):
+    targets = np.array(labels)
+    wanted = round(share * len(targets))
+    many = np.bincount(targets).max() > 1
+    if wanted in (0, len(targets)) or not many:
+        return
+    train, validation = split(targets, share, seed, classes=7)
+    assert sorted([*train, *validation]) == list(range(len(targets)))
+    assert set(targets[train]) == set(labels)
+    assert 0 < len(validation) <= wanted
+
+
+def test_each_class_gives_the_same_share():
+    targets = np.repeat([0, 1, 2], [1000, 500, 33])
+    train, validation = split(targets, 0.1, 0, classes=3)
+    assert len(validation) == 153
+    assert np.bincount(targets[validation]).tolist() == [100, 50, 3]
+    assert len(train) == len(targets) - 153
+
+
+def test_the_seed_alone_decides():
+    targets = np.arange(500) % 5
+    first, again, other = (split(targets, 0.2, seed, classes=5)[1] for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+
+
+def test_float_targets_are_split_plainly():
+    train, validation = split(np.random.default_rng(0).random(50), 0.2, 0, classes=None)
+    assert len(validation) == 10
+    assert sorted([*train, *validation]) == list(range(50))
+
+
+def test_a_share_of_zero_keeps_nothing_aside():
+    train, validation = split(np.zeros(5, int), 0, 0, classes=1)
+    assert train.tolist() == [0, 1, 2, 3, 4]
+    assert len(validation) == 0
+
+
+def test_a_share_that_leaves_a_part_empty_is_refused():
+    with pytest.raises(BadData, match=r"share of 0\.001 of 100 samples leaves validation without any"):
+        split(np.zeros(100, int), 0.001, 0, classes=1)
+    with pytest.raises(BadData, match="leaves training without any"):
+        split(np.zeros(3, int), 0.99, 0, classes=1)
+    with pytest.raises(BadData, match="every class has a single sample"):
+        split(np.arange(10), 0.5, 0, classes=10)

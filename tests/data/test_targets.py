@@ -1,0 +1,113 @@
+"""Targets are classes or values; what fits neither is refused with the first sample at fault."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tutti.data.targets import read_targets
+from tutti.errors import BadData, NotFinite
+
+
+def read(train, test=None, classes=None, labels=()):
+    parts = {"train": np.asarray(train)} | ({} if test is None else {"test": np.asarray(test)})
+    return read_targets(parts, classes, labels)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int64", "bool"])
+def test_whole_numbers_are_classes(dtype):
+    found = read(np.array([0, 1, 1, 0], dtype))
+    assert found.classes == 2
+    assert found.parts["train"].dtype == np.int64
+    assert found.parts["train"].tolist() == [0, 1, 1, 0]
+
+
+def test_classes_are_counted_over_all_parts():
+    assert read([0, 1], test=[0, 4]).classes == 5
+
+
+def test_a_column_of_classes_is_flattened():
+    assert read([[0], [2]]).parts["train"].tolist() == [0, 2]
+
+
+def test_texts_are_classes_in_sorted_order_over_all_parts():
+    found = read(["dog", "cat", "dog"], test=["ant", "cat"])
+    assert found.labels == ("ant", "cat", "dog")
+    assert found.classes == 3
+    assert found.parts["train"].tolist() == [2, 1, 2]
+    assert found.parts["test"].tolist() == [0, 1]
+
+
+def test_texts_that_fit_no_class_count_or_part_are_refused():
+    with pytest.raises(BadData, match="3 different texts, but 2 classes"):
+        read(["a", "b", "c"], classes=2)
+    with pytest.raises(BadData, match=r"texts of shape \(2, 2\)"):
+        read([["a", "b"], ["b", "a"]])
+    with pytest.raises(BadData, match="test targets are of type <U1; give numbers, or texts in all parts"):
+        read([0, 1], test=["a", "b"])
+
+
+def test_floats_are_values():
+    found = read([[0.5], [2.0]])
+    assert found.classes is None
+    assert found.parts["train"].dtype == np.float32
+    assert found.parts["train"].shape == (2, 1)
+
+
+def test_floats_are_classes_when_their_number_is_given():
+    found = read([0.0, 2.0], classes=3)
+    assert found.classes == 3
+    assert found.parts["train"].dtype == np.int64
+
+
+def test_floats_that_are_not_whole_are_no_classes():
+    with pytest.raises(BadData, match=r"no class numbers: sample 1 has 1\.5, and 2 of 3 are not whole"):
+        read([0.0, 1.5, 2.5], classes=3)
+
+
+def test_several_flags_for_each_sample_are_floats():
+    found = read([[0, 1, 1], [1, 0, 0]])
+    assert found.classes is None
+    assert found.parts["train"].tolist() == [[0, 1, 1], [1, 0, 0]]
+    with pytest.raises(
+        BadData, match=r"targets have the shape \(2, 3\); class numbers have the shape \(2,\)"
+    ):
+        read([[0, 1, 2], [1, 0, 0]])
+
+
+def test_labels_below_zero_are_refused():
+    with pytest.raises(
+        BadData, match=r"train targets have 2 labels outside 0\.\.classes-1, first -1 in sample 1"
+    ):
+        read([1, -1, 1, -1])
+
+
+def test_labels_beyond_the_given_classes_are_refused():
+    with pytest.raises(
+        BadData, match=r"test targets have 1 labels outside 0\.\.9, first 10 in sample 2.*raise 'classes'"
+    ):
+        read([0, 1], test=[0, 9, 10], classes=10)
+
+
+def test_amounts_are_not_taken_for_classes():
+    with pytest.raises(BadData, match="whole numbers up to 50,000 for 3 samples, which look like amounts"):
+        read([10, 20, 50000])
+    assert read([10, 20, 50000], classes=50001).classes == 50001
+
+
+def test_float_targets_must_be_finite():
+    with pytest.raises(
+        NotFinite, match=r"train targets hold NaN or inf .* in 1 of 2 samples, first in sample 1"
+    ):
+        read([0.0, float("nan")])
+
+
+def test_names_of_classes_are_kept_when_they_fit():
+    assert read([0, 1], labels=("a", "b", "c")).classes == 3
+    assert read([0, 1], labels=("a", "b", "c")).labels == ("a", "b", "c")
+    assert read([0, 3], labels=("a", "b", "c")).labels == ()
+
+
+def test_other_types_are_refused():
+    with pytest.raises(BadData, match="train targets are of type complex128"):
+        read([1j, 2j])

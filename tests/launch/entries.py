@@ -1,0 +1,103 @@
+"""What the ranks of the launch tests run: functions of (comm, payload)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadData
+from tutti.launch.join import join
+from tutti.launch.plan import Plan
+from tutti.launch.start import start
+from tutti.launch.surroundings import started_by
+
+
+def describe(comm: Communicator, payload: bytes) -> object:
+    """What each rank is like."""
+    nested = start("launch.entries:world_size", b"", Plan(comm.size, 1))
+    return comm.all_gather_objects(
+        {
+            "rank": comm.rank,
+            "size": comm.size,
+            "payload": payload,
+            "threads": torch.get_num_threads(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+            "pid": os.getpid(),
+            "launcher": started_by().launcher.name,
+            "joined": join() is comm,
+            "nested": nested,
+        }
+    )
+
+
+def world_size(comm: Communicator, payload: bytes) -> object:
+    return comm.size
+
+
+def sum_of_ranks(comm: Communicator, payload: bytes) -> object:
+    vector = torch.tensor([float(comm.rank)])
+    comm.all_reduce(vector)
+    return vector.item()
+
+
+def fail(comm: Communicator, payload: bytes) -> object:
+    """Rank 1 fails, and writes down when; rank 2 computes and rank 0 waits for the others."""
+    when = Path(payload.decode(), "when")
+    Path(payload.decode(), f"pid-{comm.rank}").write_text(str(os.getpid()))
+    comm.barrier()
+    if comm.rank == 1:
+        when.write_text(str(time.monotonic()))
+        raise ValueError("seven is not a colour")
+    if comm.rank == 2:
+        while True:
+            time.sleep(1)
+    comm.barrier()
+    return None
+
+
+def bad_data(comm: Communicator, payload: bytes) -> object:
+    raise BadData("the labels are 12, expected 0 to 9; check the file")
+
+
+def die(comm: Communicator, payload: bytes) -> object:
+    """Rank 1 is gone as the payload says; the others wait for it."""
+    if comm.rank == 1:
+        if payload == b"exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+    return None
+
+
+def wait_for_ever(comm: Communicator, payload: bytes) -> object:
+    """Write down the process ids of this rank and of a child; rank 0 does not listen to SIGTERM."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    path = Path(payload.decode(), f"rank-{comm.rank}")
+    path.with_suffix(".new").write_text(json.dumps([os.getpid(), child.pid]))
+    path.with_suffix(".new").rename(path)
+    if comm.rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
+    comm.barrier()
+    return None
+
+
+def leave_a_child(comm: Communicator, payload: bytes) -> object:
+    """A process that outlives its rank."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child.returncode = 0  # nobody waits for it
+    return child.pid
+
+
+def describe_alone(comm: Communicator, payload: bytes) -> object:
+    return os.getpid(), torch.get_num_threads(), comm.size

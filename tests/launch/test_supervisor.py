@@ -1,0 +1,140 @@
+"""Ranks under our supervisor: results come back, failures end everything, and nobody is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
+
+from tutti.errors import BadData, PeerLost, RankFailed
+from tutti.launch.cores import allowed_cores
+from tutti.launch.plan import Plan, make_plan
+from tutti.launch.start import start
+
+LIMIT_S = 5.0
+SUPERVISED = Path(__file__).with_name("supervised.py")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_new_in_shared_memory() -> Iterator[None]:
+    before = shared_memory_files()
+    yield
+    assert shared_memory_files() <= before
+
+
+def test_each_rank_knows_its_place_and_the_result_of_rank_0_comes_back() -> None:
+    plan = make_plan(2)
+    payload = os.urandom(300_000)
+    said: list[str] = []
+    ranks = start("launch.entries:describe", payload, plan, announce=said.append)
+    assert isinstance(ranks, list)
+    assert said == [plan.describe(), *(f"warning: {text}" for text in plan.warnings)]
+    assert [one["rank"] for one in ranks] == [0, 1]
+    assert len({one["pid"] for one in ranks} | {os.getpid()}) == 3
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    for rank, one in enumerate(ranks):
+        assert one["payload"] == payload
+        assert (one["size"], one["nested"], one["joined"], one["launcher"]) == (2, 2, True, "TUTTI")
+        assert (one["threads"], one["OMP_NUM_THREADS"]) == (plan.threads, str(plan.threads))
+        assert tuple(one["cores"]) == (plan.cores[rank] if plan.cores else allowed)
+    assert wait_until_gone(one["pid"] for one in ranks) == []
+
+
+def test_more_ranks_than_cores_work() -> None:
+    plan = make_plan(len(allowed_cores().logical) + 3) if len(allowed_cores().logical) <= 2 else make_plan(5)
+    expected = sum(range(plan.workers))
+    assert start("launch.entries:sum_of_ranks", b"", plan) == expected
+
+
+def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        start("launch.entries:fail", str(tmp_path).encode(), make_plan(3))
+    assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
+    assert caught.value.rank == 1
+    lines = caught.value.traceback.rstrip().splitlines()
+    assert lines[-1] == "ValueError: seven is not a colour"
+    assert "in fail" in lines[1], "the first frame is the entry's"
+    assert not any(lives(int((tmp_path / f"pid-{rank}").read_text())) for rank in range(3))
+
+
+def test_a_user_error_stays_what_it_is() -> None:
+    with pytest.raises(BadData, match=r"^the labels are 12, expected 0 to 9; check the file$"):
+        start("launch.entries:bad_data", b"", make_plan(2))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("kill", r"killed by signal 9 \(SIGKILL\)"), ("exit", "exited with code 3 before it was done")],
+)
+def test_a_rank_that_dies_is_named(how: str, why: str) -> None:
+    with pytest.raises(PeerLost, match=why) as caught:
+        start("launch.entries:die", how.encode(), make_plan(2))
+    assert caught.value.ranks == [1]
+
+
+def test_an_entry_that_is_missing_is_named() -> None:
+    with pytest.raises(RankFailed, match="no_such_function"):
+        start("launch.entries:no_such_function", b"", make_plan(2))
+
+
+def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
+    child = start("launch.entries:leave_a_child", b"", make_plan(2))
+    assert isinstance(child, int)
+    assert not lives(child)
+
+
+def test_signals_to_the_supervisor_leave_no_rank_behind(tmp_path: Path) -> None:
+    """Three supervisors at the same time, since most of the time goes into starting the ranks."""
+    expected = {
+        signal.SIGINT: -signal.SIGINT,
+        signal.SIGTERM: 128 + signal.SIGTERM,
+        signal.SIGKILL: -signal.SIGKILL,
+    }
+    folders = {signum: tmp_path / signum.name for signum in expected}
+    for folder in folders.values():
+        folder.mkdir()
+    supervisors = {
+        signum: subprocess.Popen([sys.executable, SUPERVISED, folder], stderr=subprocess.PIPE, text=True)
+        for signum, folder in folders.items()
+    }
+    children: list[int] = []
+    try:
+        wait_for_files(folder / f"rank-{rank}" for folder in folders.values() for rank in range(2))
+        for signum, supervisor in supervisors.items():
+            pids = [json.loads((folders[signum] / f"rank-{rank}").read_text()) for rank in range(2)]
+            children += [child for _, child in pids]
+            sent = time.monotonic()
+            supervisor.send_signal(signum)
+            _, said = supervisor.communicate(timeout=60)
+            assert supervisor.returncode == expected[signum]
+            # Nobody is there to look for the children of ranks when the supervisor is killed.
+            watched = [
+                pid for rank, child in pids for pid in ([rank] if signum == signal.SIGKILL else [rank, child])
+            ]
+            assert wait_until_gone(watched) == []
+            assert time.monotonic() - sent < 2 * LIMIT_S
+            assert ("KeyboardInterrupt" in said) == (signum == signal.SIGINT)
+            assert said.count("Traceback") <= 1, "the ranks keep silent"
+    finally:
+        for supervisor in supervisors.values():
+            supervisor.kill()
+            supervisor.wait()
+        for child in filter(lives, children):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    ranks = start("launch.entries:describe_alone", b"x", Plan(1, before + 1))
+    assert ranks == (os.getpid(), before + 1, 1)
+    assert torch.get_num_threads() == before

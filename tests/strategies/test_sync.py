@@ -1,0 +1,273 @@
+"""`sync` on any number of ranks and hosts follows plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from strategies.sequential import Case, by_strategy, distance, sequential
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer, lr_scheduler
+
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadOption
+from tutti.strategies import Clip, Home, Sync
+from tutti.strategies.placement import place
+
+WORLDS = [1, 2, 3, 5, (2, 3), (1, 3), (2, 2, 1)]
+"""Ranks on one host, or on each of several hosts."""
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def world(ranks: int | tuple[int, ...]) -> VirtualWorld:
+    return VirtualWorld(ranks) if isinstance(ranks, int) else VirtualWorld(sum(ranks), ranks)
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 37), nn.Tanh(), nn.Linear(37, 18), nn.ReLU(), nn.Linear(18, 5)).to(dtype)
+
+
+def optimizer(name: str, **options: object) -> Callable[[nn.Module], Optimizer]:
+    return lambda module: getattr(optim, name)(module.parameters(), **options)
+
+
+def run(case: Case, ranks: int | tuple[int, ...], strategy: Sync = Sync()) -> list[Tensor]:
+    return world(ranks).run(by_strategy, case, strategy)
+
+
+def assert_follows(case: Case, ranks: int | tuple[int, ...], strategy: Sync = Sync(), tolerance: float = 0) -> None:
+    expected = sequential(case)
+    found = run(case, ranks, strategy)
+    assert distance(found[0], expected) < (tolerance or TOLERANCE[case.dtype])
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
+
+
+MOMENTUM = optimizer("SGD", lr=0.1, momentum=0.9)
+
+USUAL = {
+    "sgd": optimizer("SGD", lr=0.2),
+    "momentum": MOMENTUM,
+    "nesterov": optimizer("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": optimizer("Adam", lr=0.01),
+    "adam-amsgrad": optimizer("Adam", lr=0.01, amsgrad=True, weight_decay=0.1),
+    "adamw": optimizer("AdamW", lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("ranks", WORLDS, ids=str)
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
+def test_50_steps_agree_with_plain_torch(name: str, ranks: int, dtype: torch.dtype) -> None:
+    assert_follows(Case(partial(mlp, dtype), USUAL[name], dtype=dtype), ranks)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adam-amsgrad"])
+def test_options_of_the_optimizer_are_used(name: str) -> None:
+    assert_follows(Case(mlp, USUAL[name]), 3)
+
+
+OTHERS = ["Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, (2, 3)], ids=str)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_optimizer_agrees_with_plain_torch(name: str, ranks: int) -> None:
+    case = Case(partial(mlp, torch.float64), optimizer(name, lr=0.01), steps=3, dtype=torch.float64)
+    assert_follows(case, ranks)
+
+
+def without_biases() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 37, bias=False), nn.Tanh(), nn.Linear(37, 5, bias=False))
+
+
+@pytest.mark.skipif(not hasattr(optim, "Muon"), reason="this torch has no Muon")
+def test_muon_agrees_with_plain_torch() -> None:
+    # Muon computes in bfloat16, where a difference in the last place of the gradient can be seen.
+    assert_follows(Case(without_biases, optimizer("Muon", lr=0.01), steps=3), 3, tolerance=1e-3)
+
+
+class Centred(optim.SGD):
+    """Uses a parameter's shape: subtracts the mean of the gradient's rows."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.dim() > 1:
+                    parameter.grad -= parameter.grad.mean(dim=1, keepdim=True)
+        super().step(closure)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
+def test_an_optimizer_of_the_users_own_gets_whole_parameters(ranks: int) -> None:
+    case = Case(mlp, lambda module: Centred(module.parameters(), lr=0.1, momentum=0.9), steps=10)
+    assert_follows(case, ranks)
+
+
+def test_more_ranks_than_parameters_leave_some_without_work() -> None:
+    assert_follows(Case(without_biases, optimizer("Adafactor", lr=0.01), steps=3), 5)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    "clip", [Clip(norm=0.05), Clip(value=0.01), Clip(norm=0.05, value=0.01), Clip(norm=1e6)], ids=str
+)
+def test_clipping_equals_torchs(clip: Clip, ranks: int) -> None:
+    assert_follows(Case(mlp, MOMENTUM, clip=clip), ranks)
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
+    "one-cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=51),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=50),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1)),
+}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_scheduler_attached_to_the_optimizer_takes_effect(schedule: str, name: str) -> None:
+    case = Case(mlp, USUAL[name], schedule=SCHEDULES[schedule])
+    assert_follows(case, 3)
+    assert distance(sequential(case), sequential(replace(case, schedule=None))) > 1e-3
+
+
+def test_a_scheduler_made_before_the_worker_takes_effect_too() -> None:
+    def build(module: nn.Module) -> Optimizer:
+        made = optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        made.keep = lr_scheduler.StepLR(made, step_size=10)
+        return made
+
+    case = Case(mlp, build, schedule=lambda o: o.keep)
+    assert_follows(case, 2)
+
+
+def test_a_learning_rate_that_is_a_tensor_works() -> None:
+    case = Case(mlp, lambda module: optim.Adam(module.parameters(), lr=torch.tensor(0.01)))
+    assert_follows(case, 2)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"fused": True}], ids=str)
+def test_the_users_choice_of_implementation_is_kept(options: dict[str, bool]) -> None:
+    assert_follows(Case(mlp, optimizer("Adam", lr=0.01, **options)), 2)
+
+
+def test_a_zero_eps_makes_no_nan_in_the_gaps_between_parameters() -> None:
+    def check(comm: object) -> None:
+        module = mlp()
+        replica = place(module, comm, Home.SHARED)
+        made = optim.Adam(module.parameters(), lr=0.01, eps=0.0)
+        worker = Sync().worker(replica, comm, made, Clip())
+        for parameter in module.parameters():
+            parameter.grad.fill_(1.0)
+        worker.step()
+        assert replica.flats[0].weights.isfinite().all()
+
+    VirtualWorld(2).run(check)
+
+
+def two_groups(module: nn.Module) -> Optimizer:
+    weights = [p for p in module.parameters() if p.dim() > 1]
+    biases = [p for p in module.parameters() if p.dim() == 1]
+    return optim.AdamW([{"params": weights, "weight_decay": 0.5}, {"params": biases, "lr": 0.1}], lr=0.01)
+
+
+def one_unused_group(module: nn.Module) -> Optimizer:
+    return optim.SGD([p for p in module.parameters() if p.dim() > 1], lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("groups", [two_groups, one_unused_group])
+@pytest.mark.parametrize("ranks", [1, 2, 5, (2, 3)], ids=str)
+def test_param_groups_keep_their_own_options(groups: Callable[[nn.Module], Optimizer], ranks: int) -> None:
+    assert_follows(Case(mlp, groups), ranks)
+
+
+class Odd(nn.Module):
+    """Two dtypes, tied weights, a frozen parameter, an unused one, a scalar and an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.second = nn.Linear(12, 12)
+        self.second.weight = self.first.weight
+        self.precise = nn.Linear(12, 5).double()
+        self.unused = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.zeros(0, 4))
+        self.frozen = nn.Parameter(torch.ones(12), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.tanh(self.first(x) * self.frozen)) * self.scale
+        return self.precise(hidden.double())
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adafactor", "SGD"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, (2, 3)], ids=str)
+def test_odd_models_are_trained_like_any_other(name: str, ranks: int) -> None:
+    assert_follows(Case(Odd, optimizer(name, lr=0.01), clip=Clip(norm=0.5), steps=20), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 3], ids=str)
+@pytest.mark.parametrize("every", [2, 40])
+def test_accumulating_over_passes_changes_nothing(every: int, ranks: int) -> None:
+    assert_follows(Case(mlp, MOMENTUM), ranks, Sync(every=every))
+
+
+def test_an_empty_part_takes_part_with_a_zero_gradient() -> None:
+    assert_follows(Case(mlp, MOMENTUM, steps=12), 31)
+
+
+@pytest.mark.parametrize("ranks", [3, (2, 3)], ids=str)
+def test_the_same_run_twice_is_bit_equal(ranks: int) -> None:
+    case = Case(mlp, USUAL["adam"], clip=Clip(norm=0.5))
+    assert torch.equal(run(case, ranks)[0], run(case, ranks)[0])
+
+
+def test_state_that_the_optimizer_has_already_is_carried_over() -> None:
+    def warmed_up(module: nn.Module) -> Optimizer:
+        made = optim.Adam(module.parameters(), lr=0.01)
+        before = [p.detach().clone() for p in module.parameters()]
+        for number, parameter in enumerate(module.parameters()):
+            torch.manual_seed(number)
+            parameter.grad = torch.randn_like(parameter)
+        made.step()
+        with torch.no_grad():
+            for parameter, value in zip(module.parameters(), before, strict=True):
+                parameter.copy_(value)
+                parameter.grad.zero_()
+        return made
+
+    def check(comm: object, case: Case) -> Tensor:
+        return by_strategy(comm, case, Sync())
+
+    case = Case(mlp, warmed_up, steps=5)
+    expected = sequential(case)
+    assert distance(expected, sequential(replace(case, optimizer=USUAL["adam"]))) > 1e-4
+    # One rank: the warm-up above writes to the weights, which the ranks of a host share.
+    assert distance(VirtualWorld(1).run(check, case)[0], expected) < 1e-5
+
+
+def test_gradients_are_zero_after_a_step() -> None:
+    def check(comm: object) -> None:
+        module = mlp()
+        replica = place(module, comm, Home.SHARED)
+        worker = Sync().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip(norm=1.0))
+        for parameter in module.parameters():
+            parameter.grad.fill_(1.0)
+        worker.step()
+        comm.barrier()
+        assert not replica.flats[0].rows.any()
+
+    VirtualWorld(5, (2, 3)).run(check)
+
+
+def test_a_batch_must_have_a_pass() -> None:
+    with pytest.raises(BadOption, match="smallest possible is 1"):
+        Sync(every=0)
+
+
+def test_sync_says_how_many_passes_it_wants() -> None:
+    assert Sync(every=4).passes == 4

@@ -1,0 +1,49 @@
+"""The public namespace: what is promised is there, and importing it is cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tutti
+
+LIGHT = (
+    "tutti",
+    "tutti.cli.main",
+    "tutti.cli.train",
+    "tutti.cli.evaluate",
+    "tutti.cli.verify",
+    "tutti.cli.doctor",
+    "tutti.errors",
+    "tutti.records",
+    "tutti.experiments.config",
+    "tutti.experiments.job",
+    "tutti.launch.plan",
+    "tutti.launch.start",
+    "tutti.launch.supervisor",
+)
+
+
+@pytest.mark.parametrize("name", tutti.__all__)
+def test_every_public_name_can_be_used(name: str) -> None:
+    assert getattr(tutti, name) is not None
+
+
+def test_the_list_of_names_is_the_table_of_homes() -> None:
+    lazy = {name for names in tutti._HOMES.values() for name in names}
+    assert lazy | {"__version__"} == set(tutti.__all__)
+    assert set(tutti.__all__) <= set(dir(tutti))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tran'"):
+        _ = tutti.tran
+
+
+def test_the_supervisor_s_side_imports_neither_torch_nor_mpi() -> None:
+    heavy = "[name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules]"
+    program = [sys.executable, "-c", f"import sys, {', '.join(LIGHT)}; print({heavy})"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,76 @@
+"""Precision, layout and device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.training.arithmetic import Arithmetic
+
+
+class Notes(nn.Module):
+    """Notes the dtype that its product has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = inputs @ self.weight
+        self.seen = outputs.dtype
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "product", "outputs"),
+    [
+        ("fp32", torch.float32, torch.float32, torch.float32),
+        ("bf16", torch.float32, torch.bfloat16, torch.float32),
+        ("fp64", torch.float64, torch.float64, torch.float64),
+    ],
+)
+def test_each_precision_computes_in_its_own(
+    precision: str, weights: torch.dtype, product: torch.dtype, outputs: torch.dtype
+) -> None:
+    arithmetic = Arithmetic(precision)
+    module = arithmetic.prepare(Notes())
+    found = arithmetic.forward(module, arithmetic.inputs(torch.ones(2, 8)))
+    assert (module.weight.dtype, module.seen, found.dtype) == (weights, product, outputs)
+    found.sum().backward()
+    assert module.weight.grad.dtype == weights
+
+
+def test_only_floating_targets_follow_the_precision() -> None:
+    arithmetic = Arithmetic("fp64")
+    assert arithmetic.targets(torch.zeros(2)).dtype == torch.float64
+    assert arithmetic.targets(torch.zeros(2, dtype=torch.int64)).dtype == torch.int64
+
+
+def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None:
+    arithmetic = Arithmetic(layout="channels_last")
+    module = arithmetic.prepare(nn.Conv2d(3, 8, 3))
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    images = arithmetic.inputs(torch.zeros(2, 3, 8, 8))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert arithmetic.inputs(torch.zeros(2, 8)).is_contiguous()
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'fp32'"):
+        Arithmetic("fp3")
+    with pytest.raises(UnknownName, match="did you mean 'channels_last'"):
+        Arithmetic(layout="channels-last")
+    if not torch.cuda.is_available():
+        with pytest.raises(BadOption, match="no GPU"):
+            Arithmetic(device="cuda")
+
+
+def test_a_model_that_returns_no_tensor_is_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return inputs, inputs
+
+    with pytest.raises(BadModel, match="returns a tuple, not a tensor"):
+        Arithmetic().forward(Pair(), torch.zeros(1))

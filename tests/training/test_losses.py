@@ -1,0 +1,121 @@
+"""Losses by name, and outputs that do not fit them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tutti.data.parts import DataSet, Part
+from tutti.errors import BadData, BadModel, BadOption, UnknownName
+from tutti.training.losses import check_labels, fit_check, named_loss
+
+LABELS = torch.tensor([0, 2, 1, 2])
+SCORES = torch.tensor([[2.0, 0.1, 0.3], [0.2, 0.4, 0.1], [1.0, 1.5, 0.0], [0.0, 0.0, 3.0]])
+
+
+def data_set(targets: Tensor, classes: int | None = None) -> DataSet:
+    part = Part(torch.zeros(len(targets), 2), targets)
+    return DataSet("made up", part, None, None, classes, (), (2,))
+
+
+CLASSES = data_set(LABELS, 3)
+NUMBERS = data_set(torch.randn(4))
+
+
+def test_auto_is_cross_entropy_for_labels_and_mse_for_numbers() -> None:
+    assert named_loss("auto", CLASSES).name == "cross_entropy"
+    assert named_loss("auto", NUMBERS).name == "mse"
+
+
+def test_cross_entropy_is_that_of_torch() -> None:
+    found = named_loss("cross_entropy", CLASSES)(SCORES, LABELS)
+    assert torch.equal(found, functional.cross_entropy(SCORES, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("mse", functional.mse_loss),
+        ("l1", functional.l1_loss),
+        ("bce", functional.binary_cross_entropy_with_logits),
+    ],
+)
+def test_elementwise_losses_never_broadcast_a_column_against_a_row(name: str, function) -> None:
+    outputs, targets = torch.randn(4, 1), torch.rand(4)
+    found = named_loss(name, NUMBERS)(outputs, targets)
+    torch.testing.assert_close(found, function(outputs[:, 0], targets))
+
+
+def test_elementwise_losses_take_labels_one_hot() -> None:
+    found = named_loss("mse", CLASSES)(SCORES, LABELS)
+    torch.testing.assert_close(found, functional.mse_loss(SCORES, functional.one_hot(LABELS, 3).float()))
+
+
+def test_the_nearest_loss_is_named() -> None:
+    with pytest.raises(UnknownName, match=r"unknown loss 'cros_entropy'; did you mean 'cross_entropy'"):
+        named_loss("cros_entropy", CLASSES)
+
+
+def test_a_loss_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def half(outputs, targets):\n    return (outputs[:, 0] / 2).mean()\n")
+    loss = named_loss(f"{tmp_path}/mine.py:half", CLASSES)
+    assert loss(SCORES, LABELS).item() == pytest.approx(0.4)
+
+
+def test_a_module_and_a_loss_for_each_sample_are_losses_too() -> None:
+    expected = functional.cross_entropy(SCORES, LABELS)
+    assert torch.equal(named_loss(nn.CrossEntropyLoss(), CLASSES)(SCORES, LABELS), expected)
+    torch.testing.assert_close(
+        named_loss(nn.CrossEntropyLoss(reduction="none"), CLASSES)(SCORES, LABELS), expected
+    )
+
+
+def test_what_cannot_be_called_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "number.py").write_text("five = 5\n")
+    with pytest.raises(BadOption, match="is a int, not a function"):
+        named_loss(f"{tmp_path}/number.py:five", CLASSES)
+
+
+def test_fitting_outputs_pass() -> None:
+    fit_check(SCORES, LABELS, named_loss("cross_entropy", CLASSES), 3)
+    fit_check(SCORES, LABELS, named_loss("mse", CLASSES), 3)
+    fit_check(torch.randn(4, 1), torch.randn(4), named_loss("mse", NUMBERS))
+    fit_check(
+        torch.randn(4, 3, 5, 5), torch.zeros(4, 5, 5, dtype=torch.int64), named_loss("cross_entropy", CLASSES)
+    )
+    fit_check(torch.randn(4), torch.ones(4, dtype=torch.int64), named_loss("bce", CLASSES), 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "classes", "wanted"),
+    [
+        ("cross_entropy", torch.randn(4, 2), LABELS, 3, r"\(4, 3\)"),
+        ("cross_entropy", torch.randn(4), LABELS, 3, r"\(4, 3\)"),
+        ("cross_entropy", torch.randn(3, 3), LABELS, 3, r"\(4, 3\)"),
+        ("cross_entropy", torch.randn(4, 3), torch.rand(4), None, r"\(4, classes\) and whole-number labels"),
+        ("mse", torch.randn(4, 3), torch.randn(4), None, r"\(4,\)"),
+        ("mse", torch.randn(4, 2), LABELS, 3, r"\(4, 3\)"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused_with_both_shapes(
+    loss: str, outputs: Tensor, targets: Tensor, classes: int | None, wanted: str
+) -> None:
+    with pytest.raises(BadModel, match=f"needs outputs of shape {wanted}") as caught:
+        fit_check(outputs, targets, named_loss(loss, CLASSES), classes)
+    assert str(tuple(outputs.shape)) in str(caught.value)
+    assert str(tuple(targets.shape)) in str(caught.value)
+
+
+def test_a_loss_that_is_a_sum_is_refused() -> None:
+    with pytest.raises(BadOption, match="is a sum"):
+        fit_check(SCORES, LABELS, named_loss(nn.CrossEntropyLoss(reduction="sum"), CLASSES), 3)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])
+def test_labels_that_no_output_stands_for_are_refused(labels: list[int]) -> None:
+    with pytest.raises(BadData, match=r"labels go from .* 3 outputs stand for the labels 0 to 2"):
+        check_labels(torch.tensor(labels), 3)

@@ -1,0 +1,94 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from tutti.records import EpochRecord, Evaluation
+from tutti.training.progress import (
+    Lines,
+    Live,
+    Moment,
+    Progress,
+    Silent,
+    Span,
+    duration,
+    progress_on,
+)
+
+TRAIN = Evaluation(1000, 0.21543, {"accuracy": 0.9312, "mae": 0.5})
+RECORD = EpochRecord(
+    epoch=2,
+    step=16,
+    complete=True,
+    train=TRAIN,
+    validation=Evaluation(100, 0.25, {"accuracy": 0.92}),
+    seconds={},
+    samples_per_s=12_345.6,
+    lr=0.1,
+    time="",
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def show(progress: Progress) -> None:
+    progress.begin(Span(updates=24, per_epoch=8))
+    progress.moment(Moment(2, 12, TRAIN, 10_000.0))
+    progress.epoch(RECORD)
+    progress.end()
+
+
+def test_without_a_terminal_there_is_a_plain_line_for_each_epoch() -> None:
+    stream = io.StringIO()
+    show(progress_on(stream))
+    moment, epoch = stream.getvalue().splitlines()
+    assert moment.startswith("epoch 2/3   50%  loss 0.2154  accuracy 93.12%  mae 0.5  10,000 samples/s  ")
+    assert epoch.startswith("epoch 2/3  loss 0.2154  accuracy 93.12%  mae 0.5  validation loss 0.2500  ")
+    assert "accuracy 92.00%  12,346 samples/s" in epoch
+    assert epoch.endswith(" left")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_the_last_line_does_not_speak_of_time_left() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin(Span(updates=16, per_epoch=8))
+    lines.epoch(RECORD)
+    assert "left" not in stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = progress_on(stream)
+    assert isinstance(progress, Live)
+    show(progress)
+    text = stream.getvalue()
+    assert "10,000 samples/s" in text
+    assert "epoch 2/3  loss 0.2154  accuracy 93.12%" in text
+    assert "12,346 samples/s\n" in text
+
+
+def test_other_ranks_show_nothing() -> None:
+    stream = Terminal()
+    progress = progress_on(stream, rank=1)
+    assert isinstance(progress, Silent)
+    show(progress)
+    assert stream.getvalue() == ""
+
+
+def test_a_begun_epoch_counts() -> None:
+    assert Span(updates=17, per_epoch=8).epochs == 3
+    assert Span(updates=80, per_epoch=8).label(2) == "epoch  2/10"
+
+
+def test_durations_are_read_at_a_glance() -> None:
+    assert [duration(seconds) for seconds in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]

@@ -1,0 +1,222 @@
+"""The folder that a run writes, and what can be wrong with it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tutti.errors import BadModel, BadRunFolder
+from tutti.records import EpochRecord, Evaluation, Summary, World
+from tutti.replica import Replica
+from tutti.training import run_folder
+from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
+
+RECORD = EpochRecord(
+    1, 8, True, Evaluation(10, 0.5), None, {"validation": 0.0, "total": 1.0}, 10.0, 0.1, "now"
+)
+TRAINED_ON = TrainedOn("digits", 3, ("a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
+
+
+class Tied(nn.Module):
+    """Tied weights, a frozen parameter, buffers of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.empty = nn.Parameter(torch.zeros(0), requires_grad=False)
+        self.register_buffer("mask", torch.rand(2) > 0.5)
+        self.register_buffer("passing", torch.rand(2), persistent=False)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a" / "run", "mlp", "digits")
+    module = nn.Linear(4, 3)
+    folder.write_config({"model": "mlp", "lr": None})
+    folder.write_data(TRAINED_ON)
+    folder.append(RECORD)
+    summary = Summary.of([RECORD], RECORD.train, 15, World())
+    folder.write_weights(module)
+    folder.write_summary(summary)
+    again, other = RunFolder.open(folder.path), nn.Linear(4, 3)
+    again.load_weights(other)
+    assert again.config() == {"model": "mlp", "lr": None}
+    assert again.data() == TRAINED_ON
+    assert again.history().records == [RECORD]
+    assert again.summary() == summary
+    assert torch.equal(module.weight, other.weight)
+    assert sorted(path.name for path in folder.path.iterdir()) == sorted(run_folder.FILES)
+
+
+def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    module, other = Tied(), Tied()
+    Replica(module)
+    replica = Replica(other)
+    folder.write_weights(module)
+    folder.load_weights(other)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    assert other.second.weight is other.first.weight
+    weights, span = replica.flats[0].weights, replica.flats[0].spans[0]
+    assert torch.equal(weights[span], module.first.weight.detach().flatten())
+
+
+def test_channels_last_weights_are_stored_as_they_are_read(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "cnn", "digits")
+    module, other = nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last), nn.Conv2d(3, 5, 2)
+    folder.write_weights(module)
+    folder.load_weights(other)
+    assert torch.equal(module.weight, other.weight)
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    module = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
+    module[1].weight = module[0].weight
+    folder.write_weights(module)
+    assert (folder.path / run_folder.WEIGHTS).stat().st_size < 1.5 * 200 * 200 * 4
+
+
+def test_the_default_name_tells_date_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "folder_name", lambda model, data: f"today-{model}-{data}")
+    first, second = (RunFolder.create(None, "mlp", "digits").path for _ in range(2))
+    assert str(first) == "runs/today-mlp-digits"
+    assert str(second) == "runs/today-mlp-digits-2"
+
+
+def test_names_with_paths_and_spaces_become_plain_words() -> None:
+    assert run_folder.folder_name("some/where/my model.py:make", "/data/x/").endswith("-make-x")
+
+
+def test_a_folder_with_something_in_it_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for attempt in (lambda: check_writable(tmp_path), lambda: RunFolder.create(tmp_path, "mlp", "digits")):
+        with pytest.raises(BadRunFolder, match="not empty; name another one with --out"):
+            attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(BadRunFolder, match="a file is where a folder is needed"):
+            check_writable(path)
+
+
+def test_a_place_that_refuses_writing_is_named() -> None:
+    with pytest.raises(BadRunFolder, match=r"cannot write /proc/run: .* --out"):
+        check_writable("/proc/run")
+
+
+def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_writable(tmp_path / "not" / "yet" / "there")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match=r"has [\d,]+ bytes free, and the run will write about 1,000,"):
+        check_writable(tmp_path / "run", needed_bytes=10**18)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_an_error_with_a_remedy_and_keeps_the_old_file(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "config.json").write_text('{"old": true}')
+    for write in (lambda: folder.write_config({}), lambda: folder.append(RECORD)):
+        with pytest.raises(BadRunFolder, match="No space left on device; free some space"):
+            write()
+    assert folder.config() == {"old": True}
+    assert not [path for path in tmp_path.iterdir() if "unfinished" in path.name]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match="does not exist; give the folder"):
+        RunFolder.open(tmp_path / "nowhere")
+
+
+def test_a_folder_that_lacks_files_is_refused_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadRunFolder, match=r"lacks weights\.safetensors"):
+        RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"test": 3}', '{"name": "digits", "classes": "x"}', "{}"])
+def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
+    for name in ("summary.json", "data.json"):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(BadRunFolder, match=r"summary\.json"):
+        RunFolder(tmp_path).summary()
+    with pytest.raises(BadRunFolder, match=r"data\.json"):
+        RunFolder(tmp_path).data()
+
+
+def test_broken_weights_are_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_weights(nn.Linear(4, 3))
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
+        folder.load_weights(nn.Linear(4, 3))
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_weights(nn.Linear(4, 3))
+    with pytest.raises(BadModel, match="do not fit the model"):
+        folder.load_weights(nn.Linear(4, 2))
+
+
+def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"count": 3}
+
+    with pytest.raises(BadModel, match="_extra_state"):
+        RunFolder(tmp_path).write_weights(Extra(2, 2))
+
+
+def test_a_run_that_came_to_nothing_is_taken_back(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    folder.write_config({})
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_removing_spares_what_the_run_did_not_write(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    folder.write_config({})
+    (folder.path / "notes.txt").write_text("mine")
+    folder.remove()
+    assert [path.name for path in folder.path.iterdir()] == ["notes.txt"]
+
+
+def test_numbers_that_json_does_not_know_are_written_as_strings(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_config({"lr": float("nan")})
+    assert json.loads((tmp_path / "config.json").read_text()) == {"lr": "NaN"}
+
+
+def test_reading_a_run_folder_needs_no_torch() -> None:
+    program = "import sys, tutti.training.run_folder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
