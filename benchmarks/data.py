@@ -2,8 +2,9 @@
 
     python benchmarks/data.py [--rounds 5] [--samples 60000]
 
-All sides read the same 8-bit images in memory (those of MNIST where TUTTI_DATA has them, else made up), shuffled, in
-batches of 128, as normalised float32. The DataLoader's data set is what its users write: index, to float, normalise.
+All sides read the same 8-bit images in memory (those of MNIST where TUTTI_DATA has them, else made up),
+shuffled, in batches of 128, as normalised float32. The DataLoader's data set is what its users write: index,
+to float, normalise.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import describe_machine, interleave, medians, table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from measure import describe_machine, interleave, medians, table
 from tutti.comm.virtual import VirtualWorld
 from tutti.data import Batches, DataSet, Part, open_data
 
@@ -92,9 +93,10 @@ def main() -> None:
         ratio = found["tutti"] / rate
         wanted = "" if name == "tutti" else f"{WANTED}x, {'reached' if ratio >= WANTED else 'MISSED'}"
         rows.append([name, f"{rate:,.0f}", f"{ratio:.1f}x", wanted])
-    print(machine + "\n")
-    title = f"Samples delivered: {whole.name}, {len(part):,} samples, batch {BATCH_SIZE}, 1 thread, median of {options.rounds}"
-    print(table(title, ["side", "samples/s", "tutti / side", "wanted"], rows))
+    print(f"{machine}\n")
+    size = f"{len(part):,} samples, batch {BATCH_SIZE}"
+    print(f"Samples delivered: {whole.name}, {size}, 1 thread, median of {options.rounds}\n")
+    print(table(["side", "samples/s", "tutti / side", "wanted"], rows))
 
 
 if __name__ == "__main__":

@@ -40,24 +40,23 @@ def medians(measured: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def describe_machine() -> str:
-    """The processor, the cores that this process may use, the memory and the versions, in one paragraph."""
+    """The processor, the cores that this process may use, the memory, the versions and the load."""
     cores = len(os.sched_getaffinity(0))
     memory_gib = psutil.virtual_memory().total / 2**30
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
     return (
         f"{_processor()}; {cores} of {os.cpu_count()} cores allowed, {memory_gib:.0f} GiB; "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}; "
-        f"load average before: {load}"
+        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}; load average: {load}"
     )
 
 
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in Markdown, its columns aligned; the first column to the left, the others to the right."""
-    columns = list(zip(heads, *rows, strict=True))
-    widths = [max(3, *(len(cell) for cell in column)) for column in columns]
-    lines = [f"### {title}", "", _line(heads, widths)]
-    lines.append("|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|")
-    return "\n".join(lines + [_line(row, widths) for row in rows])
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(heads, *texts, strict=True)]
+    rule = "|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|"
+    return "\n".join([_line(heads, widths), rule, *(_line(row, widths) for row in texts)])
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

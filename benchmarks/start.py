@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measure import describe_machine, interleave, table
+from measure import describe_machine, interleave, medians, table
 
 LOSS = """
 import os, time
@@ -69,11 +69,11 @@ def main() -> None:
         "first step, 1 rank": lambda: first_step(1),
         "first step, 2 ranks": lambda: first_step(2),
     }
-    medians = interleave(sides, rounds=args.rounds)
-    torch_s = medians["python -c 'import torch'"]
+    seconds = medians(interleave(sides, rounds=args.rounds))
+    torch_s = seconds["python -c 'import torch'"]
     print(describe_machine())
     print(f"seconds from the command on, median of {args.rounds}\n")
-    rows = [[name, f"{seconds:.2f}", f"{seconds - torch_s:+.2f}"] for name, seconds in medians.items()]
+    rows = [[name, f"{took:.2f}", f"{took - torch_s:+.2f}"] for name, took in seconds.items()]
     print(table(["", "seconds", "beyond importing torch"], rows))
 
 

@@ -10,7 +10,8 @@ import json
 import math
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -68,20 +69,72 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class RankRecord:
+    """What one rank did in an epoch.
+
+    Attributes:
+        updates: steps that it made.
+        samples: training samples that it computed.
+        compute_s: seconds of forward and backward.
+        exchanges: how many times it exchanged something with others.
+        bytes_sent: what it sent or wrote for others to read, in bytes.
+        wait_s: seconds that it waited for others in these exchanges.
+        dropped: gradients of its own that came too late and were not used.
+        skipped: exchanges that its strategy left out as not worth their while.
+        staleness_mean: updates by others between what a gradient was computed from and what it was applied
+            to, on average; None where nothing is stale.
+        staleness_p99: their 99th percentile.
+        staleness_max: their maximum.
+        age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
+        age_s_p99: their 99th percentile.
+        age_s_max: their maximum.
+    """
+
+    updates: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    exchanges: int = 0
+    bytes_sent: int = 0
+    wait_s: float = 0.0
+    dropped: int = 0
+    skipped: int = 0
+    staleness_mean: float | None = None
+    staleness_p99: float | None = None
+    staleness_max: float | None = None
+    age_s_mean: float | None = None
+    age_s_p99: float | None = None
+    age_s_max: float | None = None
+
+    @classmethod
+    def from_json(cls, values: Json) -> RankRecord:
+        """The record that `dataclasses.asdict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such record.
+        """
+        kinds: dict[str, Callable[[Any], object]]
+        kinds = {"int": int, "float": float, "float | None": _number}
+        found: Json = {f.name: kinds[str(f.type)](values[f.name]) for f in fields(cls)}
+        return cls(**found)
+
+
+@dataclass(frozen=True)
 class EpochRecord:
     """One epoch of training, or the part of it that a run of so many steps reached.
 
     Attributes:
         epoch: its number, from 1.
-        step: weight updates made since the run began.
+        step: weight updates made since the run began; where each rank makes its own, those of one rank (the
+            mean, where batches are handed out to whoever asks).
         complete: whether the epoch was trained to its end.
         train: loss and metrics of its training samples, each as it was when its update was made.
         validation: on the validation part after the epoch; None without such a part.
         seconds: rank 0's time, by stage: data, compute (forward and backward), exchange (all that a step does
-            beyond these), validation, and total.
+            beyond these), validation (what it held training up), and total.
         samples_per_s: training samples of all ranks per second, validation not counted.
         lr: the learning rate of the first parameter group in the last update.
         time: when the epoch ended (UTC, ISO 8601).
+        ranks: what each rank did, in rank order.
     """
 
     epoch: int
@@ -93,6 +146,7 @@ class EpochRecord:
     samples_per_s: float
     lr: float
     time: str
+    ranks: list[RankRecord] = field(default_factory=list)
 
     def as_json(self) -> Json:
         """The record as JSON values; `from_json` reads them."""
@@ -115,6 +169,7 @@ class EpochRecord:
             samples_per_s=float(values["samples_per_s"]),
             lr=float(values["lr"]),
             time=str(values["time"]),
+            ranks=[RankRecord.from_json(rank) for rank in values.get("ranks", [])],
         )
 
 
@@ -142,7 +197,7 @@ class Summary:
         validation: on the validation part after the last epoch; None without such a part.
         parameters: how many trainable numbers the model has.
         epochs: epochs begun.
-        steps: weight updates made.
+        steps: weight updates made, as in the last `EpochRecord`.
         samples: training samples behind them.
         seconds: wall time of training, validation included.
         samples_per_s: training samples per second, validation not counted.
@@ -302,6 +357,10 @@ def _writable(value: object) -> object:
 
 def _floats(values: Json) -> dict[str, float]:
     return {name: float(number) for name, number in values.items()}
+
+
+def _number(value: str | float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _evaluation(values: Json | None) -> Evaluation | None:

@@ -36,7 +36,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     assert out.startswith("plan: 1 rank x 1 thread")
     assert "model mlp: 2,410 parameters" in out
     assert "samples of 1x8x8" in out
-    assert "test: 360 samples, accuracy " in out
+    assert "test: 359 samples, accuracy " in out
     assert "taken for" in out
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"run folder: runs/{folder.name}" in out
@@ -45,7 +45,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     assert {path.name for path in folder.iterdir()} == files
     summary = RunFolder.open(folder).summary()
     assert summary.test is not None
-    assert summary.test.samples == 360
+    assert summary.test.samples == 359
     assert len(RunFolder.open(folder).history().records) == 2
 
 
@@ -72,7 +72,7 @@ def test_evaluate_prints_the_figures_of_the_summary(tutti: Run, tmp_path: Path) 
     code, out, err = tutti("evaluate", "a")
     assert (code, err) == (0, "")
     after_plan = out.partition("\n")[2]
-    assert after_plan.startswith("test part of digits: 360 samples")
+    assert after_plan.startswith("test part of digits: 359 samples")
     assert after_plan.partition(":")[2].strip() in trained
     code, out, _ = tutti("evaluate", "a", "--part", "validation")
     assert "validation part of digits: 144 samples" in out
@@ -112,7 +112,17 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
         tmp_path / "line.npz", x_train=inputs, y_train=inputs.sum(1), x_test=inputs, y_test=inputs.sum(1)
     )
     code, out, _ = tutti(
-        "train", "--data", "line.npz", "--model.hidden", "16", "--epochs", "20", "--lr", "0.01"
+        "train",
+        "--data",
+        "line.npz",
+        "--model.hidden",
+        "16",
+        "--epochs",
+        "20",
+        "--lr",
+        "0.01",
+        "--batch-size",
+        "20",
     )
     assert code == 0
     assert "test: 200 samples, mae 0.0" in out
@@ -160,8 +170,8 @@ def corrupt(tmp_path: Path) -> None:
         ("--data negative.npz", "-1"),
         ("--data nan.npz", "NaN"),
         ("--data whole.npz --data.classes 1", "label"),
-        ("models.py:wide", "needs outputs of shape"),
-        ("models.py:narrow", "cannot take inputs of shape"),
+        ("models.py:wide", "the model's 3 outputs stand for the labels 0 to 2"),
+        ("models.py:narrow", "cannot take a batch of shape (2, 1, 8, 8)"),
         ("models.py:number", "int"),
         ("models.py:wade", "did you mean 'wide'?"),
         ("--config busy", "is not JSON"),
@@ -178,8 +188,7 @@ def test_bad_input_is_one_clear_message(tutti: Run, tmp_path: Path, words: str, 
     assert err.startswith("tutti: error: ")
     assert message in err
     assert "Traceback" not in err
-    started = "--lr" in words
-    assert started or not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_a_batch_smaller_than_the_world_is_refused(

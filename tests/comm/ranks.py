@@ -1,6 +1,6 @@
 """Starts the ranks of a host communicator as processes, and calls functions in them.
 
-The processes are forked from a server that has torch imported: a world of five starts in a fraction of a second.
+The processes are forked from a server that has torch imported: a world starts in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class World:
         return outcome
 
     def run(self, function: Callable, *arguments: object) -> list:
-        """Call `function(comm, *arguments)` in all ranks; returns what they return, or raises what one raises."""
+        """Call `function(comm, *arguments)` in all ranks; what they return, or raises what one raises."""
         self.start(function, *arguments)
         ranks = {connection: rank for rank, connection in self._connections.items()}
         outcomes = {}

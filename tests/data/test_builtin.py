@@ -45,9 +45,9 @@ def test_opening_digits_does_not_import_scikit_learn():
     [("mnist", [5, 0, 4, 1, 9], "5"), ("fashion-mnist", [9, 0, 0, 3, 0], "Sandal")],
 )
 def test_published_data_sets_are_read_whole(real_data, opened, name, first, label):
-    found = opened(name, validation=0.1)
-    assert (len(found.train), len(found.validation), len(found.test)) == (54000, 6000, 10000)
+    found = opened(name, validation=0)
+    assert (len(found.train), len(found.test)) == (60000, 10000)
     assert found.train.inputs.dtype == torch.uint8
+    assert found.train.targets[:5].tolist() == first
     assert found.shape == (1, 28, 28)
     assert found.labels[5] == label
-    assert opened(name, validation=0).train.targets[:5].tolist() == first

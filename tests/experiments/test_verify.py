@@ -1,4 +1,4 @@
-"""The comparison says yes to a right run and no to a wrong one, and names what makes them differ by design."""
+"""The comparison says yes to a right run and no to a wrong one, and names what differs by design."""
 
 from __future__ import annotations
 

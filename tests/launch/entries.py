@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -79,10 +80,17 @@ def die(comm: Communicator, payload: bytes) -> object:
 
 
 def wait_for_ever(comm: Communicator, payload: bytes) -> object:
-    """Write down the process ids of this rank and of a child; rank 0 does not listen to SIGTERM."""
+    """Write down this rank's processes and MPI's files; rank 0 does not listen to SIGTERM."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     path = Path(payload.decode(), f"rank-{comm.rank}")
-    path.with_suffix(".new").write_text(json.dumps([os.getpid(), child.pid]))
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    note = {
+        "rank": os.getpid(),
+        "child": child.pid,
+        "parent": os.getppid(),
+        "segments": sorted({line.split()[-1] for line in maps if "/dev/shm/" in line}),
+    }
+    path.with_suffix(".new").write_text(json.dumps(note))
     path.with_suffix(".new").rename(path)
     if comm.rank == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -101,3 +109,8 @@ def leave_a_child(comm: Communicator, payload: bytes) -> object:
 
 def describe_alone(comm: Communicator, payload: bytes) -> object:
     return os.getpid(), torch.get_num_threads(), comm.size
+
+
+def places(comm: Communicator, payload: bytes) -> object:
+    """Where the ranks are, and what they were handed."""
+    return comm.hosts, comm.all_gather_objects((socket.gethostname(), payload.decode()))

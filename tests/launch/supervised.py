@@ -1,4 +1,4 @@
-"""A program that supervises two ranks which wait for ever: python supervised.py FOLDER."""
+"""A program whose two ranks wait for ever: python supervised.py FOLDER [HOSTS]."""
 
 from __future__ import annotations
 
@@ -11,4 +11,5 @@ from tutti.launch.plan import make_plan
 from tutti.launch.start import start
 
 if __name__ == "__main__":
-    start("launch.entries:wait_for_ever", sys.argv[1].encode(), make_plan(2))
+    plan = make_plan(hosts=sys.argv[2]) if len(sys.argv) > 2 else make_plan(2)
+    start("launch.entries:wait_for_ever", sys.argv[1].encode(), plan)

@@ -2,8 +2,8 @@
 
 Usage: python contract.py [HOSTS]
 
-HOSTS names the host that each rank counts to, one letter per rank ("aab"); without it, hosts are what they are. Rank 0
-prints one line of JSON: the number of hosts, and for each check that failed its tracebacks by rank.
+HOSTS names the host that each rank counts to, one letter per rank ("aab"); without it, hosts are what they
+are. Rank 0 prints a line of JSON: the number of hosts, and for the check that failed its tracebacks by rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contracts.communicator import CHECKS
-
 from tutti.comm.mpi import MpiCommunicator
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Case:
     model: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], Optimizer]
     steps: int = 50
-    clip: Clip = Clip()
+    clip: Clip = field(default_factory=Clip)
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     dtype: torch.dtype = torch.float32
 

@@ -65,7 +65,7 @@ def test_trying_a_single_sample_leaves_statistics_and_random_numbers_alone() -> 
     module = nn.Sequential(nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Dropout(), nn.Flatten())
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     random = torch.get_rng_state()
-    check_smallest_batch(module, Batches(PART, 10), ranks=8)
+    check_smallest_batch(module, Batches(PART, 10, size=8))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
 
@@ -76,7 +76,7 @@ def test_trying_a_single_sample_leaves_statistics_and_random_numbers_alone() -> 
 def test_a_single_sample_is_refused_only_where_it_happens(ranks: int, passes: int, fits: bool) -> None:
     module, batches = nn.BatchNorm1d(8), Batches(PART, 10, size=ranks, passes=passes)
     if fits:
-        check_smallest_batch(module, batches, ranks)
+        check_smallest_batch(module, batches)
     else:
         with pytest.raises(BadOption, match="cannot train on that"):
-            check_smallest_batch(module, batches, ranks)
+            check_smallest_batch(module, batches)

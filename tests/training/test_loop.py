@@ -54,6 +54,9 @@ class Averaging(Worker):
     optimizer: Optimizer
     finished: int = 0
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     def step(self) -> None:
         for flat in self.replica.flats:
             self.comm.all_reduce(flat.grads)
@@ -312,7 +315,7 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_step() -> None:
 
 
 def test_a_single_sample_for_a_rank_is_refused_where_the_model_needs_two() -> None:
-    with pytest.raises(BadOption, match=r"leave 5 for the last update: over 3 ranks"):
+    with pytest.raises(BadOption, match=r"205 samples in batches of 20 leave some rank a single one"):
         run(3, lambda: model(norm=True))
 
 

@@ -37,7 +37,9 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     folder, part = given.pop("run"), given.pop("part")
     trained = TrainConfig.from_json(RunFolder.open(folder).config())
     other_data = "data" in given or bool(dotted)
-    here: dict[str, Any] = {"hosts": None, "validation": 0.0 if other_data and part == "train" else trained.validation}
+    here: dict[str, Any] = {"hosts": None}
+    if other_data and part == "train":
+        here["validation"] = 0.0
     if not _fits(trained):
         here |= {"workers": "auto", "threads": None}
     config = config_from({**here, **given}, dotted, trained)

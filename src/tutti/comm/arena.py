@@ -4,12 +4,13 @@
     │ next free ──┼───────────────┼─────────┼───────────┼──▶                   until it is first written
     └─────────────┴───────────────┴─────────┴───────────┘
 
-The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that process
-ended. Processes get it as an inherited descriptor, or open it through /proc.
+The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
+process ended. Processes get it as an inherited descriptor, or open it through /proc.
 
-POSIX takes all of a process's byte-range locks on a file away when the process closes *any* descriptor of that file.
-So a process keeps exactly one descriptor of an arena, and nothing here may duplicate it: that rules out Python's
-`mmap.mmap` (it keeps a duplicate per mapping) and `torch.from_file`; mappings are made with the C library's mmap.
+POSIX takes all of a process's byte-range locks on a file away when the process closes *any* descriptor of
+that file. So a process keeps exactly one descriptor of an arena, and nothing here may duplicate it: mappings
+are made with the C library's mmap, because Python's keeps a duplicate of the descriptor for each mapping and
+`torch.from_file` opens another.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Arena:
     """One host's shared memory. Make one with `create`, `attach` or `open`.
 
     Attributes:
-        fd: the descriptor of the file, the only one of this process. Give it to child processes with `pass_fds`.
+        fd: the descriptor of the file, the only one of this process; for child processes, with `pass_fds`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -68,8 +69,8 @@ class Arena:
         """Make an empty arena.
 
         Args:
-            size: bytes that can be allocated in all; memory is taken when it is first written. Halved until the
-                system grants it, down to 4 GiB.
+            size: bytes that can be allocated in all; memory is taken when it is first written. Halved until
+                the system grants it, down to 4 GiB.
 
         Raises:
             OSError: the system grants none.
@@ -142,8 +143,8 @@ class Arena:
             offset, size = self._header[_NEXT_WORD], self._header[_SIZE_WORD]
             if offset + length > size:
                 raise MemoryError(
-                    f"the host's shared memory has room for {size} bytes in all, {offset} are given away and {nbytes} "
-                    f"more were asked for; raise the limit on file size (ulimit -f unlimited)"
+                    f"the host's shared memory has room for {size} bytes in all, {offset} are given away and "
+                    f"{nbytes} more were asked for; raise the limit on file size (ulimit -f unlimited)"
                 )
             self._header[_NEXT_WORD] = offset + length
         return offset
@@ -156,7 +157,7 @@ class Arena:
             raise OSError(code, f"cannot give back {length} bytes of shared memory: {os.strerror(code)}")
 
     def words(self, offset: int, count: int) -> memoryview:
-        """`count` 64-bit signed integers from `offset` (a multiple of 8) on, mapped for as long as they are used."""
+        """`count` 64-bit integers from `offset` (a multiple of 8) on, mapped for as long as they are used."""
         return memoryview(_map(self.fd, offset, count * 8)).cast("B").cast("q")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -185,7 +186,7 @@ class Arena:
         return ByteLock(self, offset)
 
     def close(self) -> None:
-        """Close the descriptor, which frees this process's locks. Tensors and words stay mapped while in use."""
+        """Close the descriptor, which frees this process's locks. What is in use stays mapped."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -194,8 +195,8 @@ class Arena:
 class ByteLock:
     """A lock of the kernel on one byte of an arena, for `with`.
 
-    It excludes the other processes, not the threads of this one; waiting for it sleeps; the kernel frees it when its
-    owner dies. The byte itself is neither read nor written.
+    It excludes the other processes, not the threads of this one; waiting for it sleeps; the kernel frees it
+    when its owner dies. The byte itself is neither read nor written.
     """
 
     def __init__(self, arena: Arena, offset: int) -> None:

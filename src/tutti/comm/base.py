@@ -1,13 +1,15 @@
 """What a communicator can do: the contract that strategies and training see. Backends lie beside this file.
 
-Vectors are one-dimensional, contiguous CPU tensors; every rank passes the same length and dtype. Collectives are
-called by all ranks of a communicator in the same order. Any operation may raise `PeerLost`.
+Vectors are one-dimensional, contiguous CPU tensors; every rank passes the same length and dtype. Collectives
+are called by all ranks of a communicator in the same order. Any operation may raise `PeerLost`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -34,7 +36,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def reduce_scatter(self, vector: Tensor) -> None:
-        """Overwrite this rank's slice of `vector`, `cut(len(vector), size)[rank]`, with the sum over the ranks.
+        """Overwrite this rank's slice, `cut(len(vector), size)[rank]`, with the sum over the ranks.
 
         The rest of `vector` is left as it was.
         """
@@ -57,13 +59,33 @@ class Messages(ABC):
 
     @abstractmethod
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        """Send `vector`; returns when it may be overwritten. Messages to one rank with one tag keep their order."""
+        """Send `vector`; returns when it may be overwritten.
+
+        Messages to one rank with one tag keep their order.
+        """
 
     @abstractmethod
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         """Overwrite `vector` with the next message from `source`; returns the sender's rank.
 
         With `source=ANY`, first come, first served. Waiting costs no core.
+        """
+
+    @abstractmethod
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        """Send `outgoing` to rank `to` while `incoming` is overwritten with the next message from `source`.
+
+        Both go on at the same time: ranks that all exchange in a ring, or in pairs, never wait for each other
+        in vain, however long the vectors are. The two may differ in length and dtype, not overlap in memory.
+        The other side may `exchange`, or `send` and `recv`.
+        """
+
+    @abstractmethod
+    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
+        """Who has sent a message with this tag that lies here unread, or None; never waits for one.
+
+        `recv` from that rank with that tag gets the message. A message that was sent before may still be on
+        its way.
         """
 
 
@@ -87,8 +109,12 @@ class SharedMemory(ABC):
         """A counter at zero that every rank of the communicator sees (collective over all ranks)."""
 
     @abstractmethod
+    def locks(self, count: int) -> list[AbstractContextManager[None]]:
+        """So many locks for the ranks of this host (collective over them); a dead owner frees its own."""
+
     def lock(self) -> AbstractContextManager[None]:
         """A lock for the ranks of this host (collective over the host's ranks); a dead owner frees it."""
+        return self.locks(1)[0]
 
 
 class Communicator(Collectives, Messages, SharedMemory):
@@ -98,11 +124,13 @@ class Communicator(Collectives, Messages, SharedMemory):
         rank: this process's number in the group, 0 to size - 1.
         size: how many ranks there are (the world size).
         hosts: how many hosts they are on.
+        servers: the ranks beside these that are kept for parameter centres, if there are any.
     """
 
     rank: int
     size: int
     hosts: int
+    servers: Servers | None = None
 
     @property
     @abstractmethod
@@ -134,8 +162,56 @@ class Communicator(Collectives, Messages, SharedMemory):
         """Give back what this communicator holds. No operation may follow."""
 
 
+@dataclass(frozen=True)
+class Servers:
+    """Ranks that are kept for parameter centres, and how the workers reach them.
+
+    Attributes:
+        comm: the workers and, after them, the servers; a worker has the same rank in it as among the workers.
+        ranks: the servers, numbered in `comm`.
+    """
+
+    comm: Communicator
+    ranks: tuple[int, ...]
+
+    @property
+    def serving(self) -> bool:
+        """Whether this process is one of the servers."""
+        return self.comm.rank in self.ranks
+
+
+def keep_servers(comm: Communicator, ranks: Collection[int]) -> Communicator:
+    """Keep some ranks for parameter centres (collective).
+
+    Args:
+        comm: all ranks of the job.
+        ranks: those to keep, numbered in `comm`; at least one rank must be left to work.
+
+    Returns:
+        On a worker the communicator of the workers, on a server that of the servers; `servers` of both says
+        how they reach each other. Without `ranks`, `comm` itself.
+
+    Raises:
+        ValueError: there are no such ranks, or no worker would be left.
+    """
+    if not ranks:
+        return comm
+    if not set(ranks) < set(range(comm.size)):
+        raise ValueError(
+            f"cannot keep ranks {sorted(ranks)} as servers: expected some of 0 to {comm.size - 1}, not all"
+        )
+    serving, workers = comm.rank in ranks, comm.size - len(set(ranks))
+    last = min(ranks) == workers
+    whole = comm if last else comm.split(0, key=int(serving))
+    assert whole is not None, "all ranks gave one color"
+    part = whole.split(int(serving))
+    assert part is not None, "every rank gave a color"
+    part.servers = Servers(whole, tuple(range(workers, comm.size)))
+    return part
+
+
 def cut(length: int, parts: int) -> list[slice]:
-    """Cut `range(length)` into `parts` consecutive slices whose lengths differ by at most one (longer ones first)."""
+    """Cut `range(length)` into `parts` consecutive slices; the first ones may be longer, by one."""
     base, longer = divmod(length, parts)
     edges = [i * base + min(i, longer) for i in range(parts + 1)]
     return [slice(edges[i], edges[i + 1]) for i in range(parts)]

@@ -1,4 +1,4 @@
-"""Where a host communicator's control words and buffers lie in the arena. Needs no torch: the supervisor uses it.
+"""Where a host communicator's control words and buffers lie in the arena. Free of torch, for the supervisor.
 
     block ┌────────────────┐
           │ header line    │  who is lost
@@ -13,8 +13,8 @@
           │ rings          │  one for each (receiver, sender): what messages pass on
           └────────────────┘
 
-A line is a cache line, so that ranks that write do not disturb each other. Nothing of scratch and rings takes memory
-before it is first used.
+A line is a cache line, so that ranks that write do not disturb each other. Nothing of scratch and rings takes
+memory before it is first used.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ LINE: Final = 8
 """Words in a cache line."""
 
 LOST: Final = 0
-"""Word of the header line: 0, or 1 + the job's rank that was found dead first. Also the supervisor may set it."""
+"""Word of the header line: 0, or 1 + the rank that was found dead first. The supervisor may set it too.
+
+-(1 + rank) is a rank of another host, numbered in the whole job.
+"""
 
 EPOCH, PID, LEFT, CALLS = 0, 1, 2, 3
-"""Words of a rank's line: barriers entered; process id; 1 after `close`; the two latest collectives (2 words)."""
+"""Words of a rank's line: barriers entered; process id; 1 after `close`; its two latest collectives."""
 
 ROW: Final = 512 << 10
 """Bytes of a row of scratch: longer vectors travel in pieces of this size, which stay in the caches."""
@@ -42,7 +45,7 @@ RING: Final = 256 << 10
 
 @dataclass(frozen=True)
 class Layout:
-    """The offsets, in bytes from the block's beginning, and word numbers of a communicator of `size` ranks."""
+    """The word numbers, and the offsets in bytes from the block's beginning, for `size` ranks."""
 
     size: int
 

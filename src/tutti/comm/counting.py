@@ -1,7 +1,7 @@
 """A counter that ranks of several hosts see.
 
-It lies in the shared memory of the host of rank 0. That host's ranks add to it directly; all others ask rank 0,
-where a thread answers them, whatever the rank itself does at the time.
+It lies in the shared memory of the host of rank 0. That host's ranks add to it directly; all others ask rank
+0, where a thread answers them, whatever the rank itself does at the time.
 
     rank of another host  ── [number, amount] ──>  desk: a thread of rank 0  ── adds ──> the word in the arena
                           <── [value before] ────

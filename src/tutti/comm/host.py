@@ -2,12 +2,12 @@
 
 Collectives on private vectors pass them through two sets of scratch rows, one row per rank, used in turn:
 
-    rank 0   copy into row 0 of set A ┐         ┌ sum its slice of all rows ┐         ┌ copy out
-    rank 1   copy into row 1 of set A ┴ barrier ┴ sum its slice of all rows ┴ barrier ┴ copy out      set B is next
+    rank 0   copy into row 0 of set A ┐         ┌ sum its slice of rows ┐         ┌ copy out
+    rank 1   copy into row 1 of set A ┴ barrier ┴ sum its slice of rows ┴ barrier ┴ copy out    set B is next
 
-A rank that is back in set A has passed a barrier in set B, which nobody enters before they are done with set A. So
-no further barrier is needed. Sums are formed in rank order, each element by one rank alone or by all in the same way:
-the result is the same on every rank and in every run.
+A rank that is back in set A has passed a barrier in set B, which nobody enters before they are done with set
+A. So no further barrier is needed. Sums are formed in rank order, each element by one rank alone or by all in
+the same way: the result is the same on every rank and in every run.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ JOIN_TIMEOUT_S: Final = 120.0
 class HostCommunicator(Communicator):
     """The ranks of one machine. Joining is collective: it returns when all ranks have come.
 
+    For one thread of each rank. After an error in a collective no further operation is possible.
+
     Args:
         arena: the memory that the ranks share.
         block: where in the arena the communicator's control block of `control_bytes(size)` zero bytes begins.
         rank: this process's number, 0 to size - 1.
         size: how many ranks there are.
         names: what the ranks are called in `PeerLost`: their numbers in the whole job, if these differ.
-        cores: how many cores the ranks have between them; by default, those that their affinities allow. With more
-            ranks than cores no wait spins.
+        cores: how many cores the ranks have between them; by default, those that their affinities allow. With
+            more ranks than cores no wait spins.
         join_timeout_s: seconds to wait for the others to come.
         peers: for a part of a communicator, what its whole knows of the processes.
 
@@ -71,7 +73,7 @@ class HostCommunicator(Communicator):
         self._names = tuple(range(size) if names is None else names)
         self._words = arena.words(block, self._layout.words)
         self._scratch = arena.tensor(block + self._layout.scratch, (2, size, ROW), torch.uint8)
-        self._rows: dict[torch.dtype, Tensor] = {torch.uint8: self._scratch}
+        self._rows: dict[torch.dtype, list[list[Tensor]]] = {}
         self._set = 0
         self._epoch = 0
         self._own = self._layout.line(rank)
@@ -114,11 +116,11 @@ class HostCommunicator(Communicator):
                 return
         wait(lambda: words[word] >= epoch, self._peers, words, [(other, self._names[other])])
 
-    def _next_rows(self, dtype: torch.dtype) -> Tensor:
-        """The scratch rows, (size, ROW / item size), that may be written now."""
+    def _next_rows(self, dtype: torch.dtype) -> list[Tensor]:
+        """The scratch rows that may be written now: one of ROW bytes for each rank."""
         self._set ^= 1
         if dtype not in self._rows:
-            self._rows[dtype] = self._scratch.view(dtype)
+            self._rows[dtype] = [list(rows) for rows in self._scratch.view(dtype)]
         return self._rows[dtype][self._set]
 
     def _meet(self, call: Signature) -> None:
@@ -134,8 +136,8 @@ class HostCommunicator(Communicator):
             if words[line + CALLS + self._set] != call:
                 theirs = Signature(words[line + CALLS + self._set])
                 raise ValueError(
-                    f"rank {self.rank} called {call} while rank {other} called {theirs}; all ranks must call the same "
-                    f"collectives in the same order"
+                    f"rank {self.rank} called {call} while rank {other} called {theirs}; all ranks must call "
+                    f"the same collectives in the same order"
                 )
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
@@ -165,12 +167,12 @@ class HostCommunicator(Communicator):
             rows = self._next_rows(vector.dtype)
             own = pieces[self.rank]
             if len(own):
-                rows[self.rank, : len(own)].copy_(own)
+                rows[self.rank][: len(own)].copy_(own)
             self._meet(call)
             for other, _ in self._others:
                 piece = pieces[other]
                 if len(piece):
-                    piece.copy_(rows[other, : len(piece)])
+                    piece.copy_(rows[other][: len(piece)])
 
     def all_reduce(self, vector: Tensor) -> None:
         """Overwrite `vector` on every rank with the sum over the ranks; bit-equal on all of them."""
@@ -180,22 +182,22 @@ class HostCommunicator(Communicator):
         length, most = vector.numel(), ROW // vector.dtype.itemsize
         call = Signature.of(Operation.ALL_REDUCE, vector.dtype, length)
         if vector.nbytes <= SMALL:
-            rows = self._next_rows(vector.dtype)[:, :length]
-            rows[self.rank].copy_(vector)
+            rows = self._next_rows(vector.dtype)
+            rows[self.rank][:length].copy_(vector)
             self._meet(call)
-            _sum(rows, vector)
+            _sum([row[:length] for row in rows], vector)
             return
         for piece in torch.split(vector, most):
-            rows = self._next_rows(vector.dtype)[:, : len(piece)]
-            rows[self.rank].copy_(piece)
+            rows = self._next_rows(vector.dtype)
+            rows[self.rank][: len(piece)].copy_(piece)
             self._meet(call)
             own = cut(len(piece), self.size)[self.rank]
-            _sum(rows[:, own], rows[0, own])
+            _sum([row[own] for row in rows], rows[0][own])
             self.barrier()
-            piece.copy_(rows[0])
+            piece.copy_(rows[0][: len(piece)])
 
     def reduce_scatter(self, vector: Tensor) -> None:
-        """Overwrite this rank's slice of `vector`, `cut(len(vector), size)[rank]`, with the sum over the ranks."""
+        """Overwrite this rank's slice, `cut(len(vector), size)[rank]`, with the sum over the ranks."""
         self._check(vector)
         if self.size == 1:
             return
@@ -208,10 +210,10 @@ class HostCommunicator(Communicator):
             ]
             rows = self._next_rows(vector.dtype)
             for owner, piece in enumerate(pieces):
-                rows[self.rank, owner * most : owner * most + len(piece)].copy_(piece)
+                rows[self.rank][owner * most : owner * most + len(piece)].copy_(piece)
             self._meet(call)
             own = pieces[self.rank]
-            _sum(rows[:, self.rank * most : self.rank * most + len(own)], own)
+            _sum([row[self.rank * most : self.rank * most + len(own)] for row in rows], own)
 
     def broadcast_object(self, value: object, root: int = 0) -> object:
         """The picklable `value` of rank `root`, on every rank."""
@@ -238,16 +240,17 @@ class HostCommunicator(Communicator):
 
     def _exchange_words(self, word: int, call: Signature) -> list[int]:
         rows = self._next_rows(torch.int64)
-        rows[self.rank, 0] = word
+        rows[self.rank][0] = word
         self._meet(call)
-        return [int(found) for found in rows[:, 0].tolist()]
+        return [int(row[0]) for row in rows]
 
     # --- messages
 
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        """Send `vector`; returns when it may be overwritten. Messages to one rank with one tag keep their order.
+        """Send `vector`; returns when it may be overwritten.
 
-        Some 200 KB are buffered. Two ranks that send to each other at the same time do not block each other.
+        Messages to one rank with one tag keep their order. Some 200 KB are buffered. Two
+        ranks that send to each other at the same time do not block each other.
         """
         self._check(vector)
         self._check_rank(to)
@@ -267,6 +270,25 @@ class HostCommunicator(Communicator):
             self._check_rank(source)
         return self._post.recv(vector, source, tag)
 
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        """Send `outgoing` to rank `to` while `incoming` is overwritten with a message from `source`.
+
+        Raises:
+            ValueError: the message has another length or dtype than `incoming`. `outgoing` is sent then.
+            PeerLost: a rank of the job died, or the one that is waited for has left.
+        """
+        self._check(outgoing)
+        self._check(incoming)
+        self._check_rank(to)
+        self._check_rank(source)
+        self._post.exchange(outgoing, to, incoming, source, tag)
+
+    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
+        """Who has sent a message with this tag that lies here unread, or None; never waits for one."""
+        if source != ANY:
+            self._check_rank(source)
+        return self._post.waiting(tag, source)
+
     # --- shared memory
 
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -281,9 +303,10 @@ class HostCommunicator(Communicator):
         """A counter at zero that every rank of the communicator sees (collective)."""
         return HostCounter(self._arena, self._allocate(8, Signature.of(Operation.COUNTER, torch.int64, 1)))
 
-    def lock(self) -> AbstractContextManager[None]:
-        """A lock for the ranks of this host (collective); a dead owner frees it. Threads of a rank share it."""
-        return self._arena.lock(self._allocate(8, Signature.of(Operation.LOCK, torch.int64, 1)))
+    def locks(self, count: int) -> list[AbstractContextManager[None]]:
+        """So many locks for the ranks of this host, not their threads (collective); a dead owner frees its own."""
+        offset = self._allocate(count, Signature.of(Operation.LOCK, torch.uint8, count))
+        return [self._arena.lock(offset + number) for number in range(count)]
 
     def _allocate(self, nbytes: int, call: Signature) -> int:
         offset = self._arena.allocate(nbytes) if self.rank == 0 else 0
@@ -325,7 +348,7 @@ class HostCommunicator(Communicator):
         """Do nothing: computing takes its own time here."""
 
     def close(self) -> None:
-        """Leave. The tensors that `shared` gave out stay usable. A rank that still waits for this one is told so."""
+        """Leave. Tensors that `shared` gave out stay usable; a rank that still waits for this one is told."""
         if self._closed:
             return
         self._closed = True
@@ -370,7 +393,7 @@ class HostCounter(Counter):
         return before
 
 
-def _sum(rows: Tensor, out: Tensor) -> None:
+def _sum(rows: Sequence[Tensor], out: Tensor) -> None:
     """Overwrite `out` with the sum over `rows`, in their order; `out` may be the first of them."""
     if out.dtype.is_floating_point and out.dtype.itemsize < 4:
         total = rows[0].float()

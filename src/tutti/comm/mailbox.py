@@ -41,6 +41,14 @@ class Mailbox:
         self._all: dict[int, list[tuple[float, int, int, Message]]] = defaultdict(list)
         self._wanted: tuple[int, int] | None = None
 
+    def want(self, source: int, tag: int) -> None:
+        """The owner waits for such a message, until `want_nothing`."""
+        self._wanted = (source, tag)
+
+    def want_nothing(self) -> None:
+        """The owner waits no more."""
+        self._wanted = None
+
     def put(self, message: Message) -> bool:
         """Add a message; returns whether the owner waits for such a one."""
         self._from[message.source, message.tag].append(message)
@@ -49,8 +57,7 @@ class Mailbox:
         return self._wanted in ((message.source, message.tag), (ANY, message.tag))
 
     def first(self, source: int, tag: int) -> Message | None:
-        """The message of `tag` from `source` (or `ANY`) that arrives first; now wanted."""
-        self._wanted = (source, tag)
+        """The message of `tag` from `source` (or `ANY`) that arrives first, if one was sent."""
         if source != ANY:
             queue = self._from[source, tag]
             return queue[0] if queue else None
@@ -59,7 +66,6 @@ class Mailbox:
 
     def take(self, message: Message) -> None:
         """Remove a message that `first` returned."""
-        self._wanted = None
         message.taken = True
         # Messages of one sender and tag arrive in order, so the earliest of all is its sender's earliest too.
         self._from[message.source, message.tag].popleft()

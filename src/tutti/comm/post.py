@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor
 
@@ -11,6 +13,9 @@ from tutti.comm.base import ANY
 from tutti.comm.control import Layout
 from tutti.comm.rings import HEADER, PIECE, Arrival, Inbox, Outbox, as_bytes
 from tutti.comm.waiting import Peers, wait
+
+CHECK_EVERY_S: Final = 0.01
+"""How often a rank that looks for messages without waiting also looks who has died."""
 
 
 class Post:
@@ -24,6 +29,7 @@ class Post:
         self._layout = Layout(self._size)
         self._inboxes: dict[int, Inbox] = {}
         self._outboxes: dict[int, Outbox] = {}
+        self._next_check_s = 0.0
 
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         """Send `vector` to rank `to`."""
@@ -42,28 +48,57 @@ class Post:
             return
 
         def ready() -> bool:
-            # Whoever should make room may itself be waiting for room to send to us.
-            for inbox in self._inboxes_with_messages():
-                inbox.absorb()
+            self._absorb()
             return outbox.room >= nbytes
 
         wait(ready, self._peers, self._words, [(to, self._names[to])])
+
+    def _absorb(self) -> None:
+        """Take in all that has come: whoever should make room for us may itself wait for room here."""
+        for inbox in self._inboxes_with_messages():
+            inbox.absorb()
 
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         """Overwrite `vector` with a message; returns the sender."""
         body = as_bytes(vector)
         found = self._find(source, tag) or self._wait_for_message(source, tag)
         sender, inbox, arrival = found
-        if arrival.nbytes != len(body) or arrival.dtype != vector.dtype:
-            raise ValueError(
-                f"rank {sender} sent {arrival} with tag {tag}, but the vector to receive it has {vector.numel()} "
-                f"elements of {vector.dtype}; give recv a vector like the one that is sent"
-            )
-        if not inbox.move(arrival, body):
-            needed = [(sender, self._names[sender])]
-            wait(lambda: inbox.move(arrival, body), self._peers, self._words, needed)
+        if not arrival.fits(vector):
+            raise unlike(sender, tag, arrival, vector)
+        needed = [(sender, self._names[sender])]
+        while not inbox.move(arrival, body):
+            # One wait for each piece: naps grow with the time waited, and a long message takes long.
+            before = arrival.filled
+
+            def flows(before: int = before) -> bool:
+                inbox.move(arrival, body)
+                return arrival.filled > before
+
+            wait(flows, self._peers, self._words, needed)
         inbox.finish(arrival, body)
         return sender
+
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        """Send `outgoing` to rank `to` while receiving `incoming` from rank `source`."""
+        if self._rank in (to, source):
+            # Nobody can be waiting for us to receive what we have not yet sent.
+            self.send(outgoing, to, tag)
+            self.recv(incoming, source, tag)
+            return
+        exchange = _Exchange(self, outgoing, to, incoming, source, tag)
+        while not exchange.complete:
+            wait(exchange.go_on, self._peers, self._words, exchange.needed())
+        exchange.finish()
+
+    def waiting(self, tag: int, source: int) -> int | None:
+        """Who has sent a message that can be received now."""
+        found = self._find(source, tag)
+        if found is None and (now := time.monotonic()) >= self._next_check_s:
+            self._next_check_s = now + CHECK_EVERY_S
+            self._peers.check()
+            # Whoever has left may have sent something with its last breath.
+            found = self._find(source, tag)
+        return found[0] if found else None
 
     def _wait_for_message(self, source: int, tag: int) -> tuple[int, Inbox, Arrival]:
         needed = [
@@ -112,3 +147,93 @@ class Post:
                 self._arena, self._block, self._words, self._rank, receiver, self._size
             )
         return self._outboxes[receiver]
+
+
+class _Exchange:
+    """A message out and one in, both moved on together. The arguments are those of `Post.exchange`."""
+
+    def __init__(
+        self, post: Post, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int
+    ) -> None:
+        self._post, self._outgoing, self._incoming, self._tag = post, outgoing, incoming, tag
+        self._to, self._source = to, source
+        self._outbox, self._inbox = post._outbox(to), post._inbox(source)
+        self._out, self._in = as_bytes(outgoing), as_bytes(incoming)
+        self._begun = False
+        self._sent = 0
+        self._arrival: Arrival | None = None
+
+    @property
+    def _all_sent(self) -> bool:
+        return self._begun and self._sent == len(self._out)
+
+    @property
+    def _all_received(self) -> bool:
+        arrival = self._arrival
+        # A message that does not fit stays where it is; ours goes out before that is said.
+        return arrival is not None and (not arrival.fits(self._incoming) or arrival.complete)
+
+    @property
+    def complete(self) -> bool:
+        """Whether both messages have gone as far as they go."""
+        return self._all_sent and self._all_received
+
+    def needed(self) -> list[tuple[int, int]]:
+        """Whom this waits for, each with its number in the job."""
+        ranks = [self._to] * (not self._all_sent) + [self._source] * (not self._all_received)
+        return [(rank, self._post._names[rank]) for rank in ranks]
+
+    def go_on(self) -> bool:
+        """Move on what can be moved without waiting; returns whether anything could."""
+        received, sent = self._receive(), self._send()
+        if not sent and not self._all_sent:
+            self._post._absorb()
+        return received or sent
+
+    def _receive(self) -> bool:
+        if self._all_received:
+            return False
+        found = self._arrival is None
+        if self._arrival is None:
+            self._arrival = self._inbox.find(self._tag)
+        arrival = self._arrival
+        if arrival is None:
+            return False
+        before = arrival.filled
+        if arrival.fits(self._incoming):
+            self._inbox.move(arrival, self._in)
+        return found or arrival.filled > before
+
+    def _send(self) -> bool:
+        if self._all_sent:
+            return False
+        if not self._begun:
+            if self._outbox.room < HEADER:
+                return False
+            self._outbox.begin(self._tag, self._outgoing)
+            self._begun = True
+        elif self._outbox.room < min(PIECE, len(self._out) - self._sent):
+            return False
+        else:
+            self._sent = self._outbox.put(self._out, self._sent)
+        return True
+
+    def finish(self) -> None:
+        """See that what came in is in its place.
+
+        Raises:
+            ValueError: it has another length or dtype than the vector that was to receive it.
+        """
+        arrival = self._arrival
+        assert arrival is not None, "finish is called once all is received"
+        if not arrival.fits(self._incoming):
+            raise unlike(self._source, self._tag, arrival, self._incoming)
+        self._inbox.finish(arrival, self._in)
+
+
+def unlike(sender: int, tag: int, arrival: Arrival, vector: Tensor) -> ValueError:
+    """The error that a message does not fit the vector that is to receive it."""
+    return ValueError(
+        f"rank {sender} sent {arrival} with tag {tag}, but the vector to receive it has {vector.numel()} "
+        f"elements of {vector.dtype}; receive it into a vector like the one that is sent"
+    )

@@ -1,10 +1,10 @@
 """Messages between the processes of one host: a ring of bytes in the arena for each (sender, receiver).
 
     ring   ░░░░░░▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░      header (32 bytes) body header body ...
-                 ^received     ^sent           both only grow; their place in the ring is taken modulo its length
+                 ^received     ^sent           both only grow: places are modulo the length
 
-Only the sender writes `sent` and only the receiver writes `received`, so no lock is needed. A body that is longer
-than the ring passes through it in pieces.
+Only the sender writes `sent` and only the receiver writes `received`, so no lock is needed. A body that is
+longer than the ring passes through it in pieces.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class Arrival:
         """Whether all of it is out of the ring."""
         return self.body is not None and self.filled == self.nbytes
 
+    def fits(self, vector: Tensor) -> bool:
+        """Whether `vector` can receive it."""
+        return self.nbytes == vector.nbytes and self.dtype == vector.dtype
+
     def __str__(self) -> str:
         return f"{self.nbytes // self.dtype.itemsize} elements of {self.dtype}"
 
@@ -103,7 +107,7 @@ class Outbox:
         ring.words[ring.sent] = sent + HEADER
 
     def put(self, body: Tensor, done: int) -> int:
-        """Put in as much of `body` as there is room for, from byte `done` on; returns how far it is done then."""
+        """Put in what there is room for of `body`, from byte `done` on; returns how far it is done then."""
         ring, sent = self._ring, self._ring.words[self._ring.sent]
         at = sent % RING
         count = min(self.room, len(body) - done, RING - at, PIECE)
@@ -117,7 +121,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiver's end of a ring, and the messages that were taken out of it while another was looked for."""
+    """The receiver's end of a ring, and the messages taken out of it while another was looked for."""
 
     def __init__(
         self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
@@ -147,7 +151,7 @@ class Inbox:
         self._waiting.append(Arrival(tag, time.monotonic_ns(), vector.dtype, len(body), body, len(body)))
 
     def move(self, arrival: Arrival, body: Tensor) -> bool:
-        """Move a message's body out of the ring, to `body` unless it went elsewhere before; whether that is all."""
+        """Move a message's body on, to `body` unless it went elsewhere before; whether that is all of it."""
         if arrival.body is None:
             arrival.body = body
         self._pump(arrival)

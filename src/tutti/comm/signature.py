@@ -1,8 +1,9 @@
-"""What a rank called, in one word, so that ranks that call different things are told so instead of hanging."""
+"""What a rank called, in one word: ranks that call different things are told so instead of hanging."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 
@@ -25,9 +26,13 @@ class Operation(IntEnum):
 
 
 class Signature(int):
-    """A collective and what its ranks must agree on. Bits: 4 operation, 8 dtype, 14 root, 36 length (modulo 2^36)."""
+    """A collective and what its ranks must agree on.
+
+    From the top: operation (5 bits), dtype (8), root (14), length (36, the rest of it is left out).
+    """
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, operation: Operation, dtype: torch.dtype, length: int, root: int = 0) -> Signature:
         """The word for a call."""
         return cls(operation << 58 | DTYPE_NUMBERS[dtype] << 50 | root << 36 | length & 0xFFFFFFFFF)

@@ -108,33 +108,68 @@ class VirtualCommunicator(Communicator):
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         self._require_rank("to", to)
         self._begin("send")
+        self._scheduler.advance(self._task, self._post(vector, to, tag))
+
+    def _post(self, vector: Tensor, to: int, tag: int) -> float:
+        """Put a message on its way; returns when this rank is done with it."""
         self._group.require_alive(to)
         mailbox, task = self._group.mailboxes[to], self._task
         done, arrival = self._cluster.transmit(task.rank, mailbox.owner.rank, vector.nbytes, task.clock)
         if mailbox.put(Message(vector.detach().clone(), self.rank, tag, arrival)):
             self._scheduler.wake(mailbox.owner, arrival)
-        self._scheduler.advance(task, done)
+        return done
 
     @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         if source != ANY:
             self._require_rank("source", source)
         self._begin("recv")
+        return self._receive(vector, source, tag)
+
+    def _receive(self, vector: Tensor, source: int, tag: int) -> int:
+        """Wait for a message and take it out of the mailbox; returns the sender."""
         task, mailbox = self._task, self._group.mailboxes[self.rank]
+        mailbox.want(source, tag)
         while (message := mailbox.first(source, tag)) is None or message.arrival_s > task.clock:
             if message is not None:
                 self._scheduler.advance(task, message.arrival_s)
             else:
                 self._group.require_alive(None if source == ANY else source)
                 self._scheduler.block(task, self._wait_for_message(source, tag))
-        mailbox.take(message)
+        mailbox.want_nothing()
         if message.vector.shape != vector.shape or message.vector.dtype != vector.dtype:
             raise ValueError(
                 f"rank {message.source} sent {_describe(message.vector)} with tag {tag}, but rank "
                 f"{self.rank} receives it into {_describe(vector)}; both must be alike"
             )
+        mailbox.take(message)
         vector.detach().copy_(message.vector)
         return message.source
+
+    @override
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        self._require_rank("to", to)
+        self._require_rank("source", source)
+        self._begin("exchange")
+        done = self._post(outgoing, to, tag)
+        self._receive(incoming, source, tag)
+        if done > self._task.clock:
+            self._scheduler.advance(self._task, done)
+
+    @override
+    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
+        """Who has sent a message that has arrived. A look costs a host's latency: time goes on for who looks."""
+        if source != ANY:
+            self._require_rank("source", source)
+        self._begin("waiting")
+        task = self._task
+        self._scheduler.advance(task, task.clock + self._cluster.local.latency_s)
+        message = self._group.mailboxes[self.rank].first(source, tag)
+        if message is not None and message.arrival_s <= task.clock:
+            return message.source
+        if message is None:
+            self._group.require_alive(None if source == ANY else source)
+        return None
 
     @override
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -156,13 +191,14 @@ class VirtualCommunicator(Communicator):
         return _VirtualCounter(self, self._meet(Call("counter"), None, finish))
 
     @override
-    def lock(self) -> AbstractContextManager[None]:
+    def locks(self, count: int) -> list[AbstractContextManager[None]]:
         node = self.node
 
-        def finish(_: list[None]) -> tuple[float, _LockState]:
-            return node._price.barrier_s(node._hosts), _LockState(node._group)
+        def finish(_: list[None]) -> tuple[float, list[_LockState]]:
+            return node._price.barrier_s(node._hosts), [_LockState(node._group) for _ in range(count)]
 
-        return _VirtualLock(node, node._meet(Call("lock"), None, finish))
+        states = node._meet(Call("locks", (("count", count),)), None, finish)
+        return [_VirtualLock(node, state) for state in states]
 
     @property
     @override
@@ -283,11 +319,12 @@ def _describe(vector: Tensor) -> str:
 
 
 def _sum(vectors: list[Tensor]) -> Tensor:
-    """The sum in rank order."""
-    total = vectors[0].clone()
+    """The sum in rank order; that of 16-bit numbers is formed in float32 and rounded once."""
+    narrow = vectors[0].is_floating_point() and vectors[0].itemsize < 4
+    total = vectors[0].float() if narrow else vectors[0].clone()
     for vector in vectors[1:]:
         total += vector
-    return total
+    return total.to(vectors[0].dtype)
 
 
 class _VirtualCounter(Counter):

@@ -95,8 +95,16 @@ class Peers:
                 self._watch.remove(rank)
             elif not self._words[LOST]:
                 self._words[LOST] = 1 + rank
-        if self._words[LOST]:
-            raise PeerLost([self.names[self._words[LOST] - 1]], "its process ended")
+        lost = self._words[LOST]
+        if lost > 0:
+            raise PeerLost([self.names[lost - 1]], "its process ended")
+        if lost < 0:
+            raise PeerLost([-lost - 1], "on another host")
+
+    def report(self, name: int) -> None:
+        """Tell the ranks of this host that a rank of another host, numbered in the whole job, is lost."""
+        if not self._words[LOST]:
+            self._words[LOST] = -(1 + name)
 
     def nap(self, waited_s: float) -> None:
         """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
@@ -208,7 +216,7 @@ class DescriptorWatch:
 
 
 class ProcWatch:
-    """A `Watch` that reads /proc, where the kernel has no process descriptors (before Linux 5.3) or refuses them."""
+    """A `Watch` that reads /proc, for kernels that have no process descriptors or refuse them."""
 
     PERIOD_S: Final = 0.1
 

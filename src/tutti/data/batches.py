@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 
 from tutti.data.parts import Part
 from tutti.errors import BadOption
+
+LEAST: Final = 2
+"""Samples that a split by speed leaves every rank, where an equal split would: BatchNorm needs two."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,9 @@ class Batch:
     Attributes:
         inputs: as the model sees them, of shape (samples, ...); no sample when there are fewer than ranks.
         targets: of shape (samples, ...).
-        share: these samples / all samples of the update; 0.0 for none. With `loss` the mean over this batch,
-            `(loss * share).backward()` makes the sum over all ranks and passes the gradient of the mean.
+        share: these samples / all samples of the update, or of the rank's own batch where each rank has one;
+            0.0 for none. With `loss` the mean over this batch, `(loss * share).backward()` makes the sum over
+            the passes (and the ranks that share an update) the gradient of the mean.
     """
 
     inputs: Tensor
@@ -31,15 +37,26 @@ class Batch:
 
 @dataclass(frozen=True)
 class Update:
-    """One rank's part of one weight update.
+    """One rank's part of one weight update, or of one round of updates where each rank makes its own.
 
     Attributes:
-        samples: how many samples stand behind the update, over all ranks and passes.
+        samples: how many samples stand behind it, over all ranks and passes.
         passes: what this rank computes, one after the other.
+        round: its number since the run began, from 0.
     """
 
     samples: int
     passes: tuple[Batch, ...]
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Where a rank's pass begins and ends in a round, and its share."""
+
+    start: int
+    stop: int
+    share: float
 
 
 class Batches:
@@ -51,21 +68,29 @@ class Batches:
         one update          │ pass 0  │ pass 1  │
         one pass            │r0 │r1 │r2│
 
+    With `own`, each rank has whole batches of its own: a round takes one for each rank, the last round what
+    is left, in equal parts.
+
+        order of epoch e    │ round 0                     │ round 1                     │ 2   │
+        one round           │ batch of r0 │ of r1 │ of r2 │
+        one batch           │ pass 0│pass 1│
+
     Args:
         part: where the samples come from.
-        batch_size: samples behind one weight update, over all ranks and passes; the last update of an epoch
-            has what is left.
+        batch_size: samples behind one weight update: over all ranks and passes, or with `own` of one rank,
+            over all its passes. The last update of an epoch has what is left.
         rank: which rank's batches these are.
         size: how many ranks there are.
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
         shuffle: False takes the samples in their stored order.
+        own: each rank has batches of its own.
 
     Attributes:
-        updates: how many updates one epoch has.
+        updates: how many updates one epoch has; with `own`, how many rounds.
 
     Raises:
-        BadOption: the batch has fewer samples than there are ranks, or is empty.
+        BadOption: the batch has fewer samples than there are ranks that share it, or is empty.
     """
 
     def __init__(
@@ -77,18 +102,38 @@ class Batches:
         passes: int = 1,
         seed: int = 0,
         shuffle: bool = True,
+        own: bool = False,
     ) -> None:
-        if batch_size < size:
-            ranks = f"{size} ranks" if size > 1 else "1 rank"
+        sharers = 1 if own else size
+        if batch_size < sharers:
+            ranks = f"{sharers} ranks" if sharers > 1 else "1 rank"
             samples = f"{batch_size} sample{'' if batch_size == 1 else 's'}"
             raise BadOption(
-                f"a batch of {samples} cannot be split over {ranks}; use '--batch-size {size}' or more, "
+                f"a batch of {samples} cannot be split over {ranks}; use '--batch-size {sharers}' or more, "
                 f"or fewer workers"
             )
         self.part, self.batch_size, self.seed, self.shuffle = part, batch_size, seed, shuffle
-        self.updates = -(-len(part) // batch_size)
-        self._full = _spans(batch_size, rank, size, passes)
-        self._last = _spans(len(part) - (self.updates - 1) * batch_size, rank, size, passes)
+        self.rank, self.size, self.passes, self.own = rank, size, passes, own
+        self.round_size = batch_size * size if own else batch_size
+        self.updates = -(-len(part) // self.round_size)
+        self._last_size = len(part) - (self.updates - 1) * self.round_size
+        self._full, self._last = self._spans(self.round_size), self._spans(self._last_size)
+
+    @property
+    def fewest(self) -> int:
+        """The smallest number of samples that a rank may find in one pass."""
+        return self._last_size // self.size // self.passes
+
+    def split_by(self, speeds: Sequence[float]) -> None:
+        """From the next update on, cut each pass over the ranks by their speeds (all ranks give the same).
+
+        Every rank keeps a few samples, and an update's gradient stays the mean over its samples.
+
+        Args:
+            speeds: of each rank, above 0; only their ratios count.
+        """
+        self._full = self._spans(self.round_size, speeds)
+        self._last = self._spans(self._last_size, speeds)
 
     def order(self, epoch: int) -> Tensor:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64."""
@@ -98,26 +143,75 @@ class Batches:
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
         return torch.randperm(len(self.part), generator=torch.Generator().manual_seed(int(mixed)))
 
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Update]:
+    def epoch(self, epoch: int, skip: int = 0, rounds: int | None = None) -> Iterator[Update]:
         """The updates of one epoch, this rank's part of each.
 
         Args:
             epoch: its number, from 0.
             skip: how many updates to leave out at its beginning (they were done before).
+            rounds: how many updates to make at most.
         """
         order, count, take = self.order(epoch), len(self.part), self.part.take
-        for update in range(skip, self.updates):
-            start = update * self.batch_size
+        stop = self.updates if rounds is None else min(self.updates, skip + rounds)
+        for update in range(skip, stop):
+            start = update * self.round_size
             spans = self._last if update == self.updates - 1 else self._full
-            batches = tuple(Batch(*take(order[start + a : start + b]), share) for a, b, share in spans)
-            yield Update(min(self.batch_size, count - start), batches)
+            batches = tuple(Batch(*take(order[start + s.start : start + s.stop]), s.share) for s in spans)
+            yield Update(min(self.round_size, count - start), batches, epoch * self.updates + update)
+
+    def _spans(self, samples: int, speeds: Sequence[float] = ()) -> list[_Span]:
+        """What this rank takes of a round of so many samples, for each pass."""
+        if self.own:
+            mine = even(samples, self.size)[self.rank]
+            passes = [(mine.start + p.start, mine.start + p.stop) for p in even(_length(mine), self.passes)]
+            whole = _length(mine)
+        else:
+            cuts = [(p.start, self._cut(_length(p), speeds)[self.rank]) for p in even(samples, self.passes)]
+            passes = [(start + part.start, start + part.stop) for start, part in cuts]
+            whole = samples
+        return [_Span(start, stop, (stop - start) / whole if whole else 0.0) for start, stop in passes]
+
+    def _cut(self, samples: int, speeds: Sequence[float]) -> list[slice]:
+        """One pass, cut over the ranks."""
+        if not speeds:
+            return even(samples, self.size)
+        return _consecutive(by_speed(samples, speeds, LEAST))
 
 
-def _spans(samples: int, rank: int, size: int, passes: int) -> list[tuple[int, int, float]]:
-    """Where `rank` begins and ends in an update of so many samples, and its share, for each pass."""
-    spans = []
-    for batch in torch.arange(samples).tensor_split(passes):
-        mine = batch.tensor_split(size)[rank]
-        start = int(mine[0]) if len(mine) else 0
-        spans.append((start, start + len(mine), len(mine) / samples))
-    return spans
+def even(samples: int, parts: int) -> list[slice]:
+    """`range(samples)` in consecutive parts whose lengths differ by at most one, longer ones first."""
+    base, longer = divmod(samples, parts)
+    return _consecutive([base + (part < longer) for part in range(parts)])
+
+
+def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:
+    """How many of the samples each rank takes so that all need the same time.
+
+    Args:
+        samples: how many there are.
+        speeds: samples per second of each rank, above 0; only their ratios count.
+        least: what every rank gets at least, unless there are too few samples for that.
+
+    Returns:
+        A number for each rank, in the ratios of the speeds up to rounding; their sum is `samples`.
+    """
+    least = min(least, samples // len(speeds))
+    free, left = list(range(len(speeds))), samples
+    while slow := [rank for rank in free if left * speeds[rank] < least * sum(speeds[r] for r in free)]:
+        free, left = [rank for rank in free if rank not in slow], left - least * len(slow)
+    total = sum(speeds[rank] for rank in free)
+    ideal = {rank: left * speeds[rank] / total for rank in free}
+    parts = [int(ideal[rank]) if rank in ideal else least for rank in range(len(speeds))]
+    nearest = sorted(free, key=lambda rank: (parts[rank] - ideal[rank], rank))
+    for rank in nearest[: samples - sum(parts)]:
+        parts[rank] += 1
+    return parts
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _consecutive(lengths: Sequence[int]) -> list[slice]:
+    edges = [0, *np.cumsum(lengths).tolist()]
+    return [slice(start, stop) for start, stop in pairwise(edges)]

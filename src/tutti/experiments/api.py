@@ -103,8 +103,9 @@ def train(
             "or a function that makes it from the parameters"
         )
     given, found = _by_name(given)
+    given = {field: _class_name(value) for field, value in given.items()}
     objects = {field: _pickled(field, value) for field, value in given.items() if not _plain(value)}
-    values = {field: value if _plain(value) else name_of(value) for field, value in given.items()}
+    values = {field: value if _plain(value) else name_of(value, field) for field, value in given.items()}
     config = TrainConfig.from_json({**options, **found, **values, "workers": str(workers)})
     job = TrainJob(config, objects, quiet=quiet, write=config.out is not None, bring_weights=True)
     outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
@@ -117,8 +118,8 @@ def train(
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 
 
-def name_of(value: object) -> str:
-    """How the configuration names an object: package.module:name where that finds it again."""
+def name_of(value: object, field: str = "") -> str:
+    """How the configuration names an object: package.module:name where that is enough to repeat the run."""
     if isinstance(value, str):
         return value
     if (
@@ -128,9 +129,20 @@ def name_of(value: object) -> str:
     ):
         return ",".join(name_of(item) for item in value)
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(module, str) and isinstance(name, str) and module != "__main__" and "<" not in name:
+    by_class = field in ("optimizer", "schedule") and not isinstance(value, type)
+    if isinstance(module, str) and isinstance(name, str) and _can_be_imported(module, name) and not by_class:
         return f"{module}:{name}"
     return OBJECT + (name if isinstance(name, str) else type(value).__name__)
+
+
+def _can_be_imported(module: str, name: str) -> bool:
+    return module != "__main__" and "<" not in name
+
+
+def _class_name(value: object) -> object:
+    """A class goes by its name where that finds it: the ranks then check its options."""
+    name = name_of(value) if isinstance(value, type) else OBJECT
+    return value if name.startswith(OBJECT) else name
 
 
 def _plain(value: object) -> bool:
@@ -168,7 +180,9 @@ def _trained_model(model: object, job: TrainJob, outcome: Outcome) -> nn.Module:
         with seeded(job.config.seed):
             reseed(job.config.seed, 0)
             options = job.config.model_options
-            model = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+            built = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+    else:
+        built = model
     assert outcome.weights is not None
-    model.load_state_dict(outcome.weights)
-    return model
+    built.load_state_dict(outcome.weights)
+    return built

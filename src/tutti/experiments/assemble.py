@@ -92,13 +92,6 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
         UnknownName, BadOption, BadModel: there is none of this name, or it cannot be built.
     """
     given = named_or_given(job, "model")
-    if isinstance(given, nn.Module):
-        if job.config.model_options:
-            names = ", ".join(job.config.model_options)
-            raise BadOption(
-                f"the model is already built, so its options ({names}) have no effect; leave them out"
-            )
-        return given
     reseed(job.config.seed, 0)
     return models.build(given, dataset.shape, outputs_for(dataset), job.config.model_options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
 from types import MethodType
@@ -28,7 +28,7 @@ AHEAD = 32
 
 @dataclass
 class Dealt:
-    """How many samples of the batch that `shard` dealt last this rank got, and how many all ranks together."""
+    """How many samples this rank got of the batch that `shard` dealt last, and how many all ranks did."""
 
     own: int = 1
     all: int = 1
@@ -70,8 +70,8 @@ def distribute(
 ) -> tuple[Model, Optimizer]:
     """Train `model` on all ranks: from here on `optimizer.step()` is the strategy's step.
 
-    Every rank goes on from rank 0's weights. The loss of each rank must be the mean over the samples that `shard`
-    dealt to it; its gradient then counts by how many these are.
+    Every rank goes on from rank 0's weights. The loss of each rank must be the mean over the samples that
+    `shard` dealt to it; its gradient then counts by how many these are.
 
     Args:
         model: its parameters are re-pointed into flat vectors, values kept.
@@ -97,23 +97,32 @@ def distribute(
     return model, optimizer
 
 
-def shard(batches: Iterable[Any]) -> Iterator[Any]:
-    """This rank's samples of every batch; together the ranks see each batch whole, each sample once.
+class shard:
+    """A rank's own samples of every batch; together the ranks see each batch whole, each sample once.
+
+    Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
+    rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not
+    count.
 
     Args:
-        batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or any
-            iterable that yields the same batches on every rank: tensors, or tuples, lists and dicts of them.
-
-    Yields:
-        Batches of the same structure. Where a batch has fewer samples than there are ranks, a rank without any
-        gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not count.
+        batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
+            any iterable that yields the same batches on every rank: tensors, or tuples, lists and dicts of
+            them.
     """
-    comm = init()
-    if isinstance(batches, DataLoader) and batches.batch_sampler is not None:
-        yield from _shard_loader(batches, comm)
-    else:
-        for batch in batches:
-            yield _own_part(batch, comm)
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        comm = init()
+        if isinstance(self.batches, DataLoader) and self.batches.batch_sampler is not None:
+            yield from _shard_loader(self.batches, comm)
+        else:
+            for batch in self.batches:
+                yield _own_part(batch, comm)
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self.batches))
 
 
 class Stepper:
@@ -166,7 +175,7 @@ class Stepper:
                 flat.grads.zero_()
 
     def _gather(self) -> bool:
-        """Keep this pass' gradient, weighted by its samples; at the last pass put the mean into the replica."""
+        """Keep this pass' gradient, weighted by its samples; the last pass puts the mean into the replica."""
         for flat, pending in zip(self.replica.flats, self.pending, strict=True):
             if self.dealt.own:
                 pending.add_(flat.grads, alpha=self.dealt.own)
@@ -206,7 +215,7 @@ def _shard_loader(loader: DataLoader[Any], comm: Communicator) -> Iterator[Any]:
     deals: list[Dealt] = []
     own = DataLoader(
         loader.dataset,
-        batch_sampler=_OwnIndices(cast("Iterable[list[Any]]", loader.batch_sampler), comm, deals),  # type: ignore[arg-type]
+        batch_sampler=_OwnIndices(cast("Iterable[list[Any]]", loader.batch_sampler), comm, deals),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

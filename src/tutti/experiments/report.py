@@ -39,7 +39,7 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str
 
 def metric(name: str, value: float) -> str:
     """A metric as text: shares of the samples in percent."""
-    return f"{100 * value:.2f} %" if name in SHARES else f"{value:.4g}"
+    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"
 
 
 def speed(summary: Summary) -> str:
@@ -82,7 +82,7 @@ def _mistakes(result: Evaluation, names: list[str]) -> list[str]:
 
 
 def _percent(share: float | None) -> str:
-    return f"{'-':>8}" if share is None else f"{100 * share:>6.2f} %"
+    return f"{'-':>8}" if share is None else f"{share:>8.2%}"
 
 
 def _short(label: str) -> str:

@@ -26,7 +26,7 @@ from tutti.experiments.assemble import (
 )
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, load_job
-from tutti.records import Evaluation, Summary, World
+from tutti.records import EpochRecord, Evaluation, Summary, World
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.placement import place
 from tutti.training.arithmetic import Arithmetic
@@ -36,7 +36,7 @@ from tutti.training.loop import Trainer, run_length
 from tutti.training.losses import Loss, named_loss
 from tutti.training.metrics import Metric, named_metrics
 from tutti.training.progress import Silent, progress_on
-from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.training.run_folder import HISTORY, RunFolder, TrainedOn, check_writable
 
 DEFAULT_EPOCHS = 30
 """Passes over the training samples, when neither epochs nor steps is given."""
@@ -163,7 +163,7 @@ def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config
         folder.write_config(config.as_json())
         folder.write_data(_trained_on(task.dataset))
         trainer.on_epoch = folder.append
-    history = trainer.fit()
+    history = _fit(trainer, folder)
     test = task.evaluate(task.dataset.test, comm)
     world = World(comm.size, comm.hosts, torch.get_num_threads())
     summary = Summary.of(history, test, trainer.replica.count, world)
@@ -181,6 +181,16 @@ def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config
         outputs_for(task.dataset),
         _state(task.module) if job.bring_weights else None,
     )
+
+
+def _fit(trainer: Trainer, folder: RunFolder | None) -> list[EpochRecord]:
+    """Train; a run that fails in its first epoch leaves no folder, so that the name is free again."""
+    try:
+        return trainer.fit()
+    except Exception:
+        if folder is not None and not (folder.path / HISTORY).exists():
+            folder.remove()
+        raise
 
 
 def _trained_on(dataset: DataSet) -> TrainedOn:

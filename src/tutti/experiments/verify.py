@@ -108,7 +108,7 @@ class Sequential:
         self.optimizer.zero_grad()
         (batch,) = update.passes
         loss = self.task.compute_loss(self.module, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self.loss = loss.item()
         self.gradient = gradient_of(self.module)
 
@@ -238,7 +238,7 @@ def _forward_backward(task: Task, update: Update, comm: Communicator) -> float:
     for batch in update.passes:
         if batch.share:
             loss = task.compute_loss(task.module, batch)
-            (loss * batch.share).backward()
+            torch.autograd.backward(loss * batch.share)
             total += loss.item() * batch.share
     comm.all_reduce(total)
     return total.item()

@@ -6,16 +6,20 @@ import sys
 import time
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from tutti.errors import UserError
+from tutti.errors import PeerLost, UserError
 from tutti.launch.surroundings import started_by
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
+    from tutti.launch.cores import Cores
 
 _LATER_S = 0.25
 """How much longer each rank waits than the one before it, before it says what the user did wrong."""
+
+_CAUSE_S = 1.0
+"""How long a rank waits at most before it says what may have been said by the others."""
 
 _world: Communicator | None = None
 
@@ -66,9 +70,16 @@ def join_mpi(threads: int | None) -> Communicator:
     from tutti.comm.mpi import MpiCommunicator
     from tutti.launch.cores import allowed_cores, share_of
 
+    around = started_by()
     comm = MpiCommunicator.world()
+    if comm.size != around.size:
+        raise UserError(
+            f"{around.launcher.value} started {around.size} ranks, but MPI sees {comm.size}: it is not the "
+            "launcher of the MPI library that mpi4py uses. Start the ranks with that library's mpirun; under "
+            "Slurm, try 'srun --mpi=pmix', or 'srun --mpi=list' to see what there is"
+        )
     sys.excepthook = _end_job
-    here = comm.node.all_gather_objects(allowed_cores())
+    here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
 
@@ -84,9 +95,10 @@ def end_mpi_job(error: BaseException, trace: TracebackType | None) -> None:
 
     sys.stdout.flush()
     rank = started_by().rank
-    if isinstance(error, UserError):
-        # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
-        time.sleep(min(2.0, _LATER_S * rank))
+    if isinstance(error, UserError | PeerLost):
+        # As a rule all ranks find the same mistake at the same time: the first to speak ends the others. And
+        # a lost peer is a consequence: its own last words come first.
+        time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _LATER_S * rank))
         print(f"tutti: error: {error}", file=sys.stderr, flush=True)
         abort(error.exit_code)
     else:

@@ -32,13 +32,13 @@ from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.plan import Plan
 from tutti.launch.reports import Death, Report, cause
 from tutti.launch.signals import SignalWatch, act_on
-from tutti.launch.sweep import JOB, end_processes_of, wait_for_exit
+from tutti.launch.sweep import JOB, Guard, wait_for_exit
 
 EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"
 """The environment variable with further arguments for mpirun."""
 
-LARGEST_IN_ENVIRONMENT: Final = 64 << 10
-"""Bytes of payload that travel in the environment, which reaches every host."""
+LARGEST_IN_ENVIRONMENT: Final = 48 << 10
+"""Bytes of payload that travel in the environment, which reaches every host. (Linux allows it 128 KiB.)"""
 
 GRACE_S: Final = 3.0
 """How long mpirun may take to end its ranks on SIGTERM, before SIGKILL."""
@@ -153,7 +153,9 @@ def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
     job = uuid.uuid4().hex
     letterbox = Letterbox(payload)
     small = base64.b64encode(payload).decode() if len(payload) <= LARGEST_IN_ENVIRONMENT else None
-    start = MpiStart(entry, plan.threads, small, letterbox.address, sys.path, sys.argv)
+    start = MpiStart(
+        entry, plan.threads, small, letterbox.address, [str(folder) for folder in sys.path], sys.argv
+    )
     environment = {**os.environ, **settings(mpirun, plan.hosts, os.environ), START: start.as_text(), JOB: job}
     exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
     extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
@@ -173,17 +175,21 @@ def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
 
 def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
     """Run mpirun to its end, or to the first signal; its exit code, and the last that it said on stderr."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tutti.launch.leash", str(os.getpid()), *command],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    guard = Guard(job, GRACE_S)
     try:
-        said = _pass_on(process, signals)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            said = _pass_on(process, signals)
+        finally:
+            _end(process, patience_s=0.0 if signals.received else FINISH_S)
     finally:
-        _end(process, job, patience_s=0.0 if signals.received else FINISH_S)
+        guard.dismiss()
     return process.returncode, said
 
 
@@ -206,8 +212,8 @@ def _pass_on(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
     return said.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes], job: str, patience_s: float) -> None:
-    """Leave neither mpirun nor any rank of this machine behind."""
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End mpirun, which ends its ranks."""
     wait_for_exit([process], patience_s)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -215,7 +221,6 @@ def _end(process: subprocess.Popen[bytes], job: str, patience_s: float) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    end_processes_of(job, GRACE_S)
     assert process.stderr is not None
     process.stderr.close()
     # Open MPI removes its folder itself, unless it is killed.

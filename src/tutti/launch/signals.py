@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -24,7 +25,7 @@ class SignalWatch:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> SignalWatch:
@@ -36,7 +37,7 @@ class SignalWatch:
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)  # type: ignore[arg-type]
+            signal.signal(signum, handler)
         os.close(self._reading)
         os.close(self._writing)
 

@@ -91,6 +91,6 @@ def _in_mpi_job(entry: str, payload: bytes, plan: Plan, announce: Callable[[str]
         announce(replace(plan, threads=torch.get_num_threads()).describe())
     try:
         return load_entry(entry)(comm, payload)
-    except Exception as error:
+    except BaseException as error:
         end_mpi_job(error, without_launcher(error.__traceback__))
         raise

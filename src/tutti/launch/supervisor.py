@@ -30,7 +30,7 @@ from tutti.launch.plan import Plan
 from tutti.launch.rank import BOOT, START, Start
 from tutti.launch.reports import Death, Report, cause
 from tutti.launch.signals import SignalWatch, act_on, held_back
-from tutti.launch.sweep import JOB, end_processes_of, wait_for_exit
+from tutti.launch.sweep import JOB, Guard, wait_for_exit
 
 CAUSE_S: Final = 1.0
 """How long a rank that lost a peer waits for the news of what happened to that peer."""
@@ -81,11 +81,12 @@ def supervise(entry: str, payload: bytes, plan: Plan) -> object:
     job = uuid.uuid4().hex
     ranks: list[RankProcess] = []
     with SignalWatch() as signals:
+        guard = Guard(job, GRACE_S)
         try:
             _start_ranks(ranks, job, entry, payload, plan)
             error = _watch(ranks, signals)
         finally:
-            _end(ranks, job)
+            _end(ranks, guard)
         received = signals.received
     if received is not None:
         act_on(received)
@@ -109,7 +110,7 @@ def _start_ranks(ranks: list[RankProcess], job: str, entry: str, payload: bytes,
             reading, writing = os.pipe2(os.O_CLOEXEC)
             start = Start(
                 rank, plan.workers, entry, os.getpid(), arena.fd, block, content, writing, threads, cores,
-                sys.path, sys.argv,
+                [str(folder) for folder in sys.path], sys.argv,
             )  # fmt: skip
             try:
                 ranks.append(_spawn(start, environment, reading))
@@ -213,7 +214,7 @@ def _out_of_memory_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _end(ranks: Sequence[RankProcess], job: str) -> None:
+def _end(ranks: Sequence[RankProcess], guard: Guard) -> None:
     """Leave no rank behind, nor anything that a rank has started."""
     try:
         if ranks and all(one.report and not one.report.failed for one in ranks):
@@ -223,9 +224,8 @@ def _end(ranks: Sequence[RankProcess], job: str) -> None:
             for process in alive:
                 process.send_signal(signum)
             wait_for_exit(alive, patience)
-        if ranks:
-            end_processes_of(job, GRACE_S)
     finally:
+        guard.dismiss()
         for one in ranks:
             os.close(one.pidfd)
             os.close(one.pipe)

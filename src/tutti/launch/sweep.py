@@ -1,19 +1,55 @@
-"""Finds and ends what the processes of a job have left running: their descendants inherit the job's mark."""
+"""Ends what the processes of a job leave running; they carry the job's mark, which descendants inherit.
+
+A `Guard` is a small process beside the supervisor that does so when the supervisor is gone, however it ended:
+
+    supervisor ──pipe──► guard      closed by `dismiss`, or by the kernel when the supervisor is killed:
+                                    the guard ends all processes that carry the mark, and exits
+
+Run as a program, this file is the guard; it needs the standard library alone, so as to start in no time.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 JOB: Final = "TUTTI_JOB"
-"""The environment variable that marks all processes of a job, whoever their parent is."""
+"""The environment variable that marks all processes of a job."""
 
 _ROUNDS = 5
+_POLL_S = 0.02
+
+
+class Guard:
+    """Ends the processes of a job when this process is gone or dismisses it.
+
+    Args:
+        job: the mark of the job.
+        grace_s: how long the processes may take to exit on SIGTERM, before SIGKILL.
+    """
+
+    def __init__(self, job: str, grace_s: float) -> None:
+        # Out of the terminal's reach, and holding none of the pipes that somebody may read to their end.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, job, str(grace_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name != JOB},
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """Return when no process of the job is left."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
@@ -27,11 +63,11 @@ def wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float
 
 
 def processes_of(job: str) -> list[int]:
-    """The processes, other than this one, that carry the mark of the job."""
+    """The processes that carry the mark of the job."""
     mark = f"{JOB}={job}".encode()
     found = []
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+        if not folder.name.isdigit():
             continue
         try:
             environment = (folder / "environ").read_bytes()
@@ -48,13 +84,13 @@ def end_processes_of(job: str, grace_s: float) -> None:
     _signal_all(left, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while left and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(_POLL_S)
         left = processes_of(job)
     for _ in range(_ROUNDS):
         if not left:
             return
         _signal_all(left, signal.SIGKILL)
-        time.sleep(0.02)
+        time.sleep(_POLL_S)
         left = processes_of(job)
 
 
@@ -64,3 +100,13 @@ def _signal_all(processes: Sequence[int], signum: int) -> None:
             os.kill(process, signum)
         except ProcessLookupError:
             continue
+
+
+def main() -> None:
+    """Be the guard of `sys.argv`: job and grace. The standard input ends when the supervisor does."""
+    sys.stdin.buffer.read()
+    end_processes_of(sys.argv[1], float(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -49,16 +49,17 @@ def check_usable(optimizer: type[Optimizer]) -> None:
             )
 
 
-def own_slices(flat: Flat, parts: int, optimizer: Optimizer) -> list[slice]:
+def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False) -> list[slice]:
     """Cut a flat vector into `parts` consecutive slices of about equal length that `optimizer` can work on.
 
     Args:
         flat: the vector.
         parts: how many slices; some are empty when there is little to cut.
         optimizer: decides whether parameters may be cut.
+        whole: no parameter may be cut, whatever the optimizer.
     """
     length = len(flat.weights)
-    if is_elementwise(optimizer):
+    if is_elementwise(optimizer) and not whole:
         lines = length // ALIGNMENT  # no two ranks write to one cache line
         edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
     else:

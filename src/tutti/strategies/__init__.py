@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tutti.errors import UnknownName
 from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.placement import place
 from tutti.strategies.solo import Solo
 from tutti.strategies.sync import Sync
 
 STRATEGIES: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in (Solo, Sync)}
 
-__all__ = ["STRATEGIES", "Clip", "Home", "Solo", "Strategy", "Sync", "Worker", "named"]
+__all__ = ["STRATEGIES", "Clip", "Home", "Solo", "Strategy", "Sync", "Worker", "named", "place"]
 
 
 def named(name: str) -> type[Strategy]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.replica import Replica
+from tutti.strategies.traffic import Traffic
 
 
 class Home(Enum):
@@ -19,6 +20,14 @@ class Home(Enum):
 
     SHARED = "one copy per host, seen by all its workers"
     PRIVATE = "each worker has its own"
+
+
+class Pace(Enum):
+    """How the workers' steps relate to each other."""
+
+    TOGETHER = "all workers make one update from one batch, which is split over them"
+    ABREAST = "each worker has a batch of its own; all make their k-th step at the same time"
+    FREE = "each worker has a batch of its own and waits for nobody"
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,14 @@ class Clip:
 
 
 class Worker(ABC):
-    """One rank's part in a strategy. Made by `Strategy.worker`; called by the training loop."""
+    """One rank's part in a strategy. Made by `Strategy.worker`; called by the training loop.
+
+    Attributes:
+        traffic: what its exchanges were like; the loop takes the counts once an epoch.
+    """
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
 
     @abstractmethod
     def step(self) -> None:
@@ -45,6 +61,25 @@ class Worker(ABC):
         Called after the `backward()` of the last of the update's passes. The gradients are zero when it
         returns.
         """
+
+    def skip(self) -> None:
+        """Called in place of `step` when this rank has no sample in a round and the pace is not TOGETHER.
+
+        Workers that step abreast take part in the exchange all the same.
+        """
+        return
+
+    def settle(self) -> None:
+        """Before an evaluation (collective): afterwards every replica holds the weights to be evaluated.
+
+        These are the centre's, or the workers' average, where each worker has weights of its own; those are
+        kept until `resume`.
+        """
+        return
+
+    def resume(self) -> None:
+        """After an evaluation: training goes on from the weights that `settle` put aside."""
+        return
 
     @abstractmethod
     def finish(self) -> None:
@@ -55,13 +90,15 @@ class Worker(ABC):
 class Strategy(ABC):
     """A way to train in parallel. Its fields are its hyper-parameters: options and config come from them.
 
-    A rank's gradient is that of its own samples' share of the update: the loop multiplies each loss by
-    (samples of this pass) / (samples of the update), so that the plain sum over the ranks and passes is the
-    mean over the samples.
+    Under the pace TOGETHER a rank's gradient is that of its own samples' share of the update: the loop
+    multiplies each loss by (samples of this pass) / (samples of the update), so that the plain sum over the
+    ranks and passes is the mean over the samples. Under the other paces it is the mean over the worker's own
+    batch.
     """
 
     name: ClassVar[str]
     home: ClassVar[Home]
+    pace: ClassVar[Pace] = Pace.TOGETHER
     needs: ClassVar[tuple[type, ...]] = ()
 
     @property

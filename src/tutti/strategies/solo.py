@@ -40,6 +40,7 @@ class Solo(Strategy):
 
 class _SoloWorker(Worker):
     def __init__(self, replica: Replica, optimizer: Optimizer, clip: Clip) -> None:
+        super().__init__()
         self._replica, self._clip = replica, clip
         everything = [slice(0, len(flat.weights)) for flat in replica.flats]
         self._optimizer = ShardedOptimizer(optimizer, replica, everything)

@@ -48,18 +48,45 @@ def evaluate(
     Returns:
         The evaluation over all ranks, equal on all of them. Its `samples` were counted as they came.
     """
-    tally = Tally(metrics, classes)
     mine = cut(len(part), comm.size)[comm.rank]
+    rest = loss, metrics, classes
+    return tally_of(module, part, mine, *rest, batch_size=batch_size, arithmetic=arithmetic).total(comm)
+
+
+def tally_of(
+    module: nn.Module,
+    part: Part,
+    samples: slice,
+    loss: Loss,
+    metrics: Sequence[Metric] = (),
+    classes: int | None = None,
+    *,
+    batch_size: int = 1000,
+    arithmetic: Arithmetic = FP32,
+) -> Tally:
+    """The sums of `evaluate` over some samples of `part`, on this rank alone.
+
+    Args:
+        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
+        part: where the samples are.
+        samples: consecutive positions in the part.
+        loss: the mean over a batch.
+        metrics: what to compute besides.
+        classes: how many classes the confusion matrix tells apart; None: no matrix.
+        batch_size: samples of one forward pass.
+        arithmetic: how the model computes.
+    """
+    tally = Tally(metrics, classes)
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():
-        for start in range(mine.start, mine.stop, batch_size):
-            inputs, targets = part.take(torch.arange(start, min(start + batch_size, mine.stop)))
+        for start in range(samples.start, samples.stop, batch_size):
+            inputs, targets = part.take(torch.arange(start, min(start + batch_size, samples.stop)))
             outputs, targets = (
                 arithmetic.forward(module, arithmetic.inputs(inputs)),
                 arithmetic.targets(targets),
             )
             tally.add(loss(outputs, targets).item(), outputs, targets)
-    return tally.total(comm)
+    return tally
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.data.batches import Batches
+from tutti.data.dealing import Queue
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption
 from tutti.training.arithmetic import FP32, Arithmetic
@@ -59,7 +60,7 @@ def check_fit(
 
 
 def check_smallest_batch(
-    module: nn.Module, batches: Batches, ranks: int, *, arithmetic: Arithmetic = FP32
+    module: nn.Module, batches: Batches | Queue, *, arithmetic: Arithmetic = FP32
 ) -> None:
     """Refuse batches that leave a rank one sample of an update where the model needs more, as BatchNorm may.
 
@@ -68,15 +69,12 @@ def check_smallest_batch(
     Args:
         module: the model, prepared by `arithmetic`.
         batches: of any rank.
-        ranks: the world size.
         arithmetic: how the model computes.
 
     Raises:
         BadOption: the model cannot train on a single sample, and has to.
     """
-    passes, samples = len(next(batches.epoch(0)).passes), len(batches.part)
-    last = samples - (batches.updates - 1) * batches.batch_size
-    if last // passes // ranks > 1:
+    if batches.fewest > 1:
         return
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
     before = [buffer.clone() for buffer in module.buffers()]
@@ -85,8 +83,8 @@ def check_smallest_batch(
             arithmetic.forward(module, inputs)
     except ValueError as error:
         raise BadOption(
-            f"{samples} samples in batches of {batches.batch_size} leave {last} for the last update: over "
-            f"{ranks} ranks, some get a single one, and the model cannot train on that ({error}); "
+            f"{len(batches.part)} samples in batches of {batches.batch_size} leave some rank a single one in "
+            f"the last update of an epoch, and the model cannot train on that ({error}); "
             f"choose another --batch-size, or fewer workers"
         ) from error
     finally:

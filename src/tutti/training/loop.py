@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,28 +15,32 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
-from tutti.data.batches import Batch, Batches, Update
+from tutti.data.batches import Batch, Batches
+from tutti.data.dealing import Queue
 from tutti.data.parts import Part
 from tutti.errors import BadOption, NotFinite
-from tutti.records import EpochRecord, Evaluation, now
+from tutti.records import EpochRecord, Evaluation, RankRecord, now
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
 from tutti.training.arithmetic import FP32, Arithmetic
-from tutti.training.evaluate import average_buffers, evaluate
+from tutti.training.balance import SpeedBalance
+from tutti.training.evaluate import average_buffers
 from tutti.training.fitting import check_fit, check_smallest_batch
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
 from tutti.training.progress import Moment, Progress, Silent, Span
 from tutti.training.tally import Tally
+from tutti.training.validation import Task, Validation, named_validation
 
 
 @dataclass
 class _Stages:
-    """Where the seconds of an epoch went."""
+    """Where the seconds of an epoch went, and how many steps this rank made in it."""
 
     data: float = 0.0
     compute: float = 0.0
     exchange: float = 0.0
+    steps: int = 0
 
 
 @dataclass(kw_only=True)
@@ -46,39 +52,52 @@ class Trainer:
         replica: the model.
         worker: this rank's part in the strategy.
         optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
-        batches: this rank's training batches; `comm.size` ranks and the strategy's passes.
+        batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
+            strategy's workers make one update together. Or a queue that deals such own batches.
         loss: the mean over a batch.
         epochs: passes over the training samples; or
-        steps: weight updates, the last epoch ending in the middle if need be. Give one of the two.
+        steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
+            need be. Give one of the two.
         metrics: computed besides the loss, on training and validation samples.
         validation: evaluated after every epoch.
+        validate: when and by whom: a name in `tutti.training.validation.VALIDATIONS`.
         classes: how many classes the validation's confusion matrix tells apart; None: no matrix.
-        schedule: a learning-rate scheduler of torch, stepped after each update.
+        schedule: a learning-rate scheduler of torch, stepped after each update; where each rank makes its
+            own, after each round of them.
+        balance: splits each update over the ranks by their speeds.
+        seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
+            clock measures all times. None: time is real.
         arithmetic: how the model computes; the module was prepared by it.
         progress: shows the run.
-        on_epoch: called on every rank with the record of each epoch.
+        on_epoch: called on every rank with the record of each epoch, when its validation is known.
     """
 
     comm: Communicator
     replica: Replica
     worker: Worker
     optimizer: Optimizer
-    batches: Batches
+    batches: Batches | Queue
     loss: Loss
     epochs: int | None = None
     steps: int | None = None
     metrics: Sequence[Metric] = ()
     validation: Part | None = None
+    validate: str = "pause"
     classes: int | None = None
     schedule: LRScheduler | None = None
+    balance: SpeedBalance | None = None
+    seconds_per_sample: float | None = None
     arithmetic: Arithmetic = FP32
     progress: Progress = field(default_factory=Silent)
     on_epoch: Callable[[EpochRecord], None] | None = None
 
     def __post_init__(self) -> None:
         self.updates = run_length(self.batches, self.epochs, self.steps)
-        self._step, self._lr = 0, math.nan
+        self._now = perf_counter if self.seconds_per_sample is None else self.comm.clock
+        self._step, self._scheduled, self._lr = 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
+        self._unvalidated: deque[EpochRecord] = deque()
+        self._validation: Validation | None = None
 
     def fit(self) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -99,75 +118,98 @@ class Trainer:
         check_fit(module, *fit, arithmetic=self.arithmetic)
         if not module.training:
             module.train()
-        check_smallest_batch(module, self.batches, self.comm.size, arithmetic=self.arithmetic)
+        check_smallest_batch(module, self.batches, arithmetic=self.arithmetic)
+        self._validation = self._open_validation()
         self.progress.begin(Span(self.updates, self.batches.updates))
         try:
             while self._step < self.updates:
-                record = self._epoch(len(history))
-                history.append(record)
-                self.progress.epoch(record)
-                if self.on_epoch is not None:
-                    self.on_epoch(record)
+                for record in self._epoch(len(history) + len(self._unvalidated)):
+                    history.append(record)
+                    self.progress.epoch(record)
+                    if self.on_epoch is not None:
+                        self.on_epoch(record)
         finally:
             self.progress.end()
+            if self._validation is not None:
+                self._validation.close()
         return history
 
-    def _epoch(self, epoch: int) -> EpochRecord:
-        began, tally, stages = perf_counter(), Tally(self.metrics), _Stages()
+    def _open_validation(self) -> Validation | None:
+        if self.validation is None:
+            return None
+        rest = self.loss, self.metrics, self.classes, self.arithmetic
+        return named_validation(self.validate)(Task(self.replica, self.validation, self.comm, *rest))
+
+    def _epoch(self, epoch: int) -> list[EpochRecord]:
+        """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
+        began, tally, stages = self._now(), Tally(self.metrics), _Stages()
         last = min(self.updates, self._step + self.batches.updates)
         self._train(epoch, last, tally, stages)
-        if self._step == self.updates:
+        if last == self.updates:
             self.worker.finish()
         self._refuse_broken_weights()
         average_buffers(self.replica, self.comm)
-        train = tally.total(self.comm)
-        trained = perf_counter()
-        validation = self._validate()
-        ended = perf_counter()
-        seconds = {**vars(stages), "validation": ended - trained, "total": ended - began}
-        return EpochRecord(
+        train, ranks = tally.total(self.comm), self._ranks(tally.samples, stages)
+        trained = self._now()
+        evaluations = self._validate(final=last == self.updates)
+        ended = self._now()
+        times = {"data": stages.data, "compute": stages.compute, "exchange": stages.exchange}
+        record = EpochRecord(
             epoch=epoch + 1,
             step=self._step,
             complete=self._step == (epoch + 1) * self.batches.updates,
             train=train,
-            validation=validation,
-            seconds=seconds,
-            samples_per_s=train.samples / (trained - began),
+            validation=None,
+            seconds={**times, "validation": ended - trained, "total": ended - began},
+            samples_per_s=_rate(train.samples, trained - began),
             lr=float(self._lr),
             time=now(),
+            ranks=ranks,
         )
+        self._unvalidated.append(record)
+        return [replace(self._unvalidated.popleft(), validation=found) for found in evaluations]
 
     def _train(self, epoch: int, last: int, tally: Tally, stages: _Stages) -> None:
         """Make the updates of one epoch, up to update number `last` of the run."""
-        step, schedule, samples = self.worker.step, self.schedule, 0
-        began = before = perf_counter()
+        clock, dealt = self._now, 0
+        began = before = clock()
         report = began + self.progress.every_s
-        for update in self._updates(epoch, last):
-            loaded = perf_counter()
+        for update in self.batches.epoch(epoch, rounds=last - self._step):
+            loaded, counted = clock(), tally.samples
+            self._schedule_until(update.round)
             loss = sum([self._forward_backward(batch, tally) for batch in update.passes if batch.share])
             if not math.isfinite(loss):
                 self._refuse_loss(epoch, loss)
-            computed = perf_counter()
+            samples = tally.samples - counted
+            if self.seconds_per_sample is not None:
+                self.comm.compute(self.seconds_per_sample * samples)
+            computed = clock()
             self._lr = self.optimizer.param_groups[0]["lr"]
-            step()
-            if schedule is not None:
-                schedule.step()
-            self._step += 1
-            samples += update.samples
+            if samples or not self.batches.own:
+                self.worker.step()
+                stages.steps += 1
+            else:
+                self.worker.skip()
+            if self.balance is not None:
+                self.balance.note(samples, computed - loaded)
+            self._step = update.round + 1
+            dealt += update.samples
             stages.data += loaded - before
             stages.compute += computed - loaded
-            before = perf_counter()
+            before = clock()
             stages.exchange += before - computed
             if before >= report:
-                rate = samples / (before - began)
-                self.progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
+                here = tally.here()
+                self.progress.moment(Moment(epoch + 1, self._step, here, _rate(dealt, before - began)))
                 report = before + self.progress.every_s
+        self._step = last
+        self._schedule_until(last)
 
-    def _updates(self, epoch: int, last: int) -> Iterator[Update]:
-        """The updates of an epoch until the run has made `last`; a further batch is not gathered in vain."""
-        updates = self.batches.epoch(epoch)
-        for _ in range(last - self._step):
-            yield next(updates)
+    def _schedule_until(self, updates: int) -> None:
+        """Step the schedule until it stands where it belongs after so many updates."""
+        while self.schedule is not None and self._scheduled < updates:
+            self.schedule.step()
+            self._scheduled += 1
 
     def _forward_backward(self, batch: Batch, tally: Tally) -> float:
         """Add this batch's gradient, weighted by its share of the update; returns its loss."""
@@ -183,11 +225,22 @@ class Trainer:
         tally.add(value, outputs.detach(), targets)
         return value
 
-    def _validate(self) -> Evaluation | None:
-        if self.validation is None:
-            return None
-        module, rest = self.replica.module, (self.loss, self.metrics, self.classes)
-        return evaluate(module, self.validation, self.comm, *rest, arithmetic=self.arithmetic)
+    def _validate(self, final: bool) -> Sequence[Evaluation | None]:
+        """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
+        if self._validation is None:
+            return [None]
+        if not final:
+            self.worker.settle()
+        self._validation.begin()
+        if not final:
+            self.worker.resume()
+        return self._validation.collect(everything=final)
+
+    def _ranks(self, samples: int, stages: _Stages) -> list[RankRecord]:
+        """What each rank did in this epoch (collective)."""
+        figures = cast("dict[str, Any]", self.worker.traffic.take().figures())
+        mine = RankRecord(updates=stages.steps, samples=samples, compute_s=stages.compute, **figures)
+        return cast("list[RankRecord]", self.comm.all_gather_objects(mine))
 
     def _refuse_loss(self, epoch: int, loss: float) -> None:
         name = self.replica.first_not_finite()
@@ -213,8 +266,13 @@ _REMEDY = (
 )
 
 
-def run_length(batches: Batches, epochs: int | None = None, steps: int | None = None) -> int:
-    """How many weight updates a run makes.
+def _rate(samples: int, seconds: float) -> float:
+    """Samples per second; 0 where no time has passed, as on a virtual clock that nothing moves."""
+    return samples / seconds if seconds > 0 else 0.0
+
+
+def run_length(batches: Batches | Queue, epochs: int | None = None, steps: int | None = None) -> int:
+    """How many weight updates a run makes, or rounds of them where each rank makes its own.
 
     Raises:
         BadOption: not exactly one of `epochs` and `steps` is given, or it is below 1.

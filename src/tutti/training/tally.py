@@ -56,19 +56,29 @@ class Tally:
 
     def here(self) -> Evaluation:
         """What this rank has counted so far."""
-        self._count()
-        return self._evaluation(
-            [self.samples, *self._confusion.flatten().tolist()], [self._loss, *self._sums]
-        )
+        counts, sums = self.sums()
+        return self._evaluation(counts.tolist(), sums.tolist())
 
     def total(self, comm: Communicator) -> Evaluation:
         """What all ranks have counted (collective); equal on all of them."""
-        self._count()
-        counts = torch.cat([torch.tensor([self.samples]), self._confusion.flatten()])
-        sums = torch.tensor([self._loss, *self._sums], dtype=torch.float64)
+        counts, sums = self.sums()
         comm.all_reduce(counts)
         comm.all_reduce(sums)
         return self._evaluation(counts.tolist(), sums.tolist())
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """What was counted, for another tally to `take_in`: a vector of int64 and one of float64."""
+        self._count()
+        counts = torch.cat([torch.tensor([self.samples]), self._confusion.flatten()])
+        return counts, torch.tensor([self._loss, *self._sums], dtype=torch.float64)
+
+    def take_in(self, counts: Tensor, sums: Tensor) -> None:
+        """Add the `sums` of another tally with the same metrics and classes."""
+        self._count()
+        self.samples += int(counts[0])
+        self._confusion += counts[1:].view_as(self._confusion)
+        self._loss += float(sums[0])
+        self._sums = [own + more for own, more in zip(self._sums, sums[1:].tolist(), strict=True)]
 
     def _count(self) -> None:
         """Count the outputs that were kept."""

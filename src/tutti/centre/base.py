@@ -1,0 +1,218 @@
+"""What a parameter centre can do, and what a rule is: the contract that strategies see.
+
+A centre has one vector of weights for each of a replica's flat vectors. It is cut into slots, each a slice of
+every vector; a message is applied to one slot after the other, and while that happens nobody else reads or
+moves the slot.
+
+    weights   ├───────── slot 0 ─────────┼───────── slot 1 ─────────┼───────── slot 2 ─────────┤
+    worker 0      lock, rule, unlock ──────▶ lock, rule, unlock ──────▶ ...
+    worker 1                                                           lock, rule, unlock ──▶ back to slot 0
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tutti.replica import ALIGNMENT, Flat
+
+Vectors: TypeAlias = Sequence[Tensor]
+"""One vector for each of `Replica.flats`, of the same lengths and dtypes."""
+
+Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
+"""(length, dtype) -> a vector of zeros, where all who apply a rule to one slot can see it."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of the centre that is locked, moved and counted as one.
+
+    Attributes:
+        number: from 0, in the order of the vectors.
+        places: where it lies in each vector.
+    """
+
+    number: int
+    places: tuple[slice, ...]
+
+    def views(self, vectors: Vectors) -> tuple[Tensor, ...]:
+        """The slot's slice of each vector."""
+        return tuple(vector[place] for vector, place in zip(vectors, self.places, strict=True))
+
+
+@dataclass(slots=True)
+class Desk:
+    """Where a message meets a slot.
+
+    Attributes:
+        slot: the slot's number.
+        centre: the slot's weights.
+        message: what a worker has brought.
+        reply: where its answer goes; may be `message` itself. None: it wants none.
+        then: the slot's weights as that worker last read them, if the rule `compares`.
+        staleness: how many messages of others were applied since that worker last read the slot.
+    """
+
+    slot: int
+    centre: tuple[Tensor, ...]
+    message: tuple[Tensor, ...]
+    reply: tuple[Tensor, ...] | None
+    then: tuple[Tensor, ...] | None = None
+    staleness: int = 0
+
+
+class Outcome(Enum):
+    """What became of a message."""
+
+    APPLIED = "the slot has moved; the answer can be given"
+    HELD = "the slot moves with a later message; the answer has to wait for that"
+    DROPPED = "it came too late and was not used; the answer can be given"
+
+
+class Rule(ABC):
+    """What a centre does with a message. One object for each process that applies it.
+
+    Attributes:
+        compares: whether `Desk.then` is wanted.
+    """
+
+    compares: bool = False
+
+    def cut(self, flat: Flat, parts: int) -> list[slice]:
+        """Cut a flat vector into `parts` consecutive slices, each of which the rule can be applied to."""
+        lines = len(flat.weights) // ALIGNMENT
+        edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
+        return [slice(edges[part], edges[part + 1]) for part in range(parts)]
+
+    def most_slots(self) -> int | None:
+        """How many slots the rule can work with at the most; None: any number."""
+        return None
+
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        """Prepare for `slots` of the vectors `centre`; called once, by all who apply the rule (collective)."""
+        return
+
+    @abstractmethod
+    def apply(self, desk: Desk) -> Outcome:
+        """Move `desk.centre` by `desk.message`, in place. The message may be overwritten."""
+
+    def answer(self, desk: Desk) -> None:
+        """Write the answer into `desk.reply`: the centre's weights, unless a rule says otherwise."""
+        assert desk.reply is not None
+        for reply, centre in zip(desk.reply, desk.centre, strict=True):
+            reply.copy_(centre)
+
+    def settings(self) -> list[float]:
+        """What the rule depends on and may change from message to message, such as the learning rate."""
+        return []
+
+    def use(self, settings: list[float]) -> None:
+        """Apply the next message by these settings, those of its sender."""
+        return
+
+    def leave(self, slot: int) -> bool:
+        """A worker sends nothing until further notice; returns whether the slot can move because of it."""
+        return False
+
+    def join(self, slot: int) -> None:
+        """A worker that had left is back."""
+        return
+
+    def close(self, desk: Desk) -> None:
+        """Move the slot after `leave` has said that it can."""
+        return
+
+    @abstractmethod
+    def above(self, hosts: int) -> Rule:
+        """The rule of a centre above, to which each host's centre goes as a worker goes to its own.
+
+        Raises:
+            BadOption: the rule works with one level alone.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an exchange with the centre was like.
+
+    Attributes:
+        staleness: how many messages of others were applied between this worker's last reading and now, the
+            most of all slots; None: it is not known here.
+        age_s: seconds since this worker's last reading.
+        wait_s: seconds that it waited for others.
+        bytes_sent: what it sent, or wrote for others to read.
+        dropped: whether its message came too late and was not used, in some slot.
+    """
+
+    staleness: int | None
+    age_s: float
+    wait_s: float
+    bytes_sent: int
+    dropped: bool = False
+
+
+class Centre(ABC):
+    """The weights that all workers see. Made by `join_centre`; one object for each worker."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """How many messages the centre has applied, as far as this worker knows."""
+
+    @abstractmethod
+    def push(self, message: Vectors, again: bool = False) -> Receipt:
+        """Bring a message; no answer is wanted.
+
+        Args:
+            message: one vector for each of the replica's. It may be overwritten.
+            again: it is this worker's last message, unchanged, which the centre may remember.
+        """
+
+    @abstractmethod
+    def pull(self, into: Vectors) -> Receipt:
+        """Read the centre's weights; staleness counts from here on."""
+
+    @abstractmethod
+    def exchange(self, message: Vectors, reply: Vectors | None = None, again: bool = False) -> Receipt:
+        """Bring a message and take the answer; nothing comes between the two in any slot.
+
+        Args:
+            message: one vector for each of the replica's. It may be overwritten.
+            reply: where the answer goes; by default, into `message`.
+            again: it is this worker's last message, unchanged, which the centre may remember.
+        """
+
+    @abstractmethod
+    def read(self, into: Vectors) -> None:
+        """Read the weights that all have agreed on; collective, and without a trace on the staleness.
+
+        Every worker finds the same weights: those after all messages that any of them has brought before.
+        """
+
+    @abstractmethod
+    def tick(self, slack: int) -> float:
+        """Count a step of this worker, and wait until no other is more than `slack` steps behind.
+
+        Workers that have left are not waited for.
+
+        Returns:
+            The seconds that it waited.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """This worker will bring nothing for a while: nobody needs to wait for it."""
+
+    @abstractmethod
+    def rejoin(self) -> None:
+        """This worker is back; collective, as all begin to count their steps anew."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Say goodbye; nothing may follow."""

@@ -1,0 +1,110 @@
+"""A rule that runs the user's optimizer on the centre's weights; the messages are gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
+from tutti.centre.hyperparameters import Hyperparameters
+from tutti.centre.moving import AddRule
+from tutti.centre.remedies import Remedy
+from tutti.centre.states import SlotState, allocate_states, describe
+from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
+from tutti.replica import Flat, Replica
+
+
+class OptimizerRule(Rule):
+    """c = optimizer(c, gradient), with the optimizer's state beside the centre's weights.
+
+    Whoever brings a gradient runs the optimizer itself, on state that all of them share, with the options
+    that its own optimizer has at that moment; over messages, those travel with the gradient.
+
+    With levels, the optimizer runs in the centre of each host; the one above adds up what they have moved.
+
+    Args:
+        optimizer: the user's. It is not stepped itself; its class, options and param groups are used.
+        replica: the model that its parameters belong to.
+        messages: the vectors that the messages are in. Others are copied there.
+        remedy: what is done to a stale gradient before.
+        keep: whether a message is left as it is, so that it can be applied again. If not, it is zero after it
+            was used.
+
+    Raises:
+        BadOption: the optimizer cannot move slices of vectors.
+        BadModel: it moves a parameter that is not part of the model.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        replica: Replica,
+        messages: Vectors,
+        remedy: Remedy | None = None,
+        keep: bool = False,
+    ) -> None:
+        nothing = [slice(0, 0) for _ in replica.flats]
+        self._checked = ShardedOptimizer(optimizer, replica, nothing)
+        self._optimizer, self._flats = optimizer, replica.flats
+        self._messages, self._remedy, self._keep = list(messages), remedy, keep
+        self.compares = remedy is not None and remedy.compares
+        self._hyperparameters = Hyperparameters(optimizer)
+        self._views: dict[int, tuple[Tensor, ...]] = {}
+        self._pieces: dict[int, tuple[Piece, ...]] = {}
+        self._states: dict[int, SlotState] = {}
+
+    @override
+    def cut(self, flat: Flat, parts: int) -> list[slice]:
+        return own_slices(flat, parts, self._optimizer)
+
+    @override
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        self._pieces = {slot.number: self._pieces_of(slot, centre, self._messages) for slot in slots}
+        self._views = {slot.number: slot.views(self._messages) for slot in slots}
+        # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
+        scratch = [vector.clone() for vector in centre]
+        zeros = [torch.zeros_like(vector) for vector in centre]
+        described = [describe(self._pieces_of(slot, scratch, zeros)) for slot in slots]
+        states = allocate_states(described, allocate)
+        self._states = {slot.number: state for slot, state in zip(slots, states, strict=True)}
+        if self._remedy is not None:
+            self._remedy.open(centre, slots, allocate)
+
+    def _pieces_of(self, slot: Slot, weights: Vectors, messages: Vectors) -> tuple[Piece, ...]:
+        return tuple(
+            Piece(self._optimizer, replace(flat, weights=vector), message, place)
+            for flat, vector, message, place in zip(self._flats, weights, messages, slot.places, strict=True)
+        )
+
+    @override
+    def apply(self, desk: Desk) -> Outcome:
+        message = self._views[desk.slot]
+        if desk.message is not message:
+            for own, other in zip(message, desk.message, strict=True):
+                if own.data_ptr() != other.data_ptr():
+                    own.copy_(other)
+        if self._remedy is not None:
+            self._remedy.apply(desk)
+        self._checked.begin()
+        self._states[desk.slot].step(self._pieces[desk.slot])
+        if not self._keep:
+            for gradient in message:
+                gradient.zero_()
+        return Outcome.APPLIED
+
+    @override
+    def settings(self) -> list[float]:
+        return self._hyperparameters.read()
+
+    @override
+    def use(self, settings: list[float]) -> None:
+        self._hyperparameters.write(settings)
+
+    @override
+    def above(self, hosts: int) -> Rule:
+        return AddRule()

@@ -1,0 +1,224 @@
+"""The centre in the shared memory of one host: no rank is spent on it, whoever brings a message applies it.
+
+    worker 0   lock 0 │ rule, copy answer │ lock 1 │ rule, copy answer │ ...
+    worker 1            lock 1 │ rule, copy answer │ lock 2 │ ...              each begins at a slot of its own
+
+A worker that has to wait, for a step to close or for the slowest worker, notes that and sleeps in `recv`;
+whoever makes the reason disappear sends it a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.centre.base import Allocate, Centre, Desk, Outcome, Receipt, Rule, Slot, Vectors
+from tutti.centre.steps import SharedSteps
+from tutti.comm.base import Communicator
+from tutti.replica import Flat
+
+SLOT = 1 << 18
+"""Elements of a slot, about: few enough that its weights are still in the core's cache for the answer, and
+many enough that calling the optimizer costs little beside its work."""
+
+CLOSED_TAG = 1 << 20
+"""A slot's number is added to it: the step that a message waits for is closed."""
+
+_KEPT_VIEWS = 8
+
+
+class SharedCentre(Centre):
+    """One worker's view of a centre in shared memory (collective over the host's workers).
+
+    Args:
+        comm: the workers, all on one host.
+        flats: of the replica; their weights are the centre's first ones.
+        rule: what the centre does with a message; this worker's own object.
+        parts: how many slots; by default, some of `SLOT` elements.
+    """
+
+    def __init__(
+        self, comm: Communicator, flats: Sequence[Flat], rule: Rule, parts: int | None = None
+    ) -> None:
+        self._comm, self._rule = comm, rule
+        self._weights = [comm.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
+        if comm.rank == 0:
+            for weights, flat in zip(self._weights, flats, strict=True):
+                weights.copy_(flat.weights)
+        comm.barrier()
+        self.slots = cut_slots(flats, rule, parts or slots_for(flats))
+        count = len(self.slots)
+        # As a memoryview an element is read in 0.1 us; as a tensor it takes ten times that.
+        self._versions = memoryview(comm.shared(count, dtype=torch.int64).numpy())
+        self._waiting = comm.shared(count, comm.size, dtype=torch.int64)
+        self._locks = [comm.lock() for _ in range(count)]
+        self._steps = SharedSteps(comm)
+        self._seen = [0] * count
+        self._then = [vector.clone() for vector in self._weights] if rule.compares else None
+        self._seen_at = comm.clock()
+        first = comm.rank * count // comm.size
+        self._order = [*range(first, count), *range(first)]
+        self._views: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}
+        self._at = self.views(self._weights)
+        self._then_at = self.views(self._then) if self._then is not None else None
+        self._nbytes = sum(vector.nbytes for vector in self._weights)
+        self._note = torch.zeros(1)
+        rule.open(self._weights, self.slots, _allocate(comm))
+
+    @property
+    @override
+    def version(self) -> int:
+        return min(self._versions)
+
+    def views(self, vectors: Vectors) -> list[tuple[Tensor, ...]]:
+        """Each slot's slices of `vectors`; the same objects for the same vectors."""
+        key = tuple([vector.data_ptr() for vector in vectors])
+        if key not in self._views:
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()
+            self._views[key] = [slot.views(vectors) for slot in self.slots]
+        return self._views[key]
+
+    @override
+    @torch.no_grad()
+    def push(self, message: Vectors, again: bool = False) -> Receipt:
+        return self._visit(message, None, again)
+
+    @override
+    @torch.no_grad()
+    def exchange(self, message: Vectors, reply: Vectors | None = None, again: bool = False) -> Receipt:
+        return self._visit(message, message if reply is None else reply, again)
+
+    def _visit(self, message: Vectors, reply: Vectors | None, again: bool) -> Receipt:
+        messages = self.views(message)
+        replies = self.views(reply) if reply is not None else None
+        clock, rule, wait_s, staleness = self._comm.clock, self._rule, 0.0, 0
+        held, dropped, then = [], False, self._then_at
+        for number in self._order:
+            answer = replies[number] if replies is not None else None
+            desk = Desk(number, self._at[number], messages[number], answer, then[number] if then else None)
+            came = clock()
+            with self._locks[number]:
+                wait_s += clock() - came
+                desk.staleness = self._versions[number] - self._seen[number]
+                staleness = max(staleness, desk.staleness)
+                outcome = rule.apply(desk)
+                if outcome is Outcome.APPLIED:
+                    self._versions[number] += 1
+                    self._seen[number] += 1
+                dropped = dropped or outcome is Outcome.DROPPED
+                if answer is not None and outcome is not Outcome.HELD:
+                    self._answer(desk)
+            if outcome is Outcome.HELD:
+                held.append(desk)
+            elif outcome is Outcome.APPLIED:
+                self._wake(number)
+        for desk in held:
+            wait_s += self._wait(desk)
+        age_s = clock() - self._seen_at
+        if replies is not None:
+            self._seen_at = clock()
+        return Receipt(staleness, age_s, wait_s, 0 if again else self._nbytes, dropped)
+
+    def _answer(self, desk: Desk) -> None:
+        self._rule.answer(desk)
+        self._note_reading(desk.slot)
+
+    def _note_reading(self, number: int) -> None:
+        self._seen[number] = self._versions[number]
+        if self._then_at is not None:
+            for kept, weights in zip(self._then_at[number], self._at[number], strict=True):
+                kept.copy_(weights)
+
+    def _wait(self, desk: Desk) -> float:
+        """Sleep until the slot has moved; returns the seconds."""
+        came, number = self._comm.clock(), desk.slot
+        while True:
+            with self._locks[number]:
+                if self._versions[number] > self._seen[number]:
+                    if desk.reply is not None:
+                        self._answer(desk)
+                    return self._comm.clock() - came
+                self._waiting[number, self._comm.rank] = 1
+            self._comm.recv(self._note, tag=CLOSED_TAG + number)
+
+    def _wake(self, number: int) -> None:
+        if self._rule.holds:
+            with self._locks[number]:
+                sleepers = self._waiting[number].nonzero().flatten().tolist()
+                self._waiting[number].zero_()
+            for sleeper in sleepers:
+                self._comm.send(self._note, sleeper, tag=CLOSED_TAG + number)
+
+    @override
+    @torch.no_grad()
+    def pull(self, into: Vectors) -> Receipt:
+        replies, clock, wait_s, staleness = self.views(into), self._comm.clock, 0.0, 0
+        for number in self._order:
+            came = clock()
+            with self._locks[number]:
+                wait_s += clock() - came
+                staleness = max(staleness, self._versions[number] - self._seen[number])
+                for reply, weights in zip(replies[number], self._at[number], strict=True):
+                    reply.copy_(weights)
+                self._note_reading(number)
+        age_s, self._seen_at = clock() - self._seen_at, clock()
+        return Receipt(staleness, age_s, wait_s, 0)
+
+    @override
+    @torch.no_grad()
+    def read(self, into: Vectors) -> None:
+        self._comm.barrier()
+        for vector, weights in zip(into, self._weights, strict=True):
+            vector.copy_(weights)
+        self._comm.barrier()
+
+    @override
+    def tick(self, slack: int) -> float:
+        return self._steps.tick(slack)
+
+    @override
+    @torch.no_grad()
+    def leave(self) -> None:
+        self._steps.leave()
+        for number in range(len(self.slots)):
+            with self._locks[number]:
+                moved = self._rule.leave(number)
+                if moved:
+                    self._rule.close(Desk(number, self._at[number], (), None))
+                    self._versions[number] += 1
+            if moved:
+                self._wake(number)
+
+    @override
+    def rejoin(self) -> None:
+        self._comm.barrier()
+        self._steps.rejoin()
+        for number in range(len(self.slots)):
+            with self._locks[number]:
+                self._rule.join(number)
+        self._comm.barrier()
+
+    @override
+    def close(self) -> None:
+        """Nothing is to be said: there is nobody else."""
+
+
+def slots_for(flats: Sequence[Flat]) -> int:
+    """How many slots a centre in shared memory has."""
+    return max(1, round(sum(len(flat.weights) for flat in flats) / SLOT))
+
+
+def cut_slots(flats: Sequence[Flat], rule: Rule, parts: int) -> list[Slot]:
+    """Cut the vectors as the rule allows; slots that would be empty are left out."""
+    parts = min(parts, rule.most_slots() or parts)
+    columns = zip(*[rule.cut(flat, parts) for flat in flats], strict=True)
+    filled = [places for places in columns if any(place.start < place.stop for place in places)]
+    return [Slot(number, places) for number, places in enumerate(filled)]
+
+
+def _allocate(comm: Communicator) -> Allocate:
+    return lambda length, dtype: comm.shared(length, dtype=dtype)

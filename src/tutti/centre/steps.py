@@ -1,0 +1,85 @@
+"""How far each worker has come, and who has to wait for whom: the bound of stale synchronous training.
+
+Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 2: a
+worker that has made c steps may begin another while no worker has made fewer than c - slack.
+
+    slack 1   worker 0  │ step │ step │ waits for worker 1's first │ step │
+              worker 1  │     step           │      step           │
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from tutti.comm.base import Communicator
+
+STEP_TAG: Final = (1 << 20) - 1
+
+GONE: Final = 1 << 62
+"""The count of a worker that nobody waits for."""
+
+
+def may_go_on(counts: Sequence[int], worker: int, slack: int) -> bool:
+    """Whether no worker is more than `slack` steps behind `worker`."""
+    return counts[worker] - min(counts) <= slack
+
+
+class SharedSteps:
+    """The workers' counts in shared memory (collective over the host's workers).
+
+    Args:
+        comm: the workers, all on one host.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._counts = memoryview(comm.shared(comm.size, dtype=torch.int64).numpy())
+        # What a sleeping worker waits for: its slack plus one; 0 for one that is awake.
+        self._sleeping = memoryview(comm.shared(comm.size, dtype=torch.int64).numpy())
+        self._lock = comm.lock()
+        self._note = torch.zeros(1)
+
+    def tick(self, slack: int) -> float:
+        """Count a step; returns the seconds that this worker waited for others."""
+        rank = self._comm.rank
+        with self._lock:
+            self._counts[rank] += 1
+            woken = self._wake_up()
+            waits = not may_go_on(self._counts, rank, slack)
+            if waits:
+                self._sleeping[rank] = slack + 1
+        self._tell(woken)
+        if not waits:
+            return 0.0
+        came = self._comm.clock()
+        self._comm.recv(self._note, tag=STEP_TAG)
+        return self._comm.clock() - came
+
+    def leave(self) -> None:
+        """Nobody waits for this worker any more."""
+        with self._lock:
+            self._counts[self._comm.rank] = GONE
+            woken = self._wake_up()
+        self._tell(woken)
+
+    def rejoin(self) -> None:
+        """Count from 0 again."""
+        with self._lock:
+            self._counts[self._comm.rank] = 0
+
+    def _wake_up(self) -> list[int]:
+        ready = [
+            rank
+            for rank, wanted in enumerate(self._sleeping)
+            if wanted and may_go_on(self._counts, rank, wanted - 1)
+        ]
+        for rank in ready:
+            self._sleeping[rank] = 0
+        return ready
+
+    def _tell(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._comm.send(self._note, rank, tag=STEP_TAG)

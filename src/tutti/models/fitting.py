@@ -1,0 +1,67 @@
+"""Checks that the built-in models share: their options' values, and the size of the input."""
+
+from __future__ import annotations
+
+from tutti.errors import BadModel, BadOption
+
+
+def whole_numbers(option: str, value: object) -> list[int]:
+    """Sizes of layers: a whole number, a list of them, or a string such as "256,128"; all above 0.
+
+    Raises:
+        BadOption: `value` is something else.
+    """
+    parts: list[object]
+    if isinstance(value, str):
+        parts = [part for part in value.strip("[]() ").replace(",", " ").split() if part]
+    elif isinstance(value, (list, tuple)):
+        parts = list(value)
+    else:
+        parts = [value]
+    numbers = [int(part) if isinstance(part, str) and part.isdigit() else part for part in parts]
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        raise BadOption(f"option '{option}' is {value!r}; give whole numbers above 0, such as 256,128")
+    return [number for number in numbers if isinstance(number, int)]
+
+
+def whole_number(option: str, value: object) -> int:
+    """One whole number above 0.
+
+    Raises:
+        BadOption: `value` is something else.
+    """
+    numbers = whole_numbers(option, value)
+    if len(numbers) != 1:
+        raise BadOption(f"option '{option}' is {value!r}; give one whole number above 0, such as 128")
+    return numbers[0]
+
+
+def share(option: str, value: object) -> float:
+    """A share from 0 to below 1, such as a dropout probability.
+
+    Raises:
+        BadOption: `value` is something else.
+    """
+    if not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise BadOption(f"option '{option}' is {value!r}; give a number from 0 to below 1, such as 0.5")
+    return float(value)
+
+
+def image_size(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """The channels, height and width of inputs of `shape`; (height, width) alone has one channel.
+
+    Raises:
+        BadModel: the inputs are no images, or smaller than `smallest` x `smallest`.
+    """
+    if len(shape) not in (2, 3):
+        raise BadModel(
+            f"model '{model}' takes images of shape (channels, height, width), but the data's inputs have "
+            f"shape {tuple(shape)}; use 'mlp' for them"
+        )
+    channels, height, width = (1, *shape) if len(shape) == 2 else shape
+    if min(height, width) < smallest:
+        raise BadModel(
+            f"model '{model}' takes images of at least {smallest} x {smallest}, but the data's are "
+            f"{height} x {width}; use a smaller model, such as 'mlp'"
+        )
+    return channels, height, width

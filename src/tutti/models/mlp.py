@@ -1,0 +1,52 @@
+"""The multilayer perceptron."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import nn
+from torch.nn.modules import activation as activations
+
+from tutti.errors import UnknownName
+from tutti.models.fitting import share, whole_numbers
+
+OTHERS = {"GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d", "Softmin", "Threshold"}
+"""Classes beside torch's activations that do not map each number by itself, or need options."""
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    name.lower(): getattr(activations, name) for name in activations.__all__ if name not in OTHERS
+}
+"""torch's activations by lower-case name."""
+
+
+def mlp(
+    shape: tuple[int, ...],
+    outputs: int,
+    hidden: object = (256, 128),
+    activation: str = "relu",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Build fully connected layers over the flattened input.
+
+    Args:
+        shape: of one input; any.
+        outputs: size of the last layer.
+        hidden: sizes of the layers before it; an empty list leaves a linear model.
+        activation: what follows each of them: relu, sigmoid, tanh, gelu, or another of `torch.nn`'s.
+        dropout: probability with which each of their outputs is dropped in training.
+
+    Raises:
+        BadOption: a size or a probability that cannot be used.
+        UnknownName: there is no such activation.
+    """
+    if str(activation).lower() not in ACTIVATIONS:
+        raise UnknownName("activation", str(activation), ACTIVATIONS)
+    dropped = share("dropout", dropout)
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = prod(shape)
+    for size in whole_numbers("hidden", hidden):
+        layers += [nn.Linear(width, size), ACTIVATIONS[str(activation).lower()]()]
+        if dropped:
+            layers.append(nn.Dropout(dropped))
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, outputs))

@@ -1,0 +1,78 @@
+"""torch's optimizers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from tutti.errors import BadOption, UnknownName
+from tutti.imports import call_with_options, load_object, names_object
+from tutti.optim.sharded import check_usable
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    name.lower(): found
+    for name, found in vars(optim).items()
+    if isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
+}
+"""Every optimizer of `torch.optim` by lower-case name, those that cannot be used included."""
+
+
+def build(
+    name: str,
+    parameters: Iterable[nn.Parameter],
+    lr: float | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Optimizer:
+    """Build the optimizer that `name` stands for.
+
+    Args:
+        name: of a class of `torch.optim`, in any case, such as "adam"; or `package.module:Class` or
+            `file.py:Class`.
+        parameters: what it moves.
+        lr: learning rate; by default the optimizer's own.
+        options: its other options by name; a list stands for a tuple.
+
+    Raises:
+        UnknownName: there is no such optimizer, or it has no such option.
+        BadOption: a value that it refuses, or an optimizer that cannot be used here.
+    """
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()
+    }
+    for key in ("params", "lr"):
+        if key in given:
+            raise BadOption(
+                f"option '{key}' of optimizer '{name}' is not given like this; use --lr for the rate"
+            )
+    if names_object(name):
+        made = load_object(name, "optimizer")
+    elif name.lower() in OPTIMIZERS:
+        made = OPTIMIZERS[name.lower()]
+    else:
+        usable = [cls.__name__ for cls in OPTIMIZERS.values() if _is_usable(cls)]
+        raise UnknownName("optimizer", name, [known.lower() for known in usable])
+    if not (isinstance(made, type) and issubclass(made, Optimizer)):
+        raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
+    check_usable(made)
+    given |= {} if lr is None else {"lr": lr}
+    try:
+        optimizer = call_with_options(made, {"params": parameters, **given}, "optimizer", name)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadOption(f"optimizer '{name}' cannot be made with {_written(given)}: {error}") from error
+    assert isinstance(optimizer, Optimizer)
+    return optimizer
+
+
+def _is_usable(optimizer: type[Optimizer]) -> bool:
+    try:
+        check_usable(optimizer)
+    except BadOption:
+        return False
+    return True
+
+
+def _written(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "its own options"

@@ -1,0 +1,120 @@
+"""torch's learning-rate schedulers by name, fitted to the length of the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from tutti.errors import BadOption, UnknownName
+from tutti.imports import call_with_options, load_object, names_object, takes_option
+
+ROOTS = {"LRScheduler", "_LRScheduler"}
+"""Classes that only others are made from."""
+
+SCHEDULES: dict[str, type[LRScheduler]] = {
+    name: found
+    for name, found in vars(lr_scheduler).items()
+    if isinstance(found, type) and issubclass(found, LRScheduler) and name not in ROOTS
+}
+"""Every scheduler of `torch.optim.lr_scheduler` by its own name."""
+
+ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cosine": ("CosineAnnealingLR", {}),
+    "linear": ("LinearLR", {"start_factor": 1.0, "end_factor": 0.0}),
+}
+"""Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
+
+LENGTHS = ("total_steps", "T_max", "total_iters")
+"""Options that say how long a schedule is: the length of the run, where the user gives none."""
+
+UNUSABLE = {
+    "ReduceLROnPlateau": "follows the loss of each epoch, but a schedule is stepped after each update",
+    "SequentialLR": "is made from other schedulers",
+    "ChainedScheduler": "is made from other schedulers",
+}
+"""Schedulers that no option can describe, and why."""
+
+
+def schedule(
+    name: str, optimizer: Optimizer, updates: int, options: Mapping[str, Any] | None = None
+) -> LRScheduler | None:
+    """Build the scheduler that `name` stands for, to be stepped after each update.
+
+    Args:
+        name: of a class of `torch.optim.lr_scheduler` in any spelling ("OneCycleLR", "one_cycle"); "cosine";
+            "linear" (falls to 0); "constant" (no schedule); or `package.module:Class` or `file.py:Class`.
+        optimizer: whose rate it sets. OneCycleLR takes the optimizer's rate for its peak.
+        updates: how many updates the run has; what a schedule that has a length lasts.
+        options: its options by name. Where torch wants a function, `package.module:function` names one.
+
+    Returns:
+        The scheduler, or None for a constant rate.
+
+    Raises:
+        UnknownName: there is no such scheduler, or it has no such option.
+        BadOption: a value that it refuses, or a scheduler that cannot be used here.
+    """
+    given = dict(options or {})
+    if _plain(name) == "constant":
+        if given:
+            raise UnknownName("option of schedule 'constant'", next(iter(given)), [])
+        return None
+    made, presets = _find(name)
+    for key in ("optimizer", "last_epoch"):
+        if key in given:
+            raise BadOption(f"option '{key}' of schedule '{name}' is set by the run; leave it out")
+    given = {key: _load_function(value, key) for key, value in given.items()}
+    arguments = {"optimizer": optimizer, **_lengths(made, given, updates), **presets, **given}
+    if made is lr_scheduler.OneCycleLR:
+        arguments.setdefault("max_lr", [float(group["lr"]) for group in optimizer.param_groups])
+    try:
+        scheduler = call_with_options(made, arguments, "schedule", name)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise BadOption(
+            f"schedule '{name}' cannot be made with {given} for {updates} updates: {error}"
+        ) from error
+    assert isinstance(scheduler, LRScheduler)
+    return scheduler
+
+
+def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
+    """The class that `name` stands for, and the options that the name implies."""
+    if names_object(name):
+        made = load_object(name, "schedule")
+        if not (isinstance(made, type) and issubclass(made, LRScheduler)):
+            raise BadOption(f"schedule '{name}' is no class; expected a subclass of torch's LRScheduler")
+        return made, {}
+    for short, (full, presets) in ALIASES.items():
+        if _plain(name) == short:
+            return SCHEDULES[full], presets
+    for full, cls in SCHEDULES.items():
+        if _plain(name) == _plain(full):
+            if full in UNUSABLE:
+                raise BadOption(
+                    f"schedule '{full}' cannot be used: it {UNUSABLE[full]}; use another, such as one_cycle "
+                    "or cosine, or package.module:Class for one of your own"
+                )
+            return cls, {}
+    known = [full for full in SCHEDULES if full not in UNUSABLE]
+    raise UnknownName("schedule", name, [*known, *ALIASES, "one_cycle", "constant"])
+
+
+def _plain(name: str) -> str:
+    """The name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" are all "onecycle"."""
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    return plain.removesuffix("lr") if plain != "constantlr" else plain
+
+
+def _lengths(made: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:
+    if "epochs" in given or "steps_per_epoch" in given:
+        return {}
+    return {name: updates for name in LENGTHS if name not in given and takes_option(made, name)}
+
+
+def _load_function(value: object, name: str) -> object:
+    functions = isinstance(value, str) and names_object(value)
+    return load_object(str(value), f"schedule's {name}") if functions else value

@@ -1,0 +1,40 @@
+"""Sums of compressed vectors, with error feedback."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.reduction.base import Layout, Reduction
+from tutti.rules.compression import Codec, with_feedback
+
+
+class Compressed(Reduction):
+    """Every rank sends its compressed vector to all; all decompress the lot and add it up in rank order.
+
+    Args:
+        comm: the ranks.
+        layout: of the vector.
+        codec: how each of them compresses.
+    """
+
+    def __init__(self, comm: Communicator, layout: Layout, codec: Codec) -> None:
+        self._comm, self._codec = comm, codec
+        self._error = torch.zeros(layout.length, dtype=layout.wide)
+        self._gaps = layout.gaps()
+        payload = codec.nbytes(layout.length, layout.wide)
+        self._message = torch.zeros(comm.size, payload, dtype=torch.uint8)
+
+    @override
+    def all_reduce(self, vector: Tensor) -> int:
+        self._message[self._comm.rank] = with_feedback(self._codec, vector, self._error)
+        self._comm.all_gather(self._message.view(-1))
+        total = torch.zeros_like(self._error)
+        for payload in self._message:
+            self._codec.add(payload, total)
+        for gappy in (total, self._error):  # a codec may have made something of their zeros
+            gappy.index_fill_(0, self._gaps, 0)
+        vector.copy_(total)
+        return (self._comm.size - 1) * self._message.shape[1]

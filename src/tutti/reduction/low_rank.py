@@ -1,0 +1,109 @@
+"""Sums of matrices as products of two thin factors: PowerSGD."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.reduction.base import Layer, Layout, Reduction
+from tutti.reduction.plain import all_reduce_bytes
+from tutti.rules.low_rank import first_right, is_worthwhile, left_factor, orthonormal, product, right_factor
+
+
+@dataclass
+class _Matrix:
+    """A layer's gradient as a matrix, and where its factors lie.
+
+    Attributes:
+        place: the layer's place in the vector.
+        error: what was lost of it so far, a matrix in the vector of errors.
+        left, right: its factors, matrices in the two messages.
+    """
+
+    place: slice
+    error: Tensor
+    left: Tensor
+    right: Tensor
+
+
+class LowRank(Reduction):
+    """Every gradient matrix by its factors, the sum of which is two all-reduces; all else as it is.
+
+        message 1   all left factors, and the layers that are no matrix or too small to gain from this
+        message 2   all right factors; they are where the next step begins (warm start)
+
+    Error feedback as in `tutti.rules.compression.with_feedback` (Vogels et al. 2019, algorithm 2). A parameter
+    of more than two dimensions is a matrix of its first dimension by all others.
+
+    Args:
+        comm: the ranks.
+        layout: of the vector; with whole parameters, as far as they are to be matrices.
+        rank: of the factors, 1 or more.
+    """
+
+    def __init__(self, comm: Communicator, layout: Layout, rank: int) -> None:
+        self._comm = comm
+        self._error = torch.zeros(layout.length, dtype=layout.wide)
+        chosen = [layer for layer in layout.layers if _is_matrix(layer, rank)]
+        self._rest = [layer.place for layer in layout.layers if not _is_matrix(layer, rank)]
+        sizes = [_factors(layer, rank) for layer in chosen]
+        plain = sum(place.stop - place.start for place in self._rest)
+        self._lefts = torch.zeros(sum(rows * thin for rows, _, thin in sizes) + plain, dtype=layout.wide)
+        self._rights = torch.zeros(sum(columns * thin for _, columns, thin in sizes), dtype=layout.wide)
+        self._matrices = []
+        at_left = at_right = 0
+        for number, (layer, (rows, columns, thin)) in enumerate(zip(chosen, sizes, strict=True)):
+            left = self._lefts[at_left : at_left + rows * thin].view(rows, thin)
+            right = self._rights[at_right : at_right + columns * thin].view(columns, thin)
+            right.copy_(first_right(columns, thin, layout.wide, seed=number))
+            error = self._error[layer.place].view(rows, columns)
+            self._matrices.append(_Matrix(layer.place, error, left, right))
+            at_left, at_right = at_left + rows * thin, at_right + columns * thin
+        self._plain = self._lefts[at_left:]
+
+    @override
+    def all_reduce(self, vector: Tensor) -> int:
+        self._error.add_(vector)
+        for matrix in self._matrices:
+            matrix.left.copy_(left_factor(matrix.error, matrix.right))
+        if self._rest:
+            torch.cat([self._error[place] for place in self._rest], out=self._plain)
+        self._comm.all_reduce(self._lefts)
+        for matrix in self._matrices:
+            matrix.left.copy_(orthonormal(matrix.left))
+            matrix.right.copy_(right_factor(matrix.error, matrix.left))
+            matrix.error.addmm_(matrix.left, matrix.right.T, alpha=-1)
+        if self._matrices:
+            self._comm.all_reduce(self._rights)
+        self._write(vector)
+        return all_reduce_bytes(self._lefts.nbytes + self._rights.nbytes, self._comm.size)
+
+    def _write(self, vector: Tensor) -> None:
+        """Overwrite the vector with what has arrived."""
+        total = vector if vector.dtype == self._error.dtype else torch.zeros_like(self._error)
+        for matrix in self._matrices:
+            product(matrix.left, matrix.right, out=total[matrix.place].view(matrix.error.shape))
+        at = 0
+        for place in self._rest:
+            length = place.stop - place.start
+            total[place] = self._plain[at : at + length]
+            self._error[place] = 0
+            at += length
+        if total is not vector:
+            vector.copy_(total)
+
+
+def _factors(layer: Layer, rank: int) -> tuple[int, int, int]:
+    """A layer's rows and columns, and the rank of its factors."""
+    rows, columns = layer.shape[0], math.prod(layer.shape[1:])
+    return rows, columns, min(rank, rows, columns)
+
+
+def _is_matrix(layer: Layer, rank: int) -> bool:
+    """Whether the layer has two dimensions or more and gains from factors of this rank."""
+    return len(layer.shape) > 1 and is_worthwhile(*_factors(layer, rank))

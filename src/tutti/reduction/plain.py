@@ -1,0 +1,42 @@
+"""Exact sums: by the communicator itself, or by an algorithm that is chosen by name."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.algorithms import AllReduce, Counted
+from tutti.comm.base import Communicator
+from tutti.reduction.base import Layout, Reduction
+
+
+class Native(Reduction):
+    """By the communicator's own all-reduce: the host's shared memory, MPI's between hosts."""
+
+    def __init__(self, comm: Communicator, layout: Layout) -> None:
+        self._comm = comm
+
+    @override
+    def all_reduce(self, vector: Tensor) -> int:
+        self._comm.all_reduce(vector)
+        return all_reduce_bytes(vector.nbytes, self._comm.size)
+
+
+class ByMessages(Reduction):
+    """By one of `tutti.algorithms`; 16-bit numbers travel and are added as float32."""
+
+    def __init__(self, comm: Communicator, layout: Layout, algorithm: AllReduce) -> None:
+        self._comm, self._wide, self._algorithm = comm, layout.wide, algorithm
+
+    @override
+    def all_reduce(self, vector: Tensor) -> int:
+        counted, wide = Counted(self._comm), vector.to(self._wide)
+        self._algorithm(counted, wide)
+        if wide is not vector:
+            vector.copy_(wide)
+        return counted.sent.nbytes
+
+
+def all_reduce_bytes(nbytes: int, size: int) -> int:
+    """What each of `size` ranks must send for an all-reduce of `nbytes`, at the least: 2 (p - 1)/p of them."""
+    return 2 * (size - 1) * nbytes // size

@@ -1,0 +1,1 @@
+"""The mathematics of the strategies: pure functions on vectors, each from its paper."""

@@ -1,0 +1,30 @@
+"""When a gradient has changed too little to be worth sending.
+
+Chen, Giannakis, Sun, Yin 2018, "LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed
+Learning", arXiv:1805.09965.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def is_worth_sending(
+    change: float, moves: Iterable[float], *, threshold: float, lr: float, workers: int
+) -> bool:
+    """Whether a worker should send its new gradient, rather than let the centre use its last one again.
+
+        send, unless  |g_new - g_sent|^2  <=  1 / (eta M)^2  *  sum over d of  xi * |w_(k+1-d) - w_(k-d)|^2
+
+    Source: condition 15a (LAG-WK), with all weights xi_d equal. The right side estimates the square of the
+    whole gradient by how far the weights went lately: less change than that, and a stale gradient does no
+    harm.
+
+    Args:
+        change: |g_new - g_sent|^2.
+        moves: |w_(k+1-d) - w_(k-d)|^2 for d = 1 .. D, the squares of the latest moves of the weights.
+        threshold: xi; 0 sends every gradient that has changed at all.
+        lr: eta, the step size of the centre.
+        workers: M.
+    """
+    return change > threshold * sum(moves) / (lr * workers) ** 2

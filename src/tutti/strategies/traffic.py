@@ -1,0 +1,81 @@
+"""What a worker's exchanges with others were like: how many, how large, how stale, how long it waited."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+LATEST: Final = 10_000
+"""How many ages are kept: enough for a 99th percentile, little memory in a long run."""
+
+
+@dataclass
+class Traffic:
+    """Counts of one worker since they were last taken.
+
+    Attributes:
+        exchanges: how many times it exchanged something with others.
+        bytes_sent: what it sent or wrote for others to read, in bytes.
+        wait_s: how long it waited for others, in seconds.
+        staleness: how many updates by others came between what a gradient was computed from and what it was
+            applied to: {updates: how often}.
+        ages_s: how old, in seconds, what it was computed from was by then; the latest ones.
+        dropped: gradients of this worker that came too late and were not used.
+        skipped: exchanges that the strategy left out as not worth their while.
+    """
+
+    exchanges: int = 0
+    bytes_sent: int = 0
+    wait_s: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    ages_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
+    dropped: int = 0
+    skipped: int = 0
+
+    def add(
+        self,
+        bytes_sent: int = 0,
+        wait_s: float = 0.0,
+        staleness: int | None = None,
+        age_s: float | None = None,
+    ) -> None:
+        """Count one exchange."""
+        self.exchanges += 1
+        self.bytes_sent += bytes_sent
+        self.wait_s += wait_s
+        if staleness is not None:
+            self.staleness[staleness] += 1
+        if age_s is not None:
+            self.ages_s.append(age_s)
+
+    def take(self) -> Traffic:
+        """What was counted so far; counting begins anew."""
+        taken, fresh = Traffic(**vars(self)), Traffic()
+        vars(self).update(vars(fresh))
+        return taken
+
+    def figures(self) -> dict[str, float | int | None]:
+        """The counts as numbers for a record; staleness and age as mean, 99th percentile and maximum."""
+        stale = sorted(self.staleness.elements())
+        ages = sorted(self.ages_s)
+        return {
+            "exchanges": self.exchanges,
+            "bytes_sent": self.bytes_sent,
+            "wait_s": self.wait_s,
+            "dropped": self.dropped,
+            "skipped": self.skipped,
+            **_spread("staleness", stale),
+            **_spread("age_s", ages),
+        }
+
+
+def _spread(name: str, values: list[float] | list[int]) -> dict[str, float | None]:
+    if not values:
+        return {f"{name}_mean": None, f"{name}_p99": None, f"{name}_max": None}
+    at = min(len(values) - 1, int(0.99 * len(values)))
+    return {
+        f"{name}_mean": sum(values) / len(values),
+        f"{name}_p99": values[at],
+        f"{name}_max": values[-1],
+    }

@@ -1,0 +1,70 @@
+"""Every update split over the ranks by how fast each of them is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.data.batches import LEAST, Batches, by_speed, even
+
+FIRST: Final = 8
+"""Updates before the ranks compare their speeds for the first time."""
+
+EVERY: Final = 32
+"""Updates between two comparisons after that."""
+
+WORTHWHILE: Final = 0.95
+"""A new split is taken when it shortens the slowest rank's time to this part of it: noise moves nothing."""
+
+
+class SpeedBalance:
+    """Gives each rank that part of an update that it computes in the time that all others need for theirs.
+
+    Every few dozen updates the ranks tell each other how many samples per second they computed, and all cut
+    the batches anew, in the same way. Gradients stay weighted by their samples: the update's is the mean.
+
+        rank 0        ■■■■■■■■■■■■■│■■■■■■■■■■■■■│  speeds 3 : 1  │■■■■■■■■■■■■■■■■■■■■■│
+        rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
+
+    Args:
+        batches: this rank's batches; one update is split over all ranks.
+        comm: all ranks of the job.
+        first: updates before the first comparison.
+        every: updates between two comparisons after that.
+    """
+
+    def __init__(
+        self, batches: Batches, comm: Communicator, *, first: int = FIRST, every: int = EVERY
+    ) -> None:
+        self._batches, self._comm, self._every = batches, comm, every
+        self._parts = [part.stop - part.start for part in even(batches.batch_size, comm.size)]
+        self._samples, self._seconds, self._left = 0, 0.0, first
+
+    def note(self, samples: int, seconds: float) -> None:
+        """Count an update (collective): how many samples this rank computed, and for how long."""
+        self._samples += samples
+        self._seconds += seconds
+        self._left -= 1
+        if self._left == 0:
+            self._compare()
+            self._samples, self._seconds, self._left = 0, 0.0, self._every
+
+    def _compare(self) -> None:
+        speeds = torch.zeros(self._comm.size, dtype=torch.float64)
+        if self._seconds > 0:
+            speeds[self._comm.rank] = self._samples / self._seconds
+        self._comm.all_gather(speeds)
+        found: list[float] = speeds.tolist()
+        if min(found) <= 0:
+            return
+        parts = by_speed(self._batches.batch_size, found, LEAST)
+        if _slowest_s(parts, found) <= WORTHWHILE * _slowest_s(self._parts, found):
+            self._parts = parts
+            self._batches.split_by(found)
+
+
+def _slowest_s(parts: list[int], speeds: list[float]) -> float:
+    """Seconds until the last rank has computed its part."""
+    return max(part / speed for part, speed in zip(parts, speeds, strict=True))

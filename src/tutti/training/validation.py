@@ -1,0 +1,162 @@
+"""When the validation part is evaluated, and who waits for it.
+
+pause         │ epoch 1 │ evaluate 1, all ranks │ epoch 2 │ evaluate 2, all ranks │
+distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               nobody waits for others
+background    │ epoch 1 │ epoch 2 │ epoch 3 │                                       beside training
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tutti.comm.base import Communicator, cut
+from tutti.data.parts import Part
+from tutti.errors import BadOption, UnknownName
+from tutti.records import Evaluation
+from tutti.replica import Replica
+from tutti.training.arithmetic import Arithmetic
+from tutti.training.beside import Beside
+from tutti.training.evaluate import tally_of
+from tutti.training.losses import Loss
+from tutti.training.metrics import Metric
+from tutti.training.tally import Tally
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is evaluated: see `tutti.training.evaluate.evaluate`."""
+
+    replica: Replica
+    part: Part
+    comm: Communicator
+    loss: Loss
+    metrics: Sequence[Metric]
+    classes: int | None
+    arithmetic: Arithmetic
+
+    def tally(self) -> Tally:
+        """What the module does on this rank's share of the samples."""
+        mine = cut(len(self.part), self.comm.size)[self.comm.rank]
+        rest = self.loss, self.metrics, self.classes
+        return tally_of(self.replica.module, self.part, mine, *rest, arithmetic=self.arithmetic)
+
+
+class Validation(ABC):
+    """A way to evaluate after every epoch. All ranks make the same calls.
+
+    Args:
+        task: what to evaluate.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Evaluate the weights and buffers that the replica holds now; they may change when this returns."""
+
+    @abstractmethod
+    def collect(self, everything: bool) -> list[Evaluation]:
+        """The results that have come since the last call, in the order of `begin` (collective).
+
+        Args:
+            everything: wait for all.
+        """
+
+    def close(self) -> None:
+        """Give back what this holds, whatever the state of training."""
+        return
+
+
+class _OwnShares(Validation):
+    """The ranks themselves evaluate."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._tallies: deque[Tally] = deque()
+
+    def begin(self) -> None:
+        """Evaluate this rank's share."""
+        self._tallies.append(self._task.tally())
+
+    def _merge(self, count: int) -> list[Evaluation]:
+        """The oldest results: the shares of all ranks."""
+        return [self._tallies.popleft().total(self._task.comm) for _ in range(count)]
+
+
+class Pause(_OwnShares):
+    """All ranks stop, evaluate their shares, and go on when the result is known to all."""
+
+    def collect(self, everything: bool) -> list[Evaluation]:
+        """The result."""
+        return self._merge(len(self._tallies))
+
+
+class Distributed(_OwnShares):
+    """Each rank evaluates its share and trains on at once; shares are added up when the ranks meet again."""
+
+    def collect(self, everything: bool) -> list[Evaluation]:
+        """All results but the newest, for which others may still be at work."""
+        return self._merge(len(self._tallies) - (not everything))
+
+
+class Background(Validation):
+    """A process beside each rank evaluates its share of a snapshot, on time that training leaves.
+
+    Raises:
+        BadOption: the model does not lie in the CPU's memory.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        if task.arithmetic.device != "cpu":
+            raise BadOption(
+                f"--validate background evaluates on the CPU, but the model lies on {task.arithmetic.device};"
+                " use --validate pause"
+            )
+        self._beside = Beside(task.replica, task.tally)
+
+    def begin(self) -> None:
+        """Take a snapshot."""
+        self._beside.snapshot()
+
+    def collect(self, everything: bool) -> list[Evaluation]:
+        """The results that are ready on all ranks."""
+        task, beside = self._task, self._beside
+        if everything:
+            beside.wait()
+        else:
+            beside.poll()
+        ready = min(int(str(count)) for count in task.comm.all_gather_objects(len(beside.done)))
+        found = []
+        for _ in range(ready):
+            tally = Tally(task.metrics, task.classes)
+            tally.take_in(*beside.done.popleft())
+            found.append(tally.total(task.comm))
+        return found
+
+    def close(self) -> None:
+        """End the process beside this rank."""
+        self._beside.close()
+
+
+VALIDATIONS: dict[str, type[Validation]] = {
+    "pause": Pause,
+    "distributed": Distributed,
+    "background": Background,
+}
+"""The ways to evaluate, by name."""
+
+
+def named_validation(name: str) -> type[Validation]:
+    """The way to evaluate called `name`.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    if name not in VALIDATIONS:
+        raise UnknownName("way to validate", name, VALIDATIONS)
+    return VALIDATIONS[name]

@@ -1,0 +1,70 @@
+"""Ranks on two hosts, each with a name and a network of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.hosts import Hosts, why_not
+from mpi.mpirun import PROGRAMS, needs_mpirun, results
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"]) as made:
+        yield made
+
+
+def test_hosts_have_their_own_names_and_reach_each_other(hosts: Hosts) -> None:
+    done = subprocess.run(
+        hosts.on("b", ["sh", "-c", "hostname; getent hosts a"]),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout.split() == ["b", "10.77.0.1", "a"]
+
+
+@pytest.mark.parametrize(("on_a", "on_b"), [(1, 1), (2, 3)])
+def test_contract_across_hosts(hosts: Hosts, on_a: int, on_b: int) -> None:
+    done = hosts.mpirun({"a": on_a, "b": on_b}, [sys.executable, str(PROGRAMS / "contract.py")])
+    assert results(done) == [{"hosts": 2, "size": on_a + on_b, "failures": {}}], done.stderr
+    assert done.returncode == 0
+
+
+def test_every_rank_of_both_hosts_learns_whom_it_lost(hosts: Hosts) -> None:
+    program = [sys.executable, str(PROGRAMS / "lost_rank.py"), "-", "all_reduce", "kill"]
+    done = hosts.mpirun({"a": 2, "b": 2}, program, options=["--with-ft", "ulfm"])
+    found = results(done)
+    assert sorted((line["rank"], line["lost"]) for line in found) == [(0, [3]), (1, [3]), (2, [3])], (
+        done.stderr
+    )
+
+
+def test_nothing_is_left_of_hosts_that_are_gone() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    sleepers = []
+
+    def fail_among_hosts() -> None:
+        with Hosts(["c", "d"]) as made:
+            sleepers.append(subprocess.Popen(made.on("d", ["sleep", "100"])))
+            raise KeyError("on purpose")
+
+    with pytest.raises(KeyError):
+        fail_among_hosts()
+    assert sleepers[0].wait(timeout=20) != 0
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"tutti-{os.getpid()}-c" not in left
+    assert f"tutti-{os.getpid()}-d" not in left

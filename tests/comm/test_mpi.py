@@ -1,0 +1,46 @@
+"""Ranks under mpirun: on this machine as it is, and on several hosts that it is said to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpi.mpirun import mpirun, needs_mpirun, results
+
+pytestmark = [pytest.mark.mpi, needs_mpirun]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_contract_on_one_host(ranks: int) -> None:
+    done = mpirun(ranks, "contract.py")
+    assert results(done) == [{"hosts": 1, "size": ranks, "failures": {}}], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aab", "abbca"])
+def test_contract_on_several_hosts(hosts: str) -> None:
+    done = mpirun(len(hosts), "contract.py", hosts)
+    assert results(done) == [{"hosts": len(set(hosts)), "size": len(hosts), "failures": {}}], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "way"), [("barrier", "exit"), ("all_reduce", "kill"), ("recv", "kill")]
+)
+def test_every_rank_of_every_host_learns_whom_it_lost(operation: str, way: str) -> None:
+    done = mpirun(4, "lost_rank.py", "aabb", operation, way, options=["--with-ft", "ulfm"])
+    found = results(done)
+    assert sorted((line["rank"], line["lost"]) for line in found) == [(0, [3]), (1, [3]), (2, [3])], (
+        done.stderr
+    )
+    assert max(float(str(line["seconds"])) for line in found) < 5
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_without_fault_tolerance_a_dead_rank_ends_the_job(hosts: str) -> None:
+    done = mpirun(3, "lost_rank.py", hosts, "barrier", "kill", timeout_s=60)
+    assert done.returncode != 0
+
+
+def test_waiting_costs_no_core() -> None:
+    (shares,) = results(mpirun(2, "waiting.py", "ab", "1.0"))
+    assert max(float(str(share)) for share in shares.values()) < 0.3, shares

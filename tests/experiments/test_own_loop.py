@@ -1,0 +1,176 @@
+"""A user's own loop, on virtual ranks: equal to the plain loop, for even and uneven batches."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import greenlet
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tutti import strategies
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadOption
+from tutti.experiments import own_loop
+from tutti.strategies import Sync
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches, epochs: int = 2) -> list[Tensor]:
+    for _ in range(epochs):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs.double()), targets).backward()
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+class OneRankAtATime:
+    """Each greenlet sees its own job: `own_loop._job` is looked up per rank."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: dict[object, own_loop.Job] = {}
+        monkeypatch.setattr(own_loop, "_current", lambda: self.jobs[greenlet.getcurrent()])
+        monkeypatch.setattr(own_loop, "init", lambda: self.jobs[greenlet.getcurrent()].comm)
+
+    def join(self, comm: Communicator) -> None:
+        self.jobs[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> OneRankAtATime:
+    return OneRankAtATime(monkeypatch)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [6, 4])
+def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
+    ranks: OneRankAtATime, size: int, batch_size: int
+) -> None:
+    """23 samples in batches of 4 leave 3 for the last one: fewer than 5 ranks."""
+    plain = train(*make(), DataLoader(SAMPLES, batch_size))
+
+    def work(comm: Communicator) -> list[Tensor]:
+        ranks.join(comm)
+        model, optimizer = own_loop.distribute(*make())
+        return train(model, optimizer, own_loop.shard(DataLoader(SAMPLES, batch_size)))
+
+    for weights in VirtualWorld(size).run(work):
+        torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_accumulated_passes_give_the_mean_over_all_their_samples(ranks: OneRankAtATime) -> None:
+    model, optimizer = make()
+    inputs, targets = SAMPLES.tensors
+    for start, stop in ((0, 12), (12, 23)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[start:stop].double()), targets[start:stop]).backward()
+        optimizer.step()
+    plain = [parameter.detach() for parameter in model.parameters()]
+
+    def work(comm: Communicator) -> list[Tensor]:
+        ranks.join(comm)
+        model, optimizer = own_loop.distribute(*make(), Sync(every=2))
+        return train(model, optimizer, own_loop.shard(DataLoader(SAMPLES, 6)), epochs=1)
+
+    for weights in VirtualWorld(2).run(work):
+        torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(ranks: OneRankAtATime) -> None:
+    def work(comm: Communicator) -> list[list[float]]:
+        ranks.join(comm)
+        loader = DataLoader(TensorDataset(torch.arange(23)), 4, shuffle=True)
+        with torch.no_grad():
+            return [batch.tolist() for (batch,) in own_loop.shard(loader)]
+
+    dealt = VirtualWorld(3).run(work)
+    rounds = [list(chain(*parts)) for parts in zip(*dealt, strict=True)]
+    assert [len(batch) for batch in rounds] == [4, 4, 4, 4, 4, 3]
+    assert sorted(chain(*rounds)) == list(range(23))
+    assert list(chain(*rounds)) != list(range(23))
+
+
+def test_any_iterable_of_batches_can_be_sharded(ranks: OneRankAtATime) -> None:
+    def work(comm: Communicator) -> list[dict[str, Tensor]]:
+        ranks.join(comm)
+        return list(own_loop.shard([{"x": torch.arange(5), "y": [torch.arange(5)]}]))
+
+    first, second = VirtualWorld(2).run(work)
+    assert first[0]["x"].tolist() == [0, 1, 2]
+    assert second[0]["y"][0].tolist() == [3, 4]
+
+
+def test_gradient_of_a_batch_that_was_given_up_is_forgotten(ranks: OneRankAtATime) -> None:
+    def work(comm: Communicator) -> list[Tensor]:
+        ranks.join(comm)
+        model, optimizer = own_loop.distribute(*make())
+        optimizer.zero_grad()
+        (1e6 * model(SAMPLES.tensors[0].double()).sum()).backward()
+        return train(model, optimizer, own_loop.shard(DataLoader(SAMPLES, 6)))
+
+    plain = train(*make(), DataLoader(SAMPLES, 6))
+    torch.testing.assert_close(VirtualWorld(1).run(work)[0], plain, rtol=1e-10, atol=1e-12)
+
+
+def test_scheduler_made_afterwards_takes_effect_without_a_warning(ranks: OneRankAtATime) -> None:
+    def work(comm: Communicator) -> list[Tensor]:
+        ranks.join(comm)
+        model, optimizer = own_loop.distribute(*make())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.0)
+        before = train(model, optimizer, own_loop.shard([SAMPLES.tensors]), epochs=1)
+        schedule.step()
+        after = train(model, optimizer, own_loop.shard([SAMPLES.tensors]), epochs=1)
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        return before
+
+    start = [parameter.detach() for parameter in make()[0].parameters()]
+    moved = VirtualWorld(1).run(work)[0]
+    assert not torch.equal(moved[0], start[0])
+
+
+def test_example_differs_from_the_plain_loop_in_the_lines_that_the_readme_shows() -> None:
+    plain, own = (
+        (ROOT / "examples" / name).read_text().splitlines()[1:] for name in ("plain_loop.py", "own_loop.py")
+    )
+    changed = [line for line in difflib.unified_diff(plain, own, n=0) if re.match(r"[+-][^+-]", line)]
+    assert len([line for line in changed if line[0] == "+"]) <= 4
+    readme = (ROOT / "README.md").read_text()
+    assert all(line in readme for line in changed)
+
+
+@pytest.mark.timeout(180)
+def test_example_on_two_ranks_prints_what_the_plain_loop_prints() -> None:
+    def run(*command: str) -> str:
+        return subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+
+    plain = run("examples/plain_loop.py").strip()
+    assert re.fullmatch(r"\d+ of 397 correct", plain)
+    assert run("-m", "tutti.cli.main", "run", "-n", "2", "examples/own_loop.py").count(plain) == 2
+
+
+def test_the_strategy_decides_how_many_ranks_there_may_be(ranks: OneRankAtATime) -> None:
+    def work(comm: Communicator) -> None:
+        ranks.join(comm)
+        own_loop.distribute(*make(), strategies.Solo())
+
+    with pytest.raises(BadOption, match="runs on 1 worker, not 2"):
+        VirtualWorld(2).run(work)

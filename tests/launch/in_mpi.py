@@ -1,0 +1,28 @@
+"""A program for `mpirun -n N python in_mpi.py start ENTRY PAYLOAD` or `... join`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tutti.launch.join import join
+from tutti.launch.plan import make_plan
+from tutti.launch.start import start
+
+
+def main() -> None:
+    if sys.argv[1] == "start":
+        result = start(f"launch.entries:{sys.argv[2]}", sys.argv[3].encode(), make_plan(), announce=print)
+        print(f"result {result}")
+        return
+    comm = join()
+    assert join() is comm
+    if comm.rank == 1:
+        raise ValueError("seven is not a colour")
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""A program that starts ranks on hosts: python on_hosts.py HOSTS ENTRY PAYLOAD."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tutti.launch.plan import make_plan
+from tutti.launch.start import start
+
+if __name__ == "__main__":
+    plan = make_plan(hosts=sys.argv[1])
+    print(plan.describe())
+    print(json.dumps(start(f"launch.entries:{sys.argv[2]}", sys.argv[3].encode(), plan)))

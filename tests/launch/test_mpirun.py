@@ -1,0 +1,196 @@
+"""Ranks on hosts, started by mpirun: by ours (`--hosts`), or by one that the user typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.processes import lives, wait_for_files, wait_until_gone
+from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
+from tutti.launch import mpirun
+from tutti.launch.hosts import Host
+from tutti.launch.letters import Arrived, Letterbox
+from tutti.launch.mpi_rank import MpiStart
+from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, settings
+from tutti.launch.plan import make_plan
+from tutti.launch.reports import Report
+from tutti.launch.start import start
+
+HERE = Path(__file__).parent
+LIMIT_S = 5.0
+WHEEL = Mpirun("/venv/bin/mpirun", own=True, open_mpi=True)
+
+
+def test_the_command_names_hosts_ranks_and_what_reaches_every_host() -> None:
+    line = command_line(WHEEL, (Host("a", 4), Host("b", 2)), ["TUTTI_JOB"], ["--display", "map"])
+    text = " ".join(line)
+    assert text.startswith("/venv/bin/mpirun --host a:4,b:2 -n 6")
+    assert "-x TUTTI_JOB" in text
+    assert text.endswith(f"--display map {sys.executable} -P -m tutti.launch.mpi_rank")
+    assert ("--allow-run-as-root" in line) == (os.geteuid() == 0)
+
+
+def test_mpich_gets_its_own_options() -> None:
+    line = command_line(Mpirun("mpirun", own=False, open_mpi=False), (Host("a", 4),), ["A", "B"], [])
+    assert line[1:7] == ["-hosts", "a:4", "-n", "4", "-genvlist", "A,B"]
+
+
+def test_the_wheel_is_told_its_components_and_the_user_has_the_last_word() -> None:
+    one, two = (Host("a", 2),), (Host("a", 2), Host("b", 2))
+    assert settings(WHEEL, one, {})["OMPI_MCA_btl"] == "self,sm"
+    assert settings(WHEEL, two, {})["OMPI_MCA_btl"] == "self,sm,tcp"
+    assert "OMPI_MCA_btl" not in settings(WHEEL, two, {"OMPI_MCA_btl": "tcp,self"})
+
+
+def test_waiting_ranks_yield_where_they_outnumber_the_cores() -> None:
+    many = len(os.sched_getaffinity(0)) + 1
+    assert settings(WHEEL, (Host("localhost", many),), {})["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert "OMPI_MCA_mpi_yield_when_idle" not in settings(WHEEL, (Host("localhost", 1),), {})
+
+
+def test_an_mpi_of_the_site_is_told_nothing() -> None:
+    assert settings(Mpirun("/opt/mpi/mpirun", own=False, open_mpi=True), (Host("a", 2),), {}) == {}
+
+
+def test_without_mpirun_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mpirun.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"pip install 'tutti\[mpi\]'"):
+        find_mpirun()
+
+
+def test_letters_arrive_whole_and_only_from_those_who_know_the_token() -> None:
+    box = Letterbox(b"payload")
+    try:
+        address = box.address
+        assert (
+            MpiStart.from_text(MpiStart("m:f", None, None, address, ["a b"], []).as_text()).address == address
+        )
+        assert address.payload_here() == b"payload"
+        stranger = type(address)(address.payload, address.letters, "00" * 16)
+        assert (stranger.payload_here(), stranger.send(Arrived(0, ()))) == (None, False)
+        big = Report(0, 1.0, value=b"x" * 3_000_000)
+        assert address.send(Arrived(1, ("/dev/shm/x",)))
+        assert address.send(big)
+        assert box.letters() == [Arrived(1, ("/dev/shm/x",)), big]
+    finally:
+        box.close()
+    assert address.payload_here() is None
+
+
+@pytest.mark.mpi
+def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
+    payload = b"x" * (LARGEST_IN_ENVIRONMENT + 1)
+    plan = make_plan(hosts="localhost:2")
+    ranks = start("launch.entries:describe", payload, plan)
+    assert isinstance(ranks, list)
+    local = make_plan(2)
+    for rank, one in enumerate(ranks):
+        assert (one["rank"], one["size"], one["payload"], one["launcher"]) == (rank, 2, payload, "MPIRUN")
+        assert (one["threads"], one["joined"], one["nested"]) == (local.threads, True, 2)
+        assert not local.cores or tuple(one["cores"]) == local.cores[rank]
+    assert wait_until_gone(one["pid"] for one in ranks) == []
+
+
+@pytest.mark.mpi
+def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="seven is not a colour") as caught:
+        start("launch.entries:fail", str(tmp_path).encode(), make_plan(hosts="localhost:3"))
+    assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
+    assert caught.value.rank == 1
+    assert wait_until_gone(int((tmp_path / f"pid-{rank}").read_text()) for rank in range(3)) == []
+
+
+@pytest.mark.mpi
+def test_a_user_error_stays_what_it_is() -> None:
+    with pytest.raises(BadData, match=r"^the labels are 12"):
+        start("launch.entries:bad_data", b"", make_plan(hosts="localhost:2"))
+
+
+@pytest.mark.mpi
+def test_a_killed_rank_is_named() -> None:
+    with pytest.raises(PeerLost, match="signal 9") as caught:
+        start("launch.entries:die", b"kill", make_plan(hosts="localhost:2"))
+    assert caught.value.ranks == [1]
+
+
+@pytest.mark.mpi
+def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
+    with pytest.raises(TuttiError, match="mpirun ended with exit code"):
+        start("launch.entries:describe", b"", make_plan(hosts="no-such-host.invalid:1"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("whom", "signum", "returncode"),
+    [("program", signal.SIGTERM, 143), ("program", signal.SIGKILL, -9), ("mpirun", signal.SIGKILL, 1)],
+)
+def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, tmp_path: Path) -> None:
+    with (tmp_path / "stderr").open("w") as stderr:
+        program = subprocess.Popen(
+            [sys.executable, HERE / "supervised.py", tmp_path, "localhost:2"], stderr=stderr
+        )
+    pids: list[int] = []
+    try:
+        wait_for_files(tmp_path / f"rank-{rank}" for rank in range(2))
+        notes = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+        pids = [note[who] for note in notes for who in ("rank", "child")]
+        os.kill(program.pid if whom == "program" else notes[0]["parent"], signum)
+        assert program.wait(timeout=60) == returncode
+        assert wait_until_gone([*pids, notes[0]["parent"]]) == []
+        segments = [Path(segment) for note in notes for segment in note["segments"]]
+        assert segments, "the MPI library makes files in /dev/shm"
+        assert not [segment for segment in segments if segment.exists()]
+    finally:
+        program.kill()
+        program.wait()
+        for pid in filter(lives, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def under_mpirun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    found = find_mpirun()
+    hosts = (Host("localhost", 2),)
+    command = command_line(found, hosts, [], [])
+    command[command.index("-P") :] = [str(HERE / "in_mpi.py"), *arguments]
+    return subprocess.run(
+        command,
+        env={**os.environ, **settings(found, hosts, os.environ)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+@pytest.mark.mpi
+def test_under_the_users_mpirun_the_entry_is_called_in_place() -> None:
+    done = under_mpirun("start", "world_size", "")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result 2") == 2
+    assert done.stdout.count("2 ranks x ") == 1, "rank 0 alone announces the plan"
+    assert "started by mpirun" in done.stdout
+
+
+@pytest.mark.mpi
+def test_under_the_users_mpirun_a_user_error_is_said_once() -> None:
+    done = under_mpirun("start", "bad_data", "")
+    assert done.returncode == 2
+    assert done.stderr.count("tutti: error: the labels are 12, expected 0 to 9; check the file") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.mpi
+def test_an_exception_in_a_loop_of_ones_own_ends_the_job() -> None:
+    done = under_mpirun("join")
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: seven is not a colour") == 1

@@ -1,0 +1,51 @@
+"""`--hosts` with hosts that have names and networks of their own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.hosts import Hosts, why_not
+from mpi.mpirun import needs_mpirun
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun]
+
+PROGRAM = Path(__file__).with_name("on_hosts.py")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"]) as made:
+        yield made
+
+
+def on_hosts(hosts: Hosts, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [
+        word for word in hosts.mpirun_arguments if word not in ("--allow-run-as-root", "--oversubscribe")
+    ]
+    setting = f"TUTTI_MPIRUN_ARGS={shlex.join(words)}"
+    return hosts.run(["env", setting, sys.executable, str(PROGRAM), *arguments])
+
+
+def test_ranks_start_on_every_host_and_the_result_comes_back(hosts: Hosts) -> None:
+    done = on_hosts(hosts, "a:1,b:2", "places", "hello")
+    assert done.returncode == 0, done.stderr
+    described, result = done.stdout.splitlines()
+    assert described == "3 ranks on 2 hosts (a: 1, b: 2), started by mpirun"
+    assert json.loads(result) == [2, [["a", "hello"], ["b", "hello"], ["b", "hello"]]]
+
+
+def test_an_exception_on_the_other_host_ends_the_job_with_its_traceback(hosts: Hosts, tmp_path: Path) -> None:
+    done = on_hosts(hosts, "a:1,b:2", "fail", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: seven is not a colour")
+    assert "rank 1 failed" in done.stderr

@@ -1,0 +1,62 @@
+"""Run under mpirun: the last rank dies in the middle of an operation; the others say whom they lost.
+
+Usage: python lost_rank.py HOSTS OPERATION WAY
+
+HOSTS names the host that each rank counts to, one letter per rank ("aab"), or is "-": hosts are what they
+are. OPERATION is barrier, all_reduce or recv. WAY is kill (SIGKILL) or exit (the process ends without a word
+to MPI). Each survivor prints the ranks that it lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.comm.mpi import MpiCommunicator
+from tutti.errors import PeerLost
+
+
+def operate(comm: Communicator, operation: str) -> None:
+    victim = comm.size - 1
+    if operation == "barrier":
+        comm.barrier()
+    elif operation == "all_reduce":
+        comm.all_reduce(torch.ones(10_000))
+    elif comm.rank == victim:
+        comm.send(torch.ones(1), to=(comm.rank + 1) % comm.size)
+    else:
+        comm.recv(torch.ones(1), source=victim)
+
+
+def main() -> None:
+    from mpi4py import MPI
+
+    torch.set_num_threads(1)
+    hosts, operation, way = sys.argv[1:]
+    comm = MpiCommunicator.world(None if hosts == "-" else hosts[MPI.COMM_WORLD.rank])
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        if way == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+    begin = time.monotonic()
+    try:
+        while True:
+            operate(comm, operation)
+    except PeerLost as error:
+        seconds = time.monotonic() - begin
+        print(
+            "RESULT " + json.dumps({"rank": comm.rank, "lost": error.ranks, "seconds": seconds}), flush=True
+        )
+        # MPI cannot be finalised without the lost rank, and only a killed rank is missed by mpirun.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Runs programs under the environment's mpirun, within a time, and leaves none of their processes behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent
+MPIRUN = Path(sysconfig.get_path("scripts"), "mpirun")
+SETTINGS = {
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_coll": "^han,adapt",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+"""What the wheel's Open MPI needs here: ranks outnumber cores, and its UCX prints errors."""
+
+needs_mpirun = pytest.mark.skipif(
+    not MPIRUN.is_file() or importlib.util.find_spec("mpi4py") is None,
+    reason="there is no mpirun beside this Python; pip install 'tutti[mpi]'",
+)
+
+
+def mpirun(
+    ranks: int, program: str, *arguments: str, options: Sequence[str] = (), timeout_s: float = 100.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of this folder on ranks of this machine."""
+    command = [
+        str(MPIRUN),
+        "--oversubscribe",
+        *options,
+        "-n",
+        str(ranks),
+        sys.executable,
+        str(PROGRAMS / program),
+    ]
+    if os.geteuid() == 0:
+        command.insert(1, "--allow-run-as-root")
+    return run([*command, *arguments], {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, timeout_s)
+
+
+def run(
+    command: Sequence[str], settings: dict[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process group of its own, which is killed when the time is over."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except BaseException:
+        # mpirun puts its ranks into groups of their own; asked politely, it ends them first.
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+
+def results(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    """What the ranks printed as RESULT lines."""
+    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
+    return [json.loads(line) for line in lines]

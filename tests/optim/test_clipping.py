@@ -1,0 +1,37 @@
+"""Clipping over flat vectors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tutti.optim.clipping import clip_values, scale_for, squared_norm
+
+
+def test_the_squared_norm_is_exact_to_float64() -> None:
+    # In float32, 2^24 + 1 is 2^24: the small ones would be lost.
+    vector = torch.ones(1001)
+    vector[0] = 4096.0
+    assert squared_norm([vector, torch.tensor([3.0])]) == pytest.approx(4096.0**2 + 1000 + 9, abs=1e-6)
+
+
+def test_a_gradient_within_the_limit_is_left_alone() -> None:
+    assert scale_for(0.5, 1.0) == 1.0
+    assert scale_for(0.0, 1.0) == 1.0
+
+
+def test_a_longer_gradient_is_scaled_to_the_limit() -> None:
+    assert scale_for(4.0, 1.0) == pytest.approx(0.25)
+
+
+def test_a_norm_that_is_not_finite_stays_visible() -> None:
+    assert math.isnan(scale_for(math.nan, 1.0))
+    assert scale_for(math.inf, 1.0) == 0.0
+
+
+def test_values_are_limited_in_place() -> None:
+    vector = torch.tensor([-3.0, 0.5, 2.0])
+    clip_values([vector], 1.0)
+    assert vector.tolist() == [-1.0, 0.5, 1.0]

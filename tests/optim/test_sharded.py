@@ -1,0 +1,253 @@
+"""The user's optimizer on slices of the flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from tutti.errors import BadModel, BadOption
+from tutti.optim.kernels import kernel_of
+from tutti.optim.runs import ELEMENTWISE, FUSED
+from tutti.optim.sharded import PIECE, ShardedOptimizer, own_slices
+from tutti.replica import ALIGNMENT, Flat, Replica
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(31, 9), nn.ReLU(), nn.Linear(9, 5))
+
+
+def fill_gradients(module: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in module.parameters():
+        parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+def whole(replica: Replica) -> list[slice]:
+    return [slice(0, len(flat.weights)) for flat in replica.flats]
+
+
+def flat_of(*sizes: int) -> Flat:
+    return Replica(nn.ParameterList([nn.Parameter(torch.ones(size)) for size in sizes])).flats[0]
+
+
+def adam_over(flat: Flat, **options: object) -> Optimizer:
+    return optim.Adam(flat.parameters, **options)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_slices_for_elementwise_optimizers_are_even_and_keep_cache_lines_whole(parts: int) -> None:
+    flat = flat_of(1000, 5)
+    slices = own_slices(flat, parts, adam_over(flat))
+    lengths = [own.stop - own.start for own in slices]
+    assert sum(lengths) == len(flat.weights)
+    assert max(lengths) - min(lengths) <= ALIGNMENT
+    assert all(own.start % ALIGNMENT == 0 for own in slices)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_slices_for_other_optimizers_end_where_parameters_do(parts: int) -> None:
+    flat = flat_of(100, 30, 30, 100, 40, 5)
+    slices = own_slices(flat, parts, optim.Adafactor(flat.parameters))
+    borders = {span.start for span in flat.spans} | {len(flat.weights)}
+    assert {own.start for own in slices} | {own.stop for own in slices} <= borders
+    assert [own.start for own in slices[1:]] == [own.stop for own in slices[:-1]]
+    assert (slices[0].start, slices[-1].stop) == (0, len(flat.weights))
+
+
+def test_whole_parameters_are_dealt_by_size() -> None:
+    flat = flat_of(64, 16, 16, 16, 16)
+    assert own_slices(flat, 2, optim.Adafactor(flat.parameters)) == [slice(0, 64), slice(64, 128)]
+
+
+def test_a_zero_eps_keeps_parameters_whole() -> None:
+    flat = flat_of(100, 28)
+    assert own_slices(flat, 2, adam_over(flat, eps=0.0))[0].stop == flat.spans[1].start
+
+
+def test_only_the_given_slice_moves_and_has_state() -> None:
+    replica = Replica(mlp())
+    flat = replica.flats[0]
+    flat.grads.fill_(1.0)
+    before = flat.weights.clone()
+    sharded = ShardedOptimizer(adam_over(flat, lr=0.1), replica, [slice(32, 64)])
+    sharded.step()
+    moved = (flat.weights != before).nonzero().view(-1)
+    assert (int(moved.min()), int(moved.max())) == (32, 63)
+    (run,) = sharded.pieces[0].runs
+    (state,) = run.optimizer.state.values()
+    assert state["exp_avg"].shape == (32,)
+
+
+def test_an_empty_slice_is_fine() -> None:
+    replica = Replica(mlp())
+    sharded = ShardedOptimizer(adam_over(replica.flats[0]), replica, [slice(0, 0)])
+    sharded.step()
+    assert sharded.pieces == ()
+
+
+def test_long_slices_are_moved_in_pieces_that_stay_in_the_cache() -> None:
+    replica = Replica(nn.Linear(1000, 300))
+    optimizer = optim.SGD(replica.module.parameters(), lr=0.1)
+    pieces = ShardedOptimizer(optimizer, replica, whole(replica)).pieces
+    assert [piece.place.stop - piece.place.start for piece in pieces][:2] == [PIECE, PIECE]
+    assert sum(piece.place.stop - piece.place.start for piece in pieces) == len(replica.flats[0].weights)
+
+
+def test_neighbours_of_one_group_are_one_parameter_for_elementwise_optimizers() -> None:
+    replica = Replica(mlp())
+    sharded = ShardedOptimizer(adam_over(replica.flats[0]), replica, whole(replica))
+    (run,) = sharded.pieces[0].runs
+    (parameter,) = run.optimizer.param_groups[0]["params"]
+    assert parameter.dim() == 1
+    assert parameter.data_ptr() == replica.flats[0].weights.data_ptr()
+
+
+def test_other_optimizers_see_the_parameters_own_shapes() -> None:
+    replica = Replica(mlp())
+    optimizer = optim.Adafactor(replica.module.parameters())
+    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    shapes = [tuple(p.shape) for p in run.optimizer.param_groups[0]["params"]]
+    assert shapes == [(9, 31), (9,), (5, 9), (5,)]
+
+
+@pytest.mark.parametrize("made", sorted(FUSED, key=lambda cls: cls.__name__))
+def test_fused_kernels_are_chosen_where_torch_has_them(made: type[Optimizer]) -> None:
+    replica = Replica(mlp())
+    optimizer = made(replica.module.parameters(), lr=0.1)
+    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    assert run.optimizer.param_groups[0]["fused"] is True
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+@pytest.mark.parametrize("options", [{"fused": False}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_the_users_own_choice_is_kept(options: dict[str, bool]) -> None:
+    replica = Replica(mlp())
+    (run,) = ShardedOptimizer(adam_over(replica.flats[0], **options), replica, whole(replica)).pieces[0].runs
+    assert not run.optimizer.param_groups[0]["fused"]
+
+
+KERNELS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "adam": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
+    "adam-amsgrad-maximize": lambda p: optim.Adam(p, lr=0.1, amsgrad=True, maximize=True),
+    "adamw": lambda p: optim.AdamW(p, lr=0.1, betas=(0.5, 0.7)),
+    "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.1),
+    "sgd-momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "sgd-nesterov-maximize": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, maximize=True),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_short_way_to_a_kernel_gives_what_step_gives(name: str) -> None:
+    module, plain = mlp(), mlp()
+    for parameter in plain.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    replica = Replica(module)
+    mine, theirs = KERNELS[name](list(module.parameters())), KERNELS[name](list(plain.parameters()))
+    assert kernel_of(type(mine)) is not None
+    sharded = ShardedOptimizer(mine, replica, whole(replica))
+    for step in range(5):
+        for group in (*mine.param_groups, *theirs.param_groups):
+            group["lr"] = 0.1 / (step + 1)
+        fill_gradients(module, step)
+        fill_gradients(plain, step)
+        sharded.step()
+        theirs.step()
+    for found, expected in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_subclass_is_never_moved_by_its_parents_kernel() -> None:
+    class Own(optim.Adam):
+        pass
+
+    assert kernel_of(Own) is None
+    replica = Replica(mlp())
+    optimizer = Own(replica.module.parameters())
+    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    assert run.optimizer.param_groups[0]["fused"] is None
+
+
+def test_every_elementwise_optimizer_leaves_the_gaps_zero() -> None:
+    for made in ELEMENTWISE:
+        module = mlp()
+        replica = Replica(module)
+        flat = replica.flats[0]
+        sharded = ShardedOptimizer(made(module.parameters(), lr=0.1), replica, whole(replica))
+        for step in range(3):
+            fill_gradients(module, step)
+            sharded.step()
+        gaps = torch.ones(len(flat.weights), dtype=torch.bool)
+        for span in flat.spans:
+            gaps[span] = False
+        assert gaps.any()
+        assert not flat.weights[gaps].any(), made
+
+
+def test_state_from_before_is_carried_over_in_memory_order() -> None:
+    module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    expected = optimizer.state[module.weight]["exp_avg"].clone()
+    replica = Replica(module)
+    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    (state,) = run.optimizer.state.values()
+    assert float(state["step"]) == 1.0
+    found = state["exp_avg"][: expected.numel()].view(4, 3, 3, 3).permute(0, 3, 1, 2)
+    assert torch.equal(found, expected)
+    sharded = state["exp_avg"].data_ptr()
+    assert sharded != optimizer.state[module.weight]["exp_avg"].data_ptr()
+
+
+def test_parameters_that_have_come_differently_far_are_not_joined() -> None:
+    module = mlp()
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    module[0].weight.grad = torch.ones_like(module[0].weight)
+    optimizer.step()
+    replica = Replica(module)
+    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    assert len(run.optimizer.param_groups[0]["params"]) == 2
+
+
+def test_the_users_optimizer_is_never_stepped() -> None:
+    replica = Replica(mlp())
+    optimizer = adam_over(replica.flats[0])
+    ShardedOptimizer(optimizer, replica, whole(replica)).step()
+    assert not optimizer.state
+
+
+def test_step_hooks_are_refused() -> None:
+    replica = Replica(mlp())
+    optimizer = adam_over(replica.flats[0])
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(BadOption, match="has step hooks, which would not be called"):
+        ShardedOptimizer(optimizer, replica, whole(replica))
+
+
+def test_an_optimizer_over_another_models_parameters_is_refused() -> None:
+    replica = Replica(mlp())
+    optimizer = optim.SGD([*replica.module.parameters(), nn.Parameter(torch.zeros(3, 4))], lr=0.1)
+    with pytest.raises(BadModel, match=r"shape \(3, 4\) that is no trainable parameter of the model"):
+        ShardedOptimizer(optimizer, replica, whole(replica))
+
+
+def test_frozen_parameters_in_the_optimizer_are_passed_over() -> None:
+    module = mlp()
+    module[0].weight.requires_grad_(False)
+    before = module[0].weight.clone()
+    replica = Replica(module)
+    replica.flats[0].grads.fill_(1.0)
+    ShardedOptimizer(optim.SGD(module.parameters(), lr=0.1), replica, whole(replica)).step()
+    assert torch.equal(module[0].weight, before)
+
+
+def test_lbfgs_is_refused() -> None:
+    replica = Replica(mlp())
+    with pytest.raises(BadOption, match="calls the model several times"):
+        ShardedOptimizer(optim.LBFGS(replica.module.parameters()), replica, whole(replica))

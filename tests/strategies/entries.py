@@ -1,0 +1,44 @@
+"""What the ranks of the strategies' tests run: a function of (comm, payload)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn, optim
+
+from strategies.sequential import Case, by_strategy, distance, sequential
+from tutti.comm.base import Communicator
+from tutti.strategies import Clip, Sync
+
+
+def mlp(dtype: torch.dtype) -> nn.Module:
+    layers = nn.Linear(12, 300), nn.Tanh(), nn.Linear(300, 70), nn.ReLU(), nn.Linear(70, 5)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def adamw(module: nn.Module) -> optim.Optimizer:
+    return optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def momentum(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+CASES = {
+    "momentum": Case(partial(mlp, torch.float64), momentum, dtype=torch.float64),
+    "adamw": Case(partial(mlp, torch.float64), adamw, dtype=torch.float64),
+    "adamw-fp32": Case(partial(mlp, torch.float32), adamw),
+    "clipped": Case(partial(mlp, torch.float64), momentum, clip=Clip(norm=0.05), dtype=torch.float64),
+}
+
+
+def follow(comm: Communicator, payload: bytes) -> dict[str, tuple[float, bool, bool]]:
+    """By case: distance from plain torch, whether all ranks agree to the bit, and so do two runs."""
+    found = {}
+    for name, case in CASES.items():
+        first, second = by_strategy(comm, case, Sync()), by_strategy(comm, case, Sync())
+        weights = comm.all_gather_objects(first.tolist())
+        agree = all(other == weights[0] for other in weights)
+        found[name] = distance(first, sequential(case)), agree, torch.equal(first, second)
+    return found

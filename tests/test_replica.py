@@ -1,0 +1,273 @@
+"""A module as flat vectors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import BadModel
+from tutti.replica import ALIGNMENT, Memory, Replica
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def test_parameters_become_views_and_keep_their_values() -> None:
+    module, before = mlp(), [p.detach().clone() for p in mlp().parameters()]
+    (flat,) = Replica(module).flats
+    assert flat.names == ("0.weight", "0.bias", "2.weight", "2.bias")
+    for parameter, value, span in zip(module.parameters(), before, flat.spans, strict=True):
+        assert torch.equal(parameter, value)
+        flat.weights[span] = 2.0
+        assert bool((parameter == 2.0).all())
+
+
+def test_parameters_stay_the_same_objects() -> None:
+    module = mlp()
+    before = list(module.parameters())
+    flat = Replica(module).flats[0]
+    for old, new, listed in zip(before, module.parameters(), flat.parameters, strict=True):
+        assert old is new is listed
+
+
+def test_parameters_are_aligned_and_the_gaps_are_zero() -> None:
+    flat = Replica(mlp()).flats[0]
+    assert all(span.start % ALIGNMENT == 0 for span in flat.spans)
+    gaps = torch.ones(len(flat.weights), dtype=torch.bool)
+    for span in flat.spans:
+        gaps[span] = False
+    assert gaps.any()
+    assert not flat.weights[gaps].any()
+
+
+def test_backward_writes_into_the_vector_of_gradients() -> None:
+    module, plain = mlp(), mlp()
+    flat = Replica(module).flats[0]
+    for model in (module, plain):
+        model(torch.ones(2, 7)).sum().backward()
+    for span, parameter in zip(flat.spans, plain.parameters(), strict=True):
+        assert torch.equal(flat.grads[span], parameter.grad.reshape(-1))
+
+
+def test_gradients_that_exist_already_are_kept() -> None:
+    module = mlp()
+    module(torch.ones(2, 7)).sum().backward()
+    before = module[0].weight.grad.clone()
+    flat = Replica(module).flats[0]
+    assert torch.equal(flat.grads[flat.spans[0]], before.reshape(-1))
+
+
+def test_count_leaves_gaps_frozen_and_second_uses_out() -> None:
+    module = mlp()
+    module[2].bias.requires_grad_(False)
+    assert Replica(module).count == 7 * 5 + 5 + 5 * 3
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def test_tied_weights_are_laid_down_once() -> None:
+    module, plain = Tied(), Tied()
+    plain.load_state_dict(module.state_dict())
+    (flat,) = Replica(module).flats
+    assert flat.names == ("first.weight", "first.bias", "second.bias")
+    assert module.first.weight is module.second.weight
+    for model in (module, plain):
+        model(torch.ones(1, 4)).sum().backward()
+    torch.testing.assert_close(flat.grads[flat.spans[0]], plain.first.weight.grad.reshape(-1))
+
+
+def test_frozen_parameters_are_left_where_they_are() -> None:
+    module = mlp()
+    module[0].weight.requires_grad_(False)
+    pointer = module[0].weight.data_ptr()
+    (flat,) = Replica(module).flats
+    assert "0.weight" not in flat.names
+    assert module[0].weight.data_ptr() == pointer
+    assert module[0].weight.grad is None
+
+
+def test_each_dtype_has_a_vector_of_its_own() -> None:
+    module = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3).double(), nn.Linear(3, 3).bfloat16()])
+    flats = Replica(module).flats
+    assert [flat.weights.dtype for flat in flats] == [torch.float32, torch.float64, torch.bfloat16]
+    assert [flat.names for flat in flats] == [(f"{i}.weight", f"{i}.bias") for i in range(3)]
+
+
+def test_zero_grad_keeps_the_views() -> None:
+    module = mlp()
+    replica = Replica(module)
+    module(torch.ones(2, 7)).sum().backward()
+    replica.zero_grad()
+    assert not any(parameter.grad.any() for parameter in module.parameters())
+    module(torch.ones(2, 7)).sum().backward()
+    assert replica.flats[0].grads.any()
+
+
+def test_attach_takes_in_what_came_after_dropping_the_gradients() -> None:
+    module, plain = mlp(), mlp()
+    replica = Replica(module)
+    flat = replica.flats[0]
+    flat.grads.fill_(9.0)
+    for model in (module, plain):
+        model.zero_grad(set_to_none=True)
+        model(torch.ones(2, 7)).sum().backward()
+    replica.attach()
+    for span, mine, theirs in zip(flat.spans, module.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(flat.grads[span], theirs.grad.reshape(-1))
+        mine.grad.fill_(3.0)
+        assert bool((flat.grads[span] == 3.0).all())
+
+
+def test_attach_gives_an_unused_parameter_a_zero_gradient() -> None:
+    module = mlp()
+    replica = Replica(module)
+    replica.flats[0].grads.fill_(9.0)
+    module.zero_grad(set_to_none=True)
+    module[0](torch.ones(2, 7)).sum().backward()
+    replica.attach()
+    assert module[0].weight.grad.any()
+    assert not module[2].weight.grad.any()
+
+
+def test_attach_takes_in_sparse_gradients() -> None:
+    module = nn.Embedding(5, 2, sparse=True)
+    replica = Replica(module)
+    module.zero_grad(set_to_none=True)
+    module(torch.tensor([3])).sum().backward()
+    assert module.weight.grad.is_sparse
+    replica.attach()
+    assert replica.flats[0].grads.view(-1)[6:8].tolist() == [1.0, 1.0]
+
+
+def test_attach_leaves_gradients_in_place_alone() -> None:
+    module = mlp()
+    replica = Replica(module)
+    module(torch.ones(2, 7)).sum().backward()
+    before = replica.flats[0].grads.clone()
+    replica.attach()
+    assert torch.equal(replica.flats[0].grads, before)
+
+
+def test_attach_refuses_weights_that_were_moved_away() -> None:
+    module = mlp()
+    replica = Replica(module)
+    module.double()
+    with pytest.raises(BadModel, match=r"'0.weight' was moved to other memory"):
+        replica.attach()
+
+
+def test_buffers_are_views_that_forward_goes_on_updating() -> None:
+    module, plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    (vector,) = Replica(module).buffers
+    for model in (module, plain):
+        model(torch.arange(6.0).view(2, 3))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(module, name), getattr(plain, name))
+    assert len(vector) == 2 * ALIGNMENT
+    assert torch.equal(vector[:3], plain.running_mean)
+    vector.fill_(7.0)
+    assert bool((module.running_var == 7.0).all())
+
+
+def test_a_buffer_of_two_modules_is_held_once() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    module[1].running_mean = module[0].running_mean
+    (vector,) = Replica(module).buffers
+    assert len(vector) == 3 * ALIGNMENT
+    assert module[1].running_mean is module[0].running_mean
+
+
+def test_a_model_without_buffers_has_no_vector_of_them() -> None:
+    assert Replica(mlp()).buffers == ()
+
+
+def test_channels_last_is_kept() -> None:
+    module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    before = module.weight.detach().clone()
+    flat = Replica(module).flats[0]
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    assert module.weight.grad.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(module.weight, before)
+    flat.weights.fill_(1.0)
+    assert bool((module.weight == 1.0).all())
+
+
+def test_weights_that_are_not_contiguous_keep_their_values() -> None:
+    module = nn.Linear(3, 2)
+    values = torch.arange(6.0).view(3, 2).t()
+    module.weight = nn.Parameter(values)
+    Replica(module)
+    assert torch.equal(module.weight, values)
+
+
+def test_a_copy_of_the_module_is_independent() -> None:
+    module = mlp()
+    flat = Replica(module).flats[0]
+    other = copy.deepcopy(module)
+    flat.weights.fill_(5.0)
+    assert not bool((other[0].weight == 5.0).any())
+
+
+def test_replicas_over_one_memory_see_each_others_weights() -> None:
+    weights, rows = torch.zeros(96), torch.zeros(2, 96)
+
+    def memory(row: int) -> Memory:
+        return Memory(lambda *_: weights, lambda *_: rows, row, fill=row == 0)
+
+    first, second = mlp(), nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    replicas = [Replica(first, memory(0)), Replica(second, memory(1))]
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.data_ptr() == theirs.data_ptr()
+    second(torch.ones(1, 7)).sum().backward()
+    assert not rows[0].any()
+    assert rows[1].any()
+    assert replicas[1].flats[0].grads.data_ptr() == rows[1].data_ptr()
+
+
+def test_the_first_parameter_that_is_not_finite_is_named() -> None:
+    module = mlp()
+    replica = Replica(module)
+    assert replica.first_not_finite() is None
+    module[2].weight.grad[0, 0] = torch.inf
+    assert replica.first_not_finite() == "2.weight"
+    with torch.no_grad():
+        module[0].bias[1] = torch.nan
+    assert replica.first_not_finite() == "0.bias"
+
+
+def test_a_scalar_and_an_empty_parameter_are_fine() -> None:
+    module = nn.ParameterList([nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 3))])
+    replica = Replica(module)
+    replica.attach()
+    assert module[0].item() == 2.0
+    assert replica.count == 1
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(BadModel, match="no trainable parameter"):
+        Replica(mlp().requires_grad_(False))
+
+
+@pytest.mark.parametrize("module", [nn.LazyLinear(2), nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())])
+def test_a_lazy_module_is_refused(module: nn.Module) -> None:
+    with pytest.raises(BadModel, match="lazy; run one batch through the model"):
+        Replica(module)
+
+
+def test_a_module_on_the_meta_device_is_refused() -> None:
+    with pytest.raises(BadModel, match="'weight' of the model lies on the meta device"):
+        Replica(nn.Linear(2, 2, device="meta"))
