@@ -39,7 +39,7 @@ def main() -> None:
         found = []
         for seed in range(args.seeds):
             schedule = ONE_CYCLE if options else {}
-            result = tutti.train(seed=seed, progress=False, **options, **schedule)
+            result = tutti.train(seed=seed, quiet=True, **options, **schedule)
             found.append(result.test.metrics["accuracy"])
         each = ", ".join(f"{100 * accuracy:.2f}" for accuracy in found)
         rows.append([name, each, f"{100 * mean(found):.2f}", f"{100 * wanted:.1f}"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from tutti.experiments.api import Result, train
     from tutti.experiments.config import TrainConfig
-    from tutti.experiments.own_loop import distribute, init, shard
+    from tutti.experiments.own_loop import distribute, finish, init, settled, shard
     from tutti.records import EpochRecord, Evaluation, Summary
     from tutti.strategies import Clip, Solo, Strategy, Sync, Worker
 
@@ -46,7 +46,7 @@ _HOMES = {
     ),
     "tutti.experiments.api": ("Result", "train"),
     "tutti.experiments.config": ("TrainConfig",),
-    "tutti.experiments.own_loop": ("distribute", "init", "shard"),
+    "tutti.experiments.own_loop": ("distribute", "finish", "init", "settled", "shard"),
     "tutti.records": ("EpochRecord", "Evaluation", "Summary"),
     "tutti.strategies": ("Clip", "Solo", "Strategy", "Sync", "Worker"),
 }
@@ -76,7 +76,9 @@ __all__ = [
     "Worker",
     "__version__",
     "distribute",
+    "finish",
     "init",
+    "settled",
     "shard",
     "train",
 ]

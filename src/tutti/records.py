@@ -132,7 +132,7 @@ class EpochRecord:
         seconds: rank 0's time, by stage: data, compute (forward and backward), exchange (all that a step does
             beyond these), validation (what it held training up), and total.
         samples_per_s: training samples of all ranks per second, validation not counted.
-        lr: the learning rate of the first parameter group in the last update.
+        lr: the learning rate of the first parameter group in rank 0's last update.
         time: when the epoch ended (UTC, ISO 8601).
         ranks: what each rank did, in rank order.
     """

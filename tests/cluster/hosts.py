@@ -78,7 +78,7 @@ class Hosts:
         )
         agent.chmod(0o755)
         self.mpirun_arguments = [
-            *("--allow-run-as-root", "--oversubscribe"),
+            "--allow-run-as-root",
             *("--prtemca", "plm_ssh_agent", str(agent)),
             *("--prtemca", "prte_if_include", NETWORK),
             *("--mca", "btl_tcp_if_include", NETWORK),
@@ -105,15 +105,16 @@ class Hosts:
         ranks: Mapping[str, int],
         program: Sequence[str],
         options: Sequence[str] = (),
-        timeout_s: float = 100.0,
+        timeout_s: float = 200.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program under mpirun, on so many ranks of each host; mpirun itself runs on the first host."""
         placed = ",".join(f"{host}:{count}" for host, count in ranks.items())
         total = str(sum(ranks.values()))
-        command = [str(MPIRUN), *self.mpirun_arguments, *options, "--host", placed, "-n", total, *program]
-        return self.run(command, timeout_s)
+        # By default two ranks are mapped by core, and then both land on the first host.
+        where = ["--map-by", "slot:oversubscribe", "--host", placed, "-n", total]
+        return self.run([str(MPIRUN), *self.mpirun_arguments, *options, *where, *program], timeout_s)
 
-    def run(self, command: Sequence[str], timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str], timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
         """Run a command on the first host."""
         return run(self.on(self.names[0], command), self.settings, timeout_s)
 

@@ -12,7 +12,7 @@ import pytest
 from cluster.hosts import Hosts, why_not
 from mpi.mpirun import PROGRAMS, needs_mpirun, results
 
-pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun]
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,15 @@ def wait_in_send(comm: HostCommunicator, victim: int) -> None:
     comm.send(torch.zeros(1_000_000), to=victim)
 
 
+def wait_in_exchange(comm: HostCommunicator, victim: int) -> None:
+    comm.exchange(torch.zeros(1_000_000), victim, torch.zeros(1_000_000), victim)
+
+
+def look_for_a_message(comm: HostCommunicator, victim: int) -> None:
+    while comm.waiting() is None:
+        pass
+
+
 WAITS = (
     wait_in_barrier,
     wait_in_all_reduce,
@@ -91,6 +100,8 @@ WAITS = (
     wait_in_recv_from_a_living_rank,
     wait_in_recv_from_any,
     wait_in_send,
+    wait_in_exchange,
+    look_for_a_message,
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpi.mpirun import mpirun, needs_mpirun, results
 
-pytestmark = [pytest.mark.mpi, needs_mpirun]
+pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -24,7 +24,7 @@ def test_contract_on_several_hosts(hosts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "way"), [("barrier", "exit"), ("all_reduce", "kill"), ("recv", "kill")]
+    ("operation", "way"), [("barrier", "exit"), ("recv", "kill")]
 )
 def test_every_rank_of_every_host_learns_whom_it_lost(operation: str, way: str) -> None:
     done = mpirun(4, "lost_rank.py", "aabb", operation, way, options=["--with-ft", "ulfm"])
@@ -35,9 +35,8 @@ def test_every_rank_of_every_host_learns_whom_it_lost(operation: str, way: str) 
     assert max(float(str(line["seconds"])) for line in found) < 5
 
 
-@pytest.mark.parametrize("hosts", ["aaa", "aab"])
-def test_without_fault_tolerance_a_dead_rank_ends_the_job(hosts: str) -> None:
-    done = mpirun(3, "lost_rank.py", hosts, "barrier", "kill", timeout_s=60)
+def test_without_fault_tolerance_a_dead_rank_ends_the_job() -> None:
+    done = mpirun(3, "lost_rank.py", "aab", "barrier", "kill")
     assert done.returncode != 0
 
 

@@ -11,7 +11,7 @@ import torch
 from contracts.communicator import CHECKS
 from tutti.comm.base import ANY, Communicator
 from tutti.comm.network import Network
-from tutti.comm.virtual import Deadlock, Fault, VirtualWorld
+from tutti.comm.virtual import Deadlock, Fault, VirtualCommunicator, VirtualWorld
 from tutti.errors import PeerLost
 
 WORLDS = {
@@ -50,6 +50,81 @@ def test_hosts_have_the_asked_number_of_ranks(per_host: int | list[int] | None, 
 def test_impossible_worlds_are_refused(ranks: int, per_host: int | list[int] | None) -> None:
     with pytest.raises(ValueError, match="expected"):
         VirtualWorld(ranks, ranks_per_host=per_host)
+
+
+class TestServers:
+    def test_workers_see_each_other_alone_and_reach_the_servers_by_messages(self) -> None:
+        def program(comm: VirtualCommunicator) -> object:
+            servers = comm.servers
+            assert servers is not None
+            vector = torch.tensor([float(comm.rank)])
+            comm.all_reduce(vector)
+            if servers.serving:
+                for _ in range(servers.comm.size - len(servers.ranks)):
+                    message = torch.zeros(1)
+                    source = servers.comm.recv(message, tag=1)
+                    servers.comm.send(message * 10 + servers.comm.rank, to=source, tag=2)
+                return None
+            answer = torch.zeros(1)
+            for server in servers.ranks:
+                servers.comm.send(torch.tensor([float(comm.rank)]), to=server, tag=1)
+                servers.comm.recv(answer, source=server, tag=2)
+            return vector.item(), servers.ranks, servers.comm.rank, answer.item()
+
+        assert VirtualWorld(3, servers=2).run(program) == [
+            (3.0, (3, 4), 0, 4.0),
+            (3.0, (3, 4), 1, 14.0),
+            (3.0, (3, 4), 2, 24.0),
+        ]
+
+    def test_workers_stay_where_they_are_and_servers_are_spread_over_the_hosts(self) -> None:
+        def program(comm: VirtualCommunicator) -> object:
+            assert comm.servers is not None
+            hosts = comm.servers.comm.all_gather_objects(comm.servers.comm.node.size)
+            return comm.hosts, comm.node.size, hosts
+
+        found = VirtualWorld(5, ranks_per_host=[2, 3], servers=3).run(program)
+        assert found == [(2, size, [4, 4, 4, 4, 4, 4, 4, 4]) for size in (2, 2, 3, 3, 3)]
+
+    def test_levels_are_told_to_all(self) -> None:
+        world = VirtualWorld(2, servers=1, levels=2, climb_every=7)
+        told = world.run(lambda comm: comm.servers and (comm.servers.levels, comm.servers.climb_every))
+        assert told == [(2, 7), (2, 7)]
+
+    def test_the_death_of_a_server_is_told_to_who_waits_for_it(self) -> None:
+        def program(comm: VirtualCommunicator) -> object:
+            assert comm.servers is not None
+            if comm.servers.serving:
+                comm.compute(1.0)
+                comm.barrier()
+                return None
+            with pytest.raises(PeerLost) as lost:
+                comm.servers.comm.recv(torch.zeros(1), source=comm.servers.ranks[0])
+            return lost.value.ranks
+
+        world = VirtualWorld(2, servers=1, faults=[Fault(2, operation=0)])
+        assert world.run(program) == [[2], [2]]
+
+    def test_a_server_learns_that_a_worker_died(self) -> None:
+        found = []
+
+        def program(comm: VirtualCommunicator) -> None:
+            assert comm.servers is not None
+            if comm.servers.serving:
+                with pytest.raises(PeerLost) as lost:
+                    comm.servers.comm.recv(torch.zeros(1))
+                found.append(lost.value.ranks)
+            elif comm.rank == 1:
+                comm.compute(1.0)
+                comm.barrier()
+
+        VirtualWorld(2, servers=1, faults=[Fault(1, operation=0)]).run(program)
+        assert found == [[1]]
+
+    def test_a_fault_may_hit_a_server_and_nobody_beyond(self) -> None:
+        VirtualWorld(2, servers=1, faults=[Fault(2, at_s=1.0)])
+        with pytest.raises(ValueError, match="0 to 2"):
+            VirtualWorld(2, servers=1, faults=[Fault(3, at_s=1.0)])
 
 
 class TestClock:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.comm.base import ANY, Communicator, cut
+from tutti.comm.base import ANY, Communicator, cut, keep_servers
 
 DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 LENGTHS: Final = (0, 1, 7, 4097, 300_000)
@@ -292,6 +292,108 @@ def check_message_of_another_length_is_refused(comm: Communicator) -> None:
     comm.barrier()
 
 
+def check_exchange_round_a_ring(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for dtype in DTYPES:
+        for length in (0, 1, 7):
+            vector = torch.zeros(length, dtype=dtype)
+            comm.exchange(values(comm.rank, length, dtype), after, vector, before)
+            assert torch.equal(vector, values(before, length, dtype))
+
+
+def check_exchange_of_long_vectors_round_a_ring(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for tag in (0, 8):
+        mine, theirs = torch.full((LONG,), float(comm.rank)), torch.full((LONG,), -1.0)
+        comm.exchange(mine, after, theirs, before, tag)
+        assert theirs.min().item() == theirs.max().item() == before
+        assert mine.min().item() == mine.max().item() == comm.rank
+    comm.barrier()
+
+
+def check_exchange_of_long_vectors_in_pairs(comm: Communicator) -> None:
+    partner = comm.rank ^ 1
+    if partner < comm.size:
+        theirs = torch.zeros(LONG + partner)
+        comm.exchange(torch.full((LONG + comm.rank,), float(comm.rank)), partner, theirs, partner)
+        assert theirs.min().item() == theirs.max().item() == partner
+    comm.barrier()
+
+
+def check_exchange_with_a_rank_that_sends_and_receives(comm: Communicator) -> None:
+    partner = comm.rank ^ 1
+    if partner < comm.size:
+        mine, theirs = torch.full((LONG,), float(comm.rank)), torch.zeros(LONG)
+        if comm.rank % 2 == 0:
+            comm.exchange(mine, partner, theirs, partner)
+        else:
+            comm.recv(theirs, source=partner)
+            comm.send(mine, to=partner)
+        assert theirs.min().item() == theirs.max().item() == partner
+    comm.barrier()
+
+
+def check_exchange_keeps_the_order_of_messages_of_its_tag(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    comm.send(torch.tensor([1.0]), to=after, tag=9)
+    comm.send(torch.tensor([2.0]), to=after, tag=10)
+    vector = torch.empty(1)
+    comm.exchange(torch.tensor([3.0]), after, vector, before, tag=9)
+    assert vector.item() == 1.0
+    comm.recv(vector, source=before, tag=9)
+    assert vector.item() == 3.0
+    comm.recv(vector, source=before, tag=10)
+    assert vector.item() == 2.0
+    comm.barrier()
+
+
+def check_exchange_sends_even_if_it_refuses_what_comes(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    with pytest.raises(ValueError, match=r"(?s)5.*3|3.*5"):
+        comm.exchange(torch.arange(5.0), after, torch.zeros(3), before, tag=96)
+    vector = torch.zeros(5)
+    comm.recv(vector, source=before, tag=96)
+    assert torch.equal(vector, torch.arange(5.0))
+    comm.barrier()
+
+
+def check_waiting_names_who_has_sent(comm: Communicator) -> None:
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    assert comm.waiting(tag=11) is None
+    assert comm.waiting(tag=11, source=before) is None
+    comm.barrier()
+    comm.send(torch.tensor([comm.rank]), to=after, tag=11)
+    while (source := comm.waiting(tag=11)) is None:
+        comm.compute(1e-6)
+    assert source == before
+    assert comm.waiting(tag=11, source=before) == before
+    assert comm.waiting(tag=12) is None
+    if comm.size > 2:
+        assert comm.waiting(tag=11, source=after) is None
+    vector = torch.empty(1, dtype=torch.int64)
+    assert comm.recv(vector, source=source, tag=11) == before
+    assert vector.item() == before
+    assert comm.waiting(tag=11) is None
+    comm.barrier()
+
+
+def check_what_is_waiting_can_be_received_without_waiting(comm: Communicator) -> None:
+    if comm.rank > 0:
+        for number in range(5):
+            comm.send(torch.tensor([comm.rank, number]), to=0, tag=13)
+    else:
+        seen: list[list[int]] = [[] for _ in range(comm.size)]
+        while sum(map(len, seen)) < 5 * (comm.size - 1):
+            while (source := comm.waiting(tag=13)) is None:
+                comm.compute(1e-6)
+            vector = torch.empty(2, dtype=torch.int64)
+            comm.recv(vector, source=source, tag=13)
+            assert vector[0].item() == source
+            seen[source].append(int(vector[1]))
+        assert seen[1:] == [list(range(5))] * (comm.size - 1)
+    comm.barrier()
+
+
 def check_counter_hands_out_each_value_once(comm: Communicator) -> None:
     counter = comm.counter()
     mine = [counter.add() for _ in range(50)]
@@ -399,6 +501,72 @@ def check_locks_are_independent(comm: Communicator) -> None:
         with second:
             pass
         node.barrier()
+
+
+def check_many_locks_at_once_are_independent(comm: Communicator) -> None:
+    node = comm.node
+    locks, word = node.locks(5), node.shared(5, dtype=torch.int64)
+    assert len(locks) == 5
+    for turn in range(20):
+        which = (node.rank + turn) % 5
+        with locks[which]:
+            seen = int(word[which])
+            comm.compute(1e-6)
+            word[which] = seen + 1
+    node.barrier()
+    assert word.sum().item() == 20 * node.size
+    if node.rank == 0:
+        with locks[0], locks[3]:
+            node.barrier()
+            node.barrier()
+    else:
+        node.barrier()
+        with locks[1], locks[2], locks[4]:
+            pass
+        node.barrier()
+
+
+def check_kept_servers_come_after_the_workers(comm: Communicator) -> None:
+    assert comm.servers is None
+    assert keep_servers(comm, []) is comm
+    if comm.size == 1:
+        with pytest.raises(ValueError, match="not all"):
+            keep_servers(comm, [0])
+        return
+    for kept in ([comm.size - 1], [0], list(range(1, comm.size, 2))):
+        part = keep_servers(comm, kept)
+        workers = [rank for rank in range(comm.size) if rank not in kept]
+        servers = part.servers
+        assert servers is not None
+        assert servers.serving == (comm.rank in kept)
+        assert part.all_gather_objects(comm.rank) == (kept if servers.serving else workers)
+        assert servers.ranks == tuple(range(len(workers), comm.size))
+        assert servers.comm.size == comm.size
+        assert servers.comm.rank == (part.rank if not servers.serving else len(workers) + part.rank)
+        part.close()
+        comm.barrier()
+
+
+def check_kept_servers_answer_the_workers(comm: Communicator) -> None:
+    if comm.size == 1:
+        return
+    part = keep_servers(comm, [comm.size - 1])
+    servers = part.servers
+    assert servers is not None
+    if servers.serving:
+        for _ in range(3 * (comm.size - 1)):
+            vector = torch.empty(4)
+            source = servers.comm.recv(vector, tag=14)
+            servers.comm.send(vector + 1, to=source, tag=15)
+    else:
+        for turn in range(3):
+            vector = torch.full((4,), float(part.rank + turn))
+            servers.comm.send(vector, to=servers.ranks[0], tag=14)
+            servers.comm.recv(vector, source=servers.ranks[0], tag=15)
+            assert torch.equal(vector, torch.full((4,), float(part.rank + turn + 1)))
+            part.barrier()
+    part.close()
+    comm.barrier()
 
 
 def check_split_by_parity(comm: Communicator) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from launch.processes import lives, wait_for_files, wait_until_gone
+from mpi.mpirun import needs_mpirun
 from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import mpirun
 from tutti.launch.hosts import Host
 from tutti.launch.letters import Arrived, Letterbox
 from tutti.launch.mpi_rank import MpiStart
-from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, settings
+from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.plan import make_plan
 from tutti.launch.reports import Report
 from tutti.launch.start import start
@@ -85,6 +86,18 @@ def test_letters_arrive_whole_and_only_from_those_who_know_the_token() -> None:
     assert address.payload_here() is None
 
 
+def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> None:
+    killed = "prterun noticed that process rank 3 with PID 7 on node a exited on\nsignal 11 (Segfault)."
+    with pytest.raises(UserError, match="message stands above"):
+        outcome([], 2, "")
+    with pytest.raises(TuttiError, match="exit code 7"):
+        outcome([], 7, "")
+    with pytest.raises(PeerLost, match="lost rank 3: killed by signal 11"):
+        outcome([], 139, killed)
+    assert outcome([], 0, "") is None
+
+
+@needs_mpirun
 @pytest.mark.mpi
 def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
     payload = b"x" * (LARGEST_IN_ENVIRONMENT + 1)
@@ -99,6 +112,7 @@ def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
     assert wait_until_gone(one["pid"] for one in ranks) == []
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="seven is not a colour") as caught:
@@ -108,12 +122,14 @@ def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
     assert wait_until_gone(int((tmp_path / f"pid-{rank}").read_text()) for rank in range(3)) == []
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12"):
         start("launch.entries:bad_data", b"", make_plan(hosts="localhost:2"))
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_a_killed_rank_is_named() -> None:
     with pytest.raises(PeerLost, match="signal 9") as caught:
@@ -121,6 +137,7 @@ def test_a_killed_rank_is_named() -> None:
     assert caught.value.ranks == [1]
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
@@ -128,6 +145,7 @@ def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPat
         start("launch.entries:describe", b"", make_plan(hosts="no-such-host.invalid:1"))
 
 
+@needs_mpirun
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("whom", "signum", "returncode"),
@@ -172,6 +190,7 @@ def under_mpirun(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_under_the_users_mpirun_the_entry_is_called_in_place() -> None:
     done = under_mpirun("start", "world_size", "")
@@ -181,6 +200,7 @@ def test_under_the_users_mpirun_the_entry_is_called_in_place() -> None:
     assert "started by mpirun" in done.stdout
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_under_the_users_mpirun_a_user_error_is_said_once() -> None:
     done = under_mpirun("start", "bad_data", "")
@@ -189,6 +209,7 @@ def test_under_the_users_mpirun_a_user_error_is_said_once() -> None:
     assert "Traceback" not in done.stderr
 
 
+@needs_mpirun
 @pytest.mark.mpi
 def test_an_exception_in_a_loop_of_ones_own_ends_the_job() -> None:
     done = under_mpirun("join")

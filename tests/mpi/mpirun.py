@@ -31,7 +31,7 @@ needs_mpirun = pytest.mark.skipif(
 
 
 def mpirun(
-    ranks: int, program: str, *arguments: str, options: Sequence[str] = (), timeout_s: float = 100.0
+    ranks: int, program: str, *arguments: str, options: Sequence[str] = (), timeout_s: float = 200.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of this folder on ranks of this machine."""
     command = [

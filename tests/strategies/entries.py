@@ -26,10 +26,10 @@ def momentum(module: nn.Module) -> optim.Optimizer:
 
 
 CASES = {
-    "momentum": Case(partial(mlp, torch.float64), momentum, dtype=torch.float64),
-    "adamw": Case(partial(mlp, torch.float64), adamw, dtype=torch.float64),
-    "adamw-fp32": Case(partial(mlp, torch.float32), adamw),
-    "clipped": Case(partial(mlp, torch.float64), momentum, clip=Clip(norm=0.05), dtype=torch.float64),
+    "momentum": Case(partial(mlp, torch.float64), momentum, 20, dtype=torch.float64),
+    "adamw": Case(partial(mlp, torch.float64), adamw, 20, dtype=torch.float64),
+    "adamw-fp32": Case(partial(mlp, torch.float32), adamw, 20),
+    "clipped": Case(partial(mlp, torch.float64), momentum, 20, Clip(norm=0.05), dtype=torch.float64),
 }
 
 

@@ -17,7 +17,7 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process's number, 0 to size - 1."""
+        """The number of this process, 0 to size - 1."""
 
     @property
     def size(self) -> int:

@@ -16,9 +16,9 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
         distance 1   0 <-> 1         each sends an eighth, and owns an eighth of the sum
         then back: distances 1, 2, 4, sending what it has: an eighth, a quarter, a half
 
-    With p a power of two: 2 log2 p steps; each rank sends 2 (p - 1)/p of the vector's bytes. With any other p,
-    the ranks beyond the largest power of two first send their whole vector to a partner below it and get the
-    whole sum at the end: 2 steps more for both, and one vector's bytes more for each of them.
+    With p a power of two: 2 log2 p steps; each rank sends 2 (p - 1)/p of the vector's bytes. With any other
+    p, the ranks beyond the largest power of two first send their whole vector to a partner below it and get
+    the whole sum at the end: 2 steps more for the partner, and one vector's bytes.
 
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
     International Journal of High Performance Computing Applications 19(1), section 4.5.

@@ -15,8 +15,8 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
         rank 1  a1 b1 c1      a1 ->  2      c0+c1 ->  2     then go round once more, each to all.
         rank 2  a2 b2 c2      b2 ->  0      a1+a2 ->  0
 
-    2 (p - 1) steps; each rank sends 2 (p - 1)/p of the vector's bytes. One slice is summed on one path, so all
-    ranks get the same bits.
+    2 (p - 1) steps; each rank sends 2 (p - 1)/p of the vector's bytes. One slice is summed on one path, so
+    that all ranks get the same bits.
 
     Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     Journal of Parallel and Distributed Computing 69(2), section 3.

@@ -18,8 +18,8 @@ def all_reduce(comm: Hosts, vector: Tensor) -> None:
                 │    │    │      2  all-reduce that slice along each column
         row 1   3 ── 4 ── 5      3  all-gather along each row
 
-    With rows of x ranks and columns of y, p = x y: 2 (x - 1) + 2 (y - 1) steps; each rank sends 2 (p - 1)/p of
-    the vector's bytes. See `width` for x; where p is a prime there is one row, which is the ring.
+    With rows of x ranks and columns of y, p = x y: 2 (x - 1) + 2 (y - 1) steps; each rank sends 2 (p - 1)/p
+    of the vector's bytes. See `width` for x; where p is a prime there is one row, which is the ring.
 
     Source: Mikami et al. 2018, "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv
     1811.05233 (2D-Torus all-reduce).
@@ -40,8 +40,8 @@ def all_reduce(comm: Hosts, vector: Tensor) -> None:
 def width(size: int, hosts: int) -> int:
     """The ranks in a row.
 
-    A row is a host where all hosts have the same number of ranks, more than one. Else the grid is as square as
-    `size` allows, with the columns no longer than the rows.
+    A row is a host where all hosts have the same number of ranks, more than one. Else the grid is as square
+    as `size` allows, with the columns no longer than the rows.
     """
     if 1 < hosts < size and size % hosts == 0:
         return size // hosts

@@ -10,9 +10,9 @@ from tutti.algorithms.base import TAG, Ranks
 def all_reduce(comm: Ranks, vector: Tensor) -> None:
     """Sum `vector` along a binomial tree to rank 0 and send the sum back along it, in place.
 
-        step 1   0 <- 1   2 <- 3   4 <- 5   6 <- 7
-        step 2   0 <- 2            4 <- 6
-        step 3   0 <- 4                               then 0 -> 4; 0 -> 2, 4 -> 6; 0 -> 1, 2 -> 3, 4 -> 5, 6 -> 7
+        step 1   0 <- 1   2 <- 3   4 <- 5   6 <- 7        step 6   0 -> 1   2 -> 3   4 -> 5   6 -> 7
+        step 2   0 <- 2            4 <- 6                 step 5   0 -> 2            4 -> 6
+        step 3   0 <- 4                                   step 4   0 -> 4
 
     2 ⌈log2 p⌉ steps on rank 0, no more on any other; every step carries the whole vector, so that the ranks
     together send 2 (p - 1) vectors. Good for short vectors, where latency is all that counts.

@@ -80,9 +80,17 @@ class Rule(ABC):
 
     Attributes:
         compares: whether `Desk.then` is wanted.
+        holds: whether a message may be `HELD`.
+        remembers: whether a worker's last message may be applied again.
+        consumes: whether a message is used up: it is zero afterwards, unless the answer was written there.
+        brings_weights: whether the messages are weights; else they are moves or gradients.
     """
 
     compares: bool = False
+    holds: bool = False
+    remembers: bool = False
+    consumes: bool = False
+    brings_weights: bool = False
 
     def cut(self, flat: Flat, parts: int) -> list[slice]:
         """Cut a flat vector into `parts` consecutive slices, each of which the rule can be applied to."""
@@ -95,7 +103,7 @@ class Rule(ABC):
         return None
 
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
-        """Prepare for `slots` of the vectors `centre`; called once, by all who apply the rule (collective)."""
+        """Prepare for `slots` of the vectors `centre`; once, by all who apply the rule (collective)."""
         return
 
     @abstractmethod
@@ -170,7 +178,7 @@ class Centre(ABC):
         """Bring a message; no answer is wanted.
 
         Args:
-            message: one vector for each of the replica's. It may be overwritten.
+            message: one vector for each of the replica's. Overwritten; with zeros if the rule `consumes`.
             again: it is this worker's last message, unchanged, which the centre may remember.
         """
 
@@ -207,12 +215,20 @@ class Centre(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """This worker will bring nothing for a while: nobody needs to wait for it."""
+        """Bring nothing for a while: nobody needs to wait for this worker."""
 
     @abstractmethod
     def rejoin(self) -> None:
-        """This worker is back; collective, as all begin to count their steps anew."""
+        """Be back; collective, as all begin to count their steps anew."""
 
     @abstractmethod
     def close(self) -> None:
         """Say goodbye; nothing may follow."""
+
+
+def cut_slots(flats: Sequence[Flat], rule: Rule, parts: int) -> list[Slot]:
+    """Cut the vectors as the rule allows; slots that would be empty are left out."""
+    parts = min(parts, rule.most_slots() or parts)
+    columns = zip(*[rule.cut(flat, parts) for flat in flats], strict=True)
+    filled = [places for places in columns if any(place.start < place.stop for place in places)]
+    return [Slot(number, places) for number, places in enumerate(filled)]

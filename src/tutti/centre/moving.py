@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from typing_extensions import override
 
-from tutti.centre.base import Desk, Outcome, Rule
+from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
 from tutti.centre.remedies import Remedy
 from tutti.rules.elastic import attract
 
 
 class AddRule(Rule):
-    """The message is a move, which the centre makes too: c = c + m. The message is zero afterwards.
+    """The message is a move, which the centre makes too: c = c + m.
 
     With levels, the centre above adds up what the centres below have moved.
 
@@ -18,8 +20,16 @@ class AddRule(Rule):
         remedy: what is done to a stale message before.
     """
 
+    consumes = True
+
     def __init__(self, remedy: Remedy | None = None) -> None:
         self._remedy = remedy
+        self.compares = remedy is not None and remedy.compares
+
+    @override
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        if self._remedy is not None:
+            self._remedy.open(centre, slots, allocate)
 
     @override
     def apply(self, desk: Desk) -> Outcome:
@@ -27,7 +37,6 @@ class AddRule(Rule):
             self._remedy.apply(desk)
         for centre, message in zip(desk.centre, desk.message, strict=True):
             centre.add_(message)
-            message.zero_()
         return Outcome.APPLIED
 
     @override
@@ -45,6 +54,8 @@ class ElasticRule(Rule):
         force: beta, how far the centre goes towards the mean of the workers, when each comes once.
         workers: p, how many they are; each pulls with the rate alpha = beta / p.
     """
+
+    brings_weights = True
 
     def __init__(self, force: float, workers: int) -> None:
         self._force, self._rate = force, force / workers

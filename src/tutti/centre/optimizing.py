@@ -30,10 +30,10 @@ class OptimizerRule(Rule):
     Args:
         optimizer: the user's. It is not stepped itself; its class, options and param groups are used.
         replica: the model that its parameters belong to.
-        messages: the vectors that the messages are in. Others are copied there.
+        messages: the vectors that the messages are in; others are copied there. By default, vectors that all
+            who apply the rule share.
         remedy: what is done to a stale gradient before.
-        keep: whether a message is left as it is, so that it can be applied again. If not, it is zero after it
-            was used.
+        keep: whether a message is left as it is, so that it can be applied again.
 
     Raises:
         BadOption: the optimizer cannot move slices of vectors.
@@ -44,14 +44,15 @@ class OptimizerRule(Rule):
         self,
         optimizer: Optimizer,
         replica: Replica,
-        messages: Vectors,
+        messages: Vectors | None = None,
         remedy: Remedy | None = None,
         keep: bool = False,
     ) -> None:
         nothing = [slice(0, 0) for _ in replica.flats]
         self._checked = ShardedOptimizer(optimizer, replica, nothing)
         self._optimizer, self._flats = optimizer, replica.flats
-        self._messages, self._remedy, self._keep = list(messages), remedy, keep
+        self._messages, self._remedy = messages, remedy
+        self.remembers, self.consumes = keep, not keep
         self.compares = remedy is not None and remedy.compares
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
@@ -64,6 +65,8 @@ class OptimizerRule(Rule):
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        if self._messages is None:
+            self._messages = [allocate(len(vector), vector.dtype) for vector in centre]
         self._pieces = {slot.number: self._pieces_of(slot, centre, self._messages) for slot in slots}
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
@@ -83,19 +86,18 @@ class OptimizerRule(Rule):
 
     @override
     def apply(self, desk: Desk) -> Outcome:
-        message = self._views[desk.slot]
-        if desk.message is not message:
-            for own, other in zip(message, desk.message, strict=True):
-                if own.data_ptr() != other.data_ptr():
-                    own.copy_(other)
         if self._remedy is not None:
             self._remedy.apply(desk)
+        for own, other in zip(self._views[desk.slot], desk.message, strict=True):
+            if own.data_ptr() != other.data_ptr():
+                own.copy_(other)
         self._checked.begin()
         self._states[desk.slot].step(self._pieces[desk.slot])
-        if not self._keep:
-            for gradient in message:
-                gradient.zero_()
         return Outcome.APPLIED
+
+    def messages(self, slot: int) -> tuple[Tensor, ...]:
+        """The slot's part of the vectors that the messages are in."""
+        return self._views[slot]
 
     @override
     def settings(self) -> list[float]:

@@ -58,7 +58,7 @@ class Compensation(Remedy):
 
 
 class AdaptiveCompensation(Remedy):
-    """Delay compensation whose strength follows the gradients: see `rules.staleness.compensate_adaptively`."""
+    """Delay compensation that follows the gradients' size: see `rules.staleness.compensate_adaptively`."""
 
     compares: ClassVar[bool] = True
 

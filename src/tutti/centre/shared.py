@@ -1,7 +1,7 @@
 """The centre in the shared memory of one host: no rank is spent on it, whoever brings a message applies it.
 
     worker 0   lock 0 │ rule, copy answer │ lock 1 │ rule, copy answer │ ...
-    worker 1            lock 1 │ rule, copy answer │ lock 2 │ ...              each begins at a slot of its own
+    worker 1            lock 1 │ rule, copy answer │ lock 2 │ ...          each begins at its own slot
 
 A worker that has to wait, for a step to close or for the slowest worker, notes that and sleeps in `recv`;
 whoever makes the reason disappear sends it a message.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.centre.base import Allocate, Centre, Desk, Outcome, Receipt, Rule, Slot, Vectors
+from tutti.centre.base import Allocate, Centre, Desk, Outcome, Receipt, Rule, Vectors, cut_slots
 from tutti.centre.steps import SharedSteps
 from tutti.comm.base import Communicator
 from tutti.replica import Flat
@@ -38,6 +38,10 @@ class SharedCentre(Centre):
         flats: of the replica; their weights are the centre's first ones.
         rule: what the centre does with a message; this worker's own object.
         parts: how many slots; by default, some of `SLOT` elements.
+
+    Attributes:
+        slots: the parts that are locked and moved one by one.
+        guard: a lock for whatever the host's workers want to do one after the other.
     """
 
     def __init__(
@@ -52,9 +56,9 @@ class SharedCentre(Centre):
         self.slots = cut_slots(flats, rule, parts or slots_for(flats))
         count = len(self.slots)
         # As a memoryview an element is read in 0.1 us; as a tensor it takes ten times that.
-        self._versions = memoryview(comm.shared(count, dtype=torch.int64).numpy())
+        self._versions = comm.shared(count, dtype=torch.int64).numpy().data
         self._waiting = comm.shared(count, comm.size, dtype=torch.int64)
-        self._locks = [comm.lock() for _ in range(count)]
+        *self._locks, self.guard = comm.locks(count + 1)
         self._steps = SharedSteps(comm)
         self._seen = [0] * count
         self._then = [vector.clone() for vector in self._weights] if rule.compares else None
@@ -112,6 +116,9 @@ class SharedCentre(Centre):
                 dropped = dropped or outcome is Outcome.DROPPED
                 if answer is not None and outcome is not Outcome.HELD:
                     self._answer(desk)
+            if rule.consumes and answer is not desk.message:
+                for part in desk.message:
+                    part.zero_()
             if outcome is Outcome.HELD:
                 held.append(desk)
             elif outcome is Outcome.APPLIED:
@@ -176,6 +183,26 @@ class SharedCentre(Centre):
             vector.copy_(weights)
         self._comm.barrier()
 
+    @torch.no_grad()
+    def copy(self, into: Vectors) -> None:
+        """Read the weights without a trace on the staleness."""
+        parts = self.views(into)
+        for number in self._order:
+            with self._locks[number]:
+                for part, weights in zip(parts[number], self._at[number], strict=True):
+                    part.copy_(weights)
+
+    @torch.no_grad()
+    def move(self, by: Vectors) -> None:
+        """Add to the weights; that counts as one message."""
+        parts = self.views(by)
+        for number in self._order:
+            with self._locks[number]:
+                for weights, part in zip(self._at[number], parts[number], strict=True):
+                    weights.add_(part)
+                self._versions[number] += 1
+                self._seen[number] += 1
+
     @override
     def tick(self, slack: int) -> float:
         return self._steps.tick(slack)
@@ -210,14 +237,6 @@ class SharedCentre(Centre):
 def slots_for(flats: Sequence[Flat]) -> int:
     """How many slots a centre in shared memory has."""
     return max(1, round(sum(len(flat.weights) for flat in flats) / SLOT))
-
-
-def cut_slots(flats: Sequence[Flat], rule: Rule, parts: int) -> list[Slot]:
-    """Cut the vectors as the rule allows; slots that would be empty are left out."""
-    parts = min(parts, rule.most_slots() or parts)
-    columns = zip(*[rule.cut(flat, parts) for flat in flats], strict=True)
-    filled = [places for places in columns if any(place.start < place.stop for place in places)]
-    return [Slot(number, places) for number, places in enumerate(filled)]
 
 
 def _allocate(comm: Communicator) -> Allocate:

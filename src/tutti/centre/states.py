@@ -1,4 +1,4 @@
-"""An optimizer's state in memory that several processes share, so that each of them can make the next step."""
+"""An optimizer's state in memory that several processes share, so that each can make the next step."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SlotState:
                 assert value is not None
                 cell.copy_(value)
             elif entry.kind is not type(None):
-                cell.fill_(float(value))
+                cell.fill_(float(value or 0))
         self._begun.fill_(1)
         self._adopt(pieces)
 

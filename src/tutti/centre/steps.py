@@ -1,7 +1,7 @@
 """How far each worker has come, and who has to wait for whom: the bound of stale synchronous training.
 
-Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 2: a
-worker that has made c steps may begin another while no worker has made fewer than c - slack.
+Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 2:
+a worker that has made c steps may begin another while no worker has made fewer than c - slack.
 
     slack 1   worker 0  │ step │ step │ waits for worker 1's first │ step │
               worker 1  │     step           │      step           │
@@ -36,9 +36,9 @@ class SharedSteps:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._counts = memoryview(comm.shared(comm.size, dtype=torch.int64).numpy())
+        self._counts = comm.shared(comm.size, dtype=torch.int64).numpy().data
         # What a sleeping worker waits for: its slack plus one; 0 for one that is awake.
-        self._sleeping = memoryview(comm.shared(comm.size, dtype=torch.int64).numpy())
+        self._sleeping = comm.shared(comm.size, dtype=torch.int64).numpy().data
         self._lock = comm.lock()
         self._note = torch.zeros(1)
 

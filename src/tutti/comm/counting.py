@@ -1,7 +1,7 @@
-"""A counter that ranks of several hosts see.
+"""Counters: of the ranks of one host, in their shared memory, and of the ranks of several hosts.
 
-It lies in the shared memory of the host of rank 0. That host's ranks add to it directly; all others ask rank
-0, where a thread answers them, whatever the rank itself does at the time.
+The latter lies in the shared memory of the host of rank 0. That host's ranks add to it directly; all others
+ask rank 0, where a thread answers them, whatever the rank itself does at the time.
 
     rank of another host  ── [number, amount] ──>  desk: a thread of rank 0  ── adds ──> the word in the arena
                           <── [value before] ────
@@ -18,11 +18,26 @@ from typing import Any, Final
 import numpy
 from typing_extensions import override
 
+from tutti.comm.arena import Arena
 from tutti.comm.base import Counter
 from tutti.comm.waiting import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
 
 QUESTION: Final = 1
 ANSWER: Final = 2
+
+
+class HostCounter(Counter):
+    """An integer in the arena."""
+
+    def __init__(self, arena: Arena, offset: int) -> None:
+        self._word, self._lock = arena.words(offset, 1), arena.lock(offset)
+
+    @override
+    def add(self, amount: int = 1) -> int:
+        with self._lock:
+            before: int = self._word[0]
+            self._word[0] = before + amount
+        return before
 
 
 class GuardedCounter(Counter):

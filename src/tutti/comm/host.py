@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from tutti.comm.arena import Arena
-from tutti.comm.base import ANY, Communicator, Counter, cut
+from tutti.comm.base import ANY, Communicator, cut
 from tutti.comm.control import CALLS, EPOCH, LEFT, ROW, Layout, control_bytes
+from tutti.comm.counting import HostCounter
 from tutti.comm.fence import ORDERED, fence
 from tutti.comm.post import Post
 from tutti.comm.signature import Operation, Signature
@@ -304,7 +305,7 @@ class HostCommunicator(Communicator):
         return HostCounter(self._arena, self._allocate(8, Signature.of(Operation.COUNTER, torch.int64, 1)))
 
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
-        """So many locks for the ranks of this host, not their threads (collective); a dead owner frees its own."""
+        """So many locks for the ranks of this host, not their threads (collective)."""
         offset = self._allocate(count, Signature.of(Operation.LOCK, torch.uint8, count))
         return [self._arena.lock(offset + number) for number in range(count)]
 
@@ -377,20 +378,6 @@ class HostCommunicator(Communicator):
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank} in a communicator of size {self.size}")
-
-
-class HostCounter(Counter):
-    """An integer in the arena."""
-
-    def __init__(self, arena: Arena, offset: int) -> None:
-        self._word, self._lock = arena.words(offset, 1), arena.lock(offset)
-
-    def add(self, amount: int = 1) -> int:
-        """Add `amount` in one indivisible operation; returns the value from before."""
-        with self._lock:
-            before: int = self._word[0]
-            self._word[0] = before + amount
-        return before
 
 
 def _sum(rows: Sequence[Tensor], out: Tensor) -> None:

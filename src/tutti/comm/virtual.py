@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar, cast
 
+from tutti.comm.base import Servers
 from tutti.comm.meeting import Cluster, Group
 from tutti.comm.network import Network
 from tutti.comm.scheduler import Deadlock, Fault, Scheduler
@@ -43,6 +44,10 @@ class VirtualWorld:
             host. None: all are on one host.
         network: what links cost.
         faults: who dies, and when. A rank that waits for a dead one gets `PeerLost`.
+        servers: how many further ranks are kept for parameter centres, numbered after the others and spread
+            over the hosts in turn.
+        levels: levels of centres, as in `Servers`.
+        climb_every: how often a host's centre meets the one above, as in `Servers`.
 
     Attributes:
         clocks: each rank's virtual time in seconds at the end of the last run.
@@ -58,13 +63,19 @@ class VirtualWorld:
         ranks_per_host: int | Sequence[int] | None = None,
         network: Network = ETHERNET,
         faults: Sequence[Fault] = (),
+        *,
+        servers: int = 0,
+        levels: int = 1,
+        climb_every: int = 10,
     ) -> None:
         self.ranks, self.network, self.faults = ranks, network, tuple(faults)
+        self.servers, self.levels, self.climb_every = servers, levels, climb_every
         sizes = _host_sizes(ranks, ranks_per_host)
-        self._host_of = tuple(host for host, size in enumerate(sizes) for _ in range(size))
+        workers = [host for host, size in enumerate(sizes) for _ in range(size)]
+        self._host_of = (*workers, *(number % len(sizes) for number in range(servers)))
         for fault in self.faults:
-            if not 0 <= fault.rank < ranks:
-                raise ValueError(f"{fault} names no rank of this world; expected 0 to {ranks - 1}")
+            if not 0 <= fault.rank < ranks + servers:
+                raise ValueError(f"{fault} names no rank of this world; expected 0 to {ranks + servers - 1}")
         self.clocks: list[float] = []
         self.lost: list[int] = []
 
@@ -74,17 +85,18 @@ class VirtualWorld:
         return max(self.clocks, default=0.0)
 
     def run(self, function: Callable[..., R], *arguments: object) -> list[R]:
-        """Call `function(comm, *arguments)` on every rank, in a fresh world at time 0.
+        """Call `function(comm, *arguments)` on every rank, servers included, in a fresh world at time 0.
 
         torch's random numbers and gradient mode are each rank's own while it runs: every rank begins with the
         caller's, and the caller has its own again afterwards.
 
         Args:
-            function: what each rank runs; its first argument is the rank's communicator.
+            function: what each rank runs; its first argument is the rank's communicator: of the workers, or
+                of the servers on those, with `comm.servers` to tell.
             arguments: further arguments, the same objects for all ranks.
 
         Returns:
-            What the ranks returned, in rank order; None for a rank that was killed.
+            What the workers returned, in rank order; None for a rank that was killed.
 
         Raises:
             Deadlock: all ranks wait for each other.
@@ -93,16 +105,27 @@ class VirtualWorld:
             Exception: whatever a rank raises; it ends the run.
         """
         comms: list[VirtualCommunicator] = []
-        programs = [partial(_call, comms, rank, function, arguments) for rank in range(self.ranks)]
+        programs = [partial(_call, comms, rank, function, arguments) for rank in range(len(self._host_of))]
         scheduler = Scheduler(programs, self.faults)
-        group = Group(Cluster(scheduler, self.network, self._host_of), range(self.ranks))
-        comms.extend(VirtualCommunicator(group, rank) for rank in range(self.ranks))
+        comms.extend(self._communicators(Cluster(scheduler, self.network, self._host_of)))
         try:
             scheduler.run()
         finally:
             self.clocks = [task.clock for task in scheduler.tasks]
             self.lost = [task.rank for task in scheduler.tasks if task.lost]
-        return cast("list[R]", scheduler.results)
+        return cast("list[R]", scheduler.results[: self.ranks])
+
+    def _communicators(self, cluster: Cluster) -> list[VirtualCommunicator]:
+        """One for each rank: of the workers for a worker, of the servers for a server."""
+        workers, every = range(self.ranks), range(len(self._host_of))
+        groups = [Group(cluster, ranks) for ranks in (workers, every[self.ranks :]) if ranks]
+        comms = [VirtualCommunicator(group, rank) for group in groups for rank in range(len(group.members))]
+        if self.servers:
+            whole, ranks = Group(cluster, every), tuple(every[self.ranks :])
+            for rank, comm in enumerate(comms):
+                reach = VirtualCommunicator(whole, rank)
+                comm.servers = Servers(reach, ranks, self.levels, self.climb_every)
+        return comms
 
 
 def _call(

@@ -158,7 +158,7 @@ class VirtualCommunicator(Communicator):
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Who has sent a message that has arrived. A look costs a host's latency: time goes on for who looks."""
+        """Who has sent a message that has arrived. A look takes the latency of a link inside a host."""
         if source != ANY:
             self._require_rank("source", source)
         self._begin("waiting")

@@ -56,6 +56,14 @@ class TrainConfig:
     validation: float = field(
         default=0.1, metadata=about("share of the training samples kept for validation, 0 to below 1")
     )
+    validate: str = field(
+        default="pause",
+        metadata=about(
+            "when to validate: all workers pause; each evaluates its share and trains on (distributed); or "
+            "beside training (background)",
+            ("pause", "distributed", "background"),
+        ),
+    )
     strategy: str = field(
         default="auto",
         metadata=about("way to train in parallel: solo, sync; auto is solo for one worker, else sync"),
@@ -70,6 +78,14 @@ class TrainConfig:
         default=None,
         metadata=about("hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"),
     )
+    balance: str = field(
+        default="none",
+        metadata=about(
+            "when workers differ in speed: split each batch by speed, where all make one update together; or "
+            "hand out batches to whoever asks (queue), where workers wait for nobody",
+            ("none", "speed", "queue"),
+        ),
+    )
     threads: int | None = field(
         default=None,
         metadata=about("threads of each rank; by default the allowed cores / the ranks of the host"),
@@ -78,9 +94,14 @@ class TrainConfig:
         default=None,
         metadata=about("passes over the training samples; 30 when neither epochs nor steps is given"),
     )
-    steps: int | None = field(default=None, metadata=about("weight updates, instead of epochs"))
+    steps: int | None = field(
+        default=None, metadata=about("weight updates (of each worker), instead of epochs")
+    )
     batch_size: int = field(
-        default=128, metadata=about("samples behind one weight update, over all ranks together")
+        default=128,
+        metadata=about(
+            "samples behind one weight update: over all workers where they make updates together, else of one"
+        ),
     )
     optimizer: str = field(
         default="adam", metadata=about("any optimizer of torch.optim by name, such as sgd, adam, adamw")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tutti.records import Evaluation, Summary
+from tutti.records import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.training.progress import SHARES
 
 WIDEST_MATRIX = 20
@@ -51,6 +51,47 @@ def speed(summary: Summary) -> str:
         f"trained {summary.steps:,} steps ({epochs}) on {ranks} "
         f"in {summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
     )
+
+
+def exchanges(history: Sequence[EpochRecord]) -> list[str]:
+    """How stale what workers exchanged was, and how long they waited for others; as far as any did."""
+    lines, ranks = [], [rank for record in history for rank in record.ranks]
+    stale = [rank for rank in ranks if rank.staleness_mean is not None]
+    if stale:
+        lines.append(f"staleness: {_spread(stale, 'staleness', 1)} updates")
+    aged = [rank for rank in ranks if rank.age_s_mean is not None]
+    if aged:
+        lines.append(f"age of what gradients were computed from: {_spread(aged, 'age_s', 1e3)} ms")
+    waited = [sum(rank.wait_s for rank in one) for one in zip(*(r.ranks for r in history), strict=True)]
+    if any(waited):
+        share = sum(waited) / (sum(record.seconds["total"] for record in history) * len(waited))
+        rank = waited.index(max(waited))
+        lines.append(
+            f"waiting for others: {share:.1%} of the time; rank {rank} the most, {waited[rank]:.1f} s"
+        )
+    dropped = sum(rank.dropped for rank in ranks)
+    if dropped:
+        lines.append(f"dropped: {dropped:,} gradients that came too late")
+    return lines
+
+
+def validation(way: str, history: Sequence[EpochRecord]) -> str:
+    """What validation that does not stop training cost all the same."""
+    *earlier, last = [record.seconds for record in history]
+    during = sum(seconds["validation"] for seconds in earlier)
+    total = sum(seconds["total"] for seconds in [*earlier, last]) - last["validation"]
+    return (
+        f"validation ({way}): held training up for {during / total:.1%} of its time, "
+        f"and took {last['validation']:.1f} s after its end"
+    )
+
+
+def _spread(ranks: Sequence[RankRecord], what: str, unit: float) -> str:
+    """The mean over all exchanges, the largest 99th percentile of a rank and an epoch, and the maximum."""
+    mean, p99, most = ([getattr(rank, f"{what}_{name}") for rank in ranks] for name in ("mean", "p99", "max"))
+    weights = [rank.exchanges for rank in ranks]
+    average = sum(value * weight for value, weight in zip(mean, weights, strict=True)) / sum(weights)
+    return f"mean {unit * average:.3g}, 99th percentile {unit * max(p99):.3g}, at most {unit * max(most):.3g}"
 
 
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tutti.comm.base import Communicator
-from tutti.data import Batch, Batches, DataSet, Part
+from tutti.data import Batch, DataSet, Part
 from tutti.experiments import report
 from tutti.experiments.assemble import (
     build_model,
@@ -26,6 +26,7 @@ from tutti.experiments.assemble import (
 )
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, load_job
+from tutti.experiments.pacing import check_pace, deal
 from tutti.records import EpochRecord, Evaluation, Summary, World
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.placement import place
@@ -81,6 +82,7 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
         check_writable(job.config.out)
     with seeded(job.config.seed):
         strategy = build_strategy(job, comm.size)
+        check_pace(job.config, strategy)
         task = prepare_task(job, open_config_data(job, comm))
         trainer, config = prepare_trainer(job, comm, task, strategy)
         return _run(job, comm, task, trainer, config)
@@ -106,8 +108,7 @@ def prepare_trainer(
 ) -> tuple[Trainer, TrainConfig]:
     """Everything that trains, and the configuration with all that was left to us filled in (collective)."""
     config = job.config
-    size = config.batch_size
-    batches = Batches(task.dataset.train, size, comm.rank, comm.size, strategy.passes, config.seed)
+    batches, balance = deal(config, strategy, task.dataset.train, comm)
     epochs = config.epochs or (DEFAULT_EPOCHS if config.steps is None else None)
     optimizer = build_optimizer(job, task.module)
     lr = float(optimizer.param_groups[0]["lr"])
@@ -126,8 +127,10 @@ def prepare_trainer(
         steps=config.steps,
         metrics=task.metrics,
         validation=task.dataset.validation,
+        validate=config.validate,
         classes=task.dataset.classes,
         schedule=schedule,
+        balance=balance,
         arithmetic=task.arithmetic,
         progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank),
     )
@@ -171,7 +174,7 @@ def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config
         folder.write_weights(task.module)
         folder.write_summary(summary)
     if speaks:
-        _print_end(summary, task.dataset, folder)
+        _print_end(summary, task.dataset, folder, history, config.validate)
     return Outcome(
         config,
         history,
@@ -198,10 +201,14 @@ def _trained_on(dataset: DataSet) -> TrainedOn:
     return TrainedOn(dataset.name, dataset.classes, dataset.labels, dataset.shape, scale.mean, scale.std)
 
 
-def _print_end(summary: Summary, dataset: DataSet, folder: RunFolder | None) -> None:
+def _print_end(
+    summary: Summary, dataset: DataSet, folder: RunFolder | None, history: list[EpochRecord], validate: str
+) -> None:
     if summary.test is not None:
         print("\n" + report.evaluation("test", summary.test, dataset.labels) + "\n")
-    print(report.speed(summary))
+    print(report.speed(summary), *report.exchanges(history), sep="\n")
+    if validate != "pause" and dataset.validation is not None:
+        print(report.validation(validate, history))
     if folder is not None:
         print(f"run folder: {folder.path}")
     sys.stdout.flush()

@@ -32,6 +32,7 @@ from tutti.experiments.assemble import (
 from tutti.experiments.job import OBJECT, VerifyJob, load_job
 from tutti.experiments.train import Task, prepare_task
 from tutti.strategies import Clip, Strategy
+from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 
 TOLERANCES = {
@@ -137,12 +138,21 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     assert isinstance(job, VerifyJob)
     with seeded(job.config.seed):
         strategy = build_strategy(job, comm.size)
+        _refuse_other_training(strategy)
         task = prepare_task(job, open_config_data(job, comm))
         deviations = _compare(job, comm, task, strategy)
         verdict = Verdict(deviations, tuple(reasons(task.module, comm.size)))
     if comm.rank == 0:
         _print(job, comm, task, strategy, verdict)
     return verdict
+
+
+def _refuse_other_training(strategy: Strategy) -> None:
+    if strategy.pace is not Pace.TOGETHER:
+        raise BadOption(
+            f"strategy '{strategy.name}' gives every worker batches of its own, so it does not follow "
+            "sequential training; compare one that makes each update together, such as '--strategy sync'"
+        )
 
 
 def reasons(module: nn.Module, workers: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,11 +36,12 @@ class MpiStart:
 
     Attributes:
         entry: the function to run, as "package.module:function".
-        threads: how many threads each rank may use; None: its share of its host's cores.
+        threads: how many threads each worker may use; None: its share of its host's cores.
         payload: the payload in base64 when it is small enough to travel here, else None.
         address: where the payload is and reports go, for ranks on the host of the process that ran mpirun.
         path: `sys.path` of that process.
         arguments: `sys.argv` of that process.
+        crew: for each host the number of its workers, and of all its ranks.
     """
 
     entry: str
@@ -48,6 +50,7 @@ class MpiStart:
     address: Address
     path: list[str]
     arguments: list[str]
+    crew: Sequence[tuple[int, int]] = ()
 
     def as_text(self) -> str:
         """The value of the environment variable: letters and digits alone, which every launcher passes on."""
@@ -76,7 +79,7 @@ def main() -> None:
 def _run(start: MpiStart) -> None:
     from tutti.launch.join import adopt, join_mpi
 
-    comm = join_mpi(_settle_in(start.threads))
+    comm = join_mpi(_settle_in(start))
     adopt(comm)
     start.address.send(Arrived(comm.rank, _segments()))
     value = load_entry(start.entry)(comm, _payload(start, comm))
@@ -85,19 +88,41 @@ def _run(start: MpiStart) -> None:
     comm.close()
 
 
-def _settle_in(threads: int | None) -> int | None:
+def _settle_in(start: MpiStart) -> int | None:
     """Bind this process to its share of the host's cores; returns how many threads it may use."""
     around = started_by()
     if around.local_rank is None or around.local_size is None:
-        return threads
-    share = share_host(allowed_cores(), around.local_size, threads)
+        return start.threads
+    workers = workers_here(around.rank, around.local_size, start.crew)
+    share = share_host(allowed_cores(), workers, start.threads)
+    works = around.local_rank < workers
     if around.local_rank == 0:
         for warning in share.warnings:
             print(f"tutti: warning: on {socket.gethostname()}, {warning}", file=sys.stderr, flush=True)
-    if share.cores and around.local_size > 1:
+    if share.cores and works and workers > 1:
         os.sched_setaffinity(0, share.cores[around.local_rank])
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(share.threads)
-    return share.threads
+    threads = share.threads if works else 1
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    return threads
+
+
+def workers_here(rank: int, local_size: int, crew: Sequence[tuple[int, int]]) -> int:
+    """How many of the ranks on a rank's host are workers; the last ones are servers.
+
+    Args:
+        rank: the rank, in the job.
+        local_size: how many ranks its host has.
+        crew: for each host how many workers, and how many ranks in all, it was to get.
+
+    Returns:
+        All of them, if the ranks were not placed host after host.
+    """
+    first = 0
+    for workers, ranks in crew:
+        if first <= rank < first + ranks and ranks == local_size:
+            return workers
+        first += ranks
+    return local_size
 
 
 def _segments() -> tuple[str, ...]:

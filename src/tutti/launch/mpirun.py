@@ -113,9 +113,10 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
     if not mpirun.own:
         return {}
     wanted = {
-        # Without these the wheel's UCX prints an error for every window.
+        # The wheel's UCX prints an error for every window; han and adapt do not notice a dead rank.
         "OMPI_MCA_osc": "^ucx",
         "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_coll": "^han,adapt",
         "OMPI_MCA_btl": "self,sm" if len(hosts) == 1 else "self,sm,tcp",
     }
     here = [host.ranks for host in hosts if is_this_machine(host.name)]
@@ -153,16 +154,17 @@ def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
     job = uuid.uuid4().hex
     letterbox = Letterbox(payload)
     small = base64.b64encode(payload).decode() if len(payload) <= LARGEST_IN_ENVIRONMENT else None
+    crew = [(worked.ranks, all_.ranks) for worked, all_ in zip(plan.hosts, plan.crew, strict=True)]
     start = MpiStart(
-        entry, plan.threads, small, letterbox.address, [str(folder) for folder in sys.path], sys.argv
+        entry, plan.threads, small, letterbox.address, [str(folder) for folder in sys.path], sys.argv, crew
     )
-    environment = {**os.environ, **settings(mpirun, plan.hosts, os.environ), START: start.as_text(), JOB: job}
+    environment = {**os.environ, **settings(mpirun, plan.crew, os.environ), START: start.as_text(), JOB: job}
     exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
     extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     try:
         with SignalWatch() as signals:
             returncode, said = _run(
-                command_line(mpirun, plan.hosts, exported, extra), environment, job, signals
+                command_line(mpirun, plan.crew, exported, extra), environment, job, signals
             )
         letters = letterbox.letters()
     finally:
@@ -170,7 +172,7 @@ def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
     _sweep(letters)
     if signals.received is not None:
         act_on(signals.received)
-    return _outcome([one for one in letters if isinstance(one, Report)], returncode, said)
+    return outcome([one for one in letters if isinstance(one, Report)], returncode, said)
 
 
 def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
@@ -235,7 +237,7 @@ def _sweep(letters: Sequence[object]) -> None:
                 Path(segment).unlink(missing_ok=True)
 
 
-def _outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
+def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     """The result of rank 0, or the error that the job ended with."""
     killed = _KILLED.search(said)
     deaths = [Death(int(killed[1]), time.time(), -int(killed[2]))] if killed else []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.hosts import Host, read_hosts
+from tutti.launch.servers import servers_per_host
 from tutti.launch.surroundings import Launcher, started_by
 
 
@@ -17,12 +18,14 @@ class Plan:
     """Which ranks run where.
 
     Attributes:
-        workers: the number of ranks, over all hosts.
-        threads: threads of each rank; None where every host decides for itself: its cores / its ranks.
-        cores: for each rank the logical CPUs that it is bound to; empty when no rank is bound.
+        workers: the number of ranks that train, over all hosts.
+        threads: threads of each of them; None where every host decides for itself: its cores / its workers.
+        cores: for each of them the logical CPUs that it is bound to; empty when no rank is bound.
         warnings: sentences that the user should read before the run.
-        hosts: the hosts to start ranks on through mpirun; empty for this machine alone.
+        hosts: the hosts to start workers on through mpirun; empty for this machine alone.
         launcher: who starts the ranks.
+        servers: the number of further ranks, which keep a parameter centre: each has one thread and no core
+            of its own, as it sleeps most of the time. They are the last ranks of their hosts.
     """
 
     workers: int
@@ -31,12 +34,28 @@ class Plan:
     warnings: tuple[str, ...] = ()
     hosts: tuple[Host, ...] = ()
     launcher: Launcher = Launcher.ALONE
+    servers: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are in all."""
+        return self.workers + self.servers
+
+    @property
+    def crew(self) -> tuple[Host, ...]:
+        """The hosts with all ranks that they get, servers included."""
+        more = servers_per_host(len(self.hosts), self.servers) if self.hosts else []
+        return tuple(
+            Host(host.name, host.ranks + count) for host, count in zip(self.hosts, more, strict=True)
+        )
 
     def describe(self) -> str:
         """The plan in one line, such as "2 ranks x 1 thread, bound to cores 0 and 1"."""
         line = _count(self.workers, "rank")
         if self.threads is not None:
             line += f" x {_count(self.threads, 'thread')}"
+        if self.servers:
+            line += f" and {_count(self.servers, 'server')}"
         if self.hosts:
             placed = ", ".join(f"{host.name}: {host.ranks}" for host in self.hosts)
             line += f" on {_count(len(self.hosts), 'host')} ({placed})"
@@ -60,15 +79,18 @@ def make_plan(
     cores: Cores | None = None,
     *,
     hosts: str | None = None,
+    servers: int = 0,
 ) -> Plan:
     """Decide which ranks run where.
 
     Args:
-        workers: the number of ranks, or "auto": one for each core that this process may use (with `hosts`, as
-            many as they have places for; under an MPI launcher, as many as it started).
+        workers: the number of ranks that train, or "auto": one for each core that this process may use (with
+            `hosts`, as many as they have places for; under an MPI launcher, all that it started but the
+            servers).
         threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
         cores: the cores that may be used; by default what the kernel allows this process.
-        hosts: "a:4,b:4" or the path of a host file, to start the ranks with mpirun.
+        hosts: "a:4,b:4" or the path of a host file, to start the ranks with mpirun; their workers.
+        servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
 
     Returns:
         The plan.
@@ -78,17 +100,20 @@ def make_plan(
         UserError: this process was started by a launcher that tutti cannot work under.
     """
     wanted = _wanted(workers)
+    if servers < 0:
+        raise BadOption(f"--servers is {servers}; the smallest possible is 0")
     if threads is not None and threads < 1:
         raise BadOption(f"--threads is {threads}; give a whole number of at least 1")
     around = started_by()
     if around.launcher is not Launcher.ALONE:
-        return _launched_plan(around.launcher, around.size, wanted, threads, hosts)
+        return _launched_plan(around.launcher, around.size, wanted, threads, hosts, servers)
     if hosts is not None:
-        return _hosts_plan(read_hosts(hosts), wanted, threads)
+        return _hosts_plan(read_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
     share = share_host(cores, count, threads)
-    return Plan(count, share.threads, share.cores if count > 1 else (), share.warnings)
+    bound = share.cores if count > 1 else ()
+    return Plan(count, share.threads, bound, share.warnings, servers=servers)
 
 
 def share_host(cores: Cores, ranks: int, threads: int | None) -> Share:
@@ -132,29 +157,35 @@ def _wanted(workers: str | int) -> int | None:
 
 
 def _launched_plan(
-    launcher: Launcher, size: int, wanted: int | None, threads: int | None, hosts: str | None
+    launcher: Launcher, size: int, wanted: int | None, threads: int | None, hosts: str | None, servers: int
 ) -> Plan:
     if hosts is not None:
         raise BadOption(
             f"--hosts starts the ranks itself, but {launcher.value} has already started {size}; "
             f"leave --hosts out, or run the command without {launcher.value}"
         )
-    if wanted is not None and wanted != size:
+    if servers >= size:
         raise BadOption(
-            f"--workers is {wanted}, but {launcher.value} has started {_count(size, 'rank')}; "
+            f"--servers is {servers}, but {launcher.value} has started {_count(size, 'rank')} in all, which "
+            f"leaves none to train; start more ranks, servers included"
+        )
+    if wanted is not None and wanted != size - servers:
+        kept = f", {servers} of them for servers" if servers else ""
+        raise BadOption(
+            f"--workers is {wanted}, but {launcher.value} has started {_count(size, 'rank')}{kept}; "
             f"leave --workers out, or run the command without {launcher.value}"
         )
-    return Plan(size, threads, launcher=launcher)
+    return Plan(size - servers, threads, launcher=launcher, servers=servers)
 
 
-def _hosts_plan(hosts: tuple[Host, ...], wanted: int | None, threads: int | None) -> Plan:
+def _hosts_plan(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Plan:
     slots = sum(host.ranks for host in hosts)
     if wanted is not None and wanted != slots:
         raise BadOption(
             f"--workers is {wanted}, but --hosts has places for {_count(slots, 'rank')}; "
             "leave --workers out, or make the two agree"
         )
-    return Plan(slots, threads, hosts=hosts, launcher=Launcher.MPIRUN)
+    return Plan(slots, threads, hosts=hosts, launcher=Launcher.MPIRUN, servers=servers)
 
 
 def _bound(cores: Sequence[tuple[int, ...]]) -> str:

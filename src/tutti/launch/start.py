@@ -14,7 +14,7 @@ from tutti.launch.surroundings import Launcher, started_by
 def start(entry: str, payload: bytes, plan: Plan, *, announce: Callable[[str], None] | None = None) -> object:
     """Run `entry` on every rank of the plan, and wait for it.
 
-    One worker is run in this process; several are processes under a supervisor, or under mpirun when the plan
+    One rank is run in this process; several are processes under a supervisor, or under mpirun when the plan
     names hosts. When this process is itself a rank already, because the user typed `mpirun -n 4 tutti ...`,
     the function is called in place, on the communicator of that job.
 
@@ -48,7 +48,7 @@ def start(entry: str, payload: bytes, plan: Plan, *, announce: Callable[[str], N
         from tutti.launch.mpirun import run_on_hosts
 
         return run_on_hosts(entry, payload, plan)
-    if plan.workers == 1:
+    if plan.ranks == 1:
         return _alone(entry, payload, plan)
     from tutti.launch.supervisor import supervise
 

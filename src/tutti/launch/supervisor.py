@@ -98,20 +98,21 @@ def supervise(entry: str, payload: bytes, plan: Plan) -> object:
 
 def _start_ranks(ranks: list[RankProcess], job: str, entry: str, payload: bytes, plan: Plan) -> None:
     arena = Arena.create()
-    block = arena.allocate(control_bytes(plan.workers))
+    block = arena.allocate(control_bytes(plan.ranks))
     content = os.memfd_create("tutti-payload", os.MFD_CLOEXEC)
     try:
         with open(content, "wb", closefd=False) as file:
             file.write(payload)
-        threads = plan.threads or 1
-        environment = _environment(job, threads, crowded=bool(plan.warnings))
-        for rank in range(plan.workers):
-            cores = plan.cores[rank] if plan.cores else ()
+        for rank in range(plan.ranks):
+            works = rank < plan.workers
+            cores = plan.cores[rank] if plan.cores and works else ()
+            threads = (plan.threads or 1) if works else 1
             reading, writing = os.pipe2(os.O_CLOEXEC)
             start = Start(
-                rank, plan.workers, entry, os.getpid(), arena.fd, block, content, writing, threads, cores,
+                rank, plan.ranks, entry, os.getpid(), arena.fd, block, content, writing, threads, cores,
                 [str(folder) for folder in sys.path], sys.argv,
             )  # fmt: skip
+            environment = _environment(job, threads, crowded=bool(plan.warnings))
             try:
                 ranks.append(_spawn(start, environment, reading))
             finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,3 +31,14 @@ def clip_values(gradients: Iterable[Tensor], most: float) -> None:
     """Limit every element to -most .. most, in place."""
     for gradient in gradients:
         gradient.clamp_(-most, most)
+
+
+def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -> None:
+    """Limit each element by `value`, then all together by `norm`, in place; None: no limit."""
+    if value is not None:
+        clip_values(gradients, value)
+    if norm is not None:
+        scale = scale_for(math.sqrt(squared_norm(gradients)), norm)
+        if scale != 1:
+            for gradient in gradients:
+                gradient.mul_(scale)

@@ -21,8 +21,8 @@ class Adaptive(Reduction):
                   0 -> 4, 1 -> 5
 
     ⌊log2 p⌋ steps of one whole vector each, and two more where p is no power of two. Each worker's gradient
-    is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so what comes out
-    is multiplied by the number of workers, which is the same where all have equal parts.
+    is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so what comes
+    out is multiplied by the number of workers, which is the same where all have equal parts.
 
     Source: Maleki et al. 2020 (see `tutti.rules.adasum`), section 3.
 

@@ -37,8 +37,8 @@ class LowRank(Reduction):
         message 1   all left factors, and the layers that are no matrix or too small to gain from this
         message 2   all right factors; they are where the next step begins (warm start)
 
-    Error feedback as in `tutti.rules.compression.with_feedback` (Vogels et al. 2019, algorithm 2). A parameter
-    of more than two dimensions is a matrix of its first dimension by all others.
+    Error feedback as in `tutti.rules.compression.with_feedback` (Vogels et al. 2019, algorithm 2). A
+    parameter of more than two dimensions is a matrix of its first dimension by all others.
 
     Args:
         comm: the ranks.

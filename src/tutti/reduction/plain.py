@@ -38,5 +38,5 @@ class ByMessages(Reduction):
 
 
 def all_reduce_bytes(nbytes: int, size: int) -> int:
-    """What each of `size` ranks must send for an all-reduce of `nbytes`, at the least: 2 (p - 1)/p of them."""
+    """What each of p ranks must send for an all-reduce of `nbytes`, at the least: 2 (p - 1)/p of them."""
     return 2 * (size - 1) * nbytes // size

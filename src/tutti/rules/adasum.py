@@ -30,7 +30,7 @@ def coefficients(dot: float, first_square: float, second_square: float) -> tuple
 
 
 def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
-    """first = Adasum(first, second) for each layer by itself, in place.
+    """Adasum of two gradients, for each layer by itself, in place of the first.
 
     Dot products are formed in float64: a gradient's square soon leaves the range of 16-bit numbers.
 

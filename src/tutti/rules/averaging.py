@@ -8,7 +8,9 @@ from torch import Tensor
 
 
 def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
-    """total = total + other + other + ..., in place and in this order; the others are zero afterwards.
+    """Add the others to `total`, in place and in their order; they are zero afterwards.
+
+        g = g_0 + g_1 + g_2 + ...
 
     With g_i = (n_i / n) * mean gradient of worker i's n_i samples, the sum is the mean over all n samples.
 

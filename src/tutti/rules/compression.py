@@ -57,8 +57,8 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> Tensor:
         error = vector + error - decompress(sent)
 
     Source: Karimireddy, Rebjock, Stich, Jaggi 2019, "Error Feedback Fixes SignSGD and other Gradient
-    Compression Schemes", arXiv 1901.09847, algorithm 2; here the gradient is compressed, not the gradient times
-    the learning rate, so that any optimizer can follow.
+    Compression Schemes", arXiv 1901.09847, algorithm 2; here the gradient is compressed, not the gradient
+    times the learning rate, so that any optimizer can follow.
 
     Args:
         codec: how to compress.
@@ -111,8 +111,8 @@ class Int8(Codec):
     """Each number as one of 255 levels of its bucket: round(127 x / max |x|).
 
     Source: Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD: Communication-Efficient SGD via Gradient
-    Quantization and Encoding", arXiv 1610.02132 (its practical form: buckets, scaled by their largest number).
-    QSGD rounds at random, which is right on average; with error feedback the nearest level is.
+    Quantization and Encoding", arXiv 1610.02132 (its practical form: buckets, scaled by their largest
+    number). QSGD rounds at random, which is right on average; with error feedback the nearest level is.
     """
 
     bucket: int = BUCKET

@@ -45,6 +45,6 @@ def match_energy(
     """
     moment.mul_(momentum).add_(update)
     room = moment.abs().mul_(amplification).sub_((centre - then).abs_())
-    # An epsilon of 1e-16 is far below what fp32 tells apart from a larger number; it counts beside zero alone.
+    # An epsilon of 1e-16 is lost beside any larger number in fp32; it counts beside zero alone.
     scale = room.div_(update.abs().add_(epsilon)).clamp_(least, most)
     update.mul_(scale)

@@ -13,6 +13,8 @@ Optimization", arXiv 1905.13727, algorithm 1.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,8 @@ def orthonormal(left: Tensor) -> Tensor:
     By Householder reflections, where the paper has Gram-Schmidt: they stay orthonormal where the columns are
     dependent, as those of a zero gradient are.
     """
-    return torch.linalg.qr(left).Q
+    basis, _ = torch.linalg.qr(left)
+    return cast(Tensor, basis)
 
 
 def right_factor(matrix: Tensor, left: Tensor) -> Tensor:

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from tutti.errors import UnknownName
 from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.downpour import Downpour
+from tutti.strategies.easgd import EASGD
+from tutti.strategies.easgd_sync import EASGDSync
+from tutti.strategies.gem import GEM
+from tutti.strategies.lazy import Lazy
+from tutti.strategies.paramserver import ParamServer
 from tutti.strategies.placement import place
 from tutti.strategies.solo import Solo
 from tutti.strategies.sync import Sync
 
-STRATEGIES: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in (Solo, Sync)}
+STRATEGIES: dict[str, type[Strategy]] = {
+    strategy.name: strategy for strategy in (Downpour, EASGD, EASGDSync, GEM, Lazy, ParamServer, Solo, Sync)
+}
 
-__all__ = ["STRATEGIES", "Clip", "Home", "Solo", "Strategy", "Sync", "Worker", "named", "place"]
+__all__ = [
+    "EASGD",
+    "GEM",
+    "STRATEGIES",
+    "Clip",
+    "Downpour",
+    "EASGDSync",
+    "Home",
+    "Lazy",
+    "ParamServer",
+    "Solo",
+    "Strategy",
+    "Sync",
+    "Worker",
+    "named",
+    "place",
+]
 
 
 def named(name: str) -> type[Strategy]:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.algorithms import ALGORITHMS
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip_values, scale_for, squared_norm
-from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
-from tutti.reduction import Adaptive, ByMessages, Compressed, Layout, LowRank, Native, Reduction
+from tutti.reduction import Adaptive, ByMessages, Compressed, LowRank, Native
 from tutti.replica import Replica
-from tutti.rules.averaging import add_up
 from tutti.rules.compression import Cast, Codec, Int8, Sign, TopK
 from tutti.strategies.base import Clip, Home, Strategy, Worker
-
-MakeReduction = Callable[[Communicator, Layout], Reduction]
+from tutti.strategies.sync_worker import MakeReduction, SharedWorker, WholeWorker
 
 
 @dataclass(frozen=True)
@@ -70,11 +63,12 @@ class Sync(Strategy):
             gradients, which is MPI's between hosts; ring, halving_doubling, tree, hierarchical, torus: by
             messages between two ranks.
         reduce: mean: over the samples. adasum: pairwise adaptive sums of the workers' gradients.
-        compress: what gradients become on their way: none, bf16, fp16, int8, top_k, sign or power_sgd. What is
-            lost is added to the next gradient.
+        compress: what gradients become on their way to other hosts: none, bf16, fp16, int8, top_k, sign or
+            power_sgd. What is lost is added to the next gradient.
         keep: the share of a gradient's elements that `top_k` sends.
         rank: of the factors that `power_sgd` sends.
-        compress_inside: compress every worker's gradient, not just the sums that hosts send each other.
+        compress_inside: compress every worker's gradient, inside a host too, not just the sums that hosts
+            send each other.
 
     Raises:
         BadOption: a value is out of range, or two options do not go together.
@@ -104,10 +98,7 @@ class Sync(Strategy):
         _require_one_of("reduce", self.reduce, REDUCTIONS)
         _require_one_of("compress", self.compress, ("none", *COMPRESSIONS))
         _require_one_of("compress_inside", self.compress_inside, (False, True))
-        if isinstance(self.keep, str) or not 0 < self.keep <= 1:
-            raise BadOption(
-                f"{_option('keep', self.keep)}; give a number above 0 and at most 1, such as 0.01"
-            )
+        _require_share("keep", self.keep)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -130,7 +121,7 @@ class Sync(Strategy):
             )
         for name, owner in (("keep", "top_k"), ("rank", "power_sgd")):
             value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default and self.compress != owner:
+            if value != getattr(Sync, name) and self.compress != owner:
                 raise BadOption(f"{_option(name, value)}, which has an effect with compress={owner} alone")
 
     @property
@@ -141,15 +132,15 @@ class Sync(Strategy):
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         if self.collective != "native":
-            return _WholeWorker(replica, comm, optimizer, clip, COLLECTIVES[self.collective])
+            return WholeWorker(replica, comm, optimizer, clip, COLLECTIVES[self.collective])
         if self.reduce != "mean":
-            return _WholeWorker(replica, comm, optimizer, clip, REDUCTIONS[self.reduce])
+            return WholeWorker(replica, comm, optimizer, clip, REDUCTIONS[self.reduce])
         between = COMPRESSIONS[self.compress](self) if self.compress != "none" else Native
         if self.compress_inside:
-            return _WholeWorker(replica, comm, optimizer, clip, between)
+            return WholeWorker(replica, comm, optimizer, clip, between)
         # The factors of a matrix are those of the whole matrix.
         whole = self.compress == "power_sgd"
-        return _SharedWorker(replica, comm, optimizer, clip, between, whole)
+        return SharedWorker(replica, comm, optimizer, clip, between, whole)
 
 
 def _coded(codec: Codec) -> MakeReduction:
@@ -181,7 +172,7 @@ def _option(name: str, value: object) -> str:
     return f"option '{name}' of strategy 'sync' is {value!r}"
 
 
-def _one_of(known: Sequence[object] | dict[str, object]) -> str:
+def _one_of(known: Collection[object]) -> str:
     names = [str(name) for name in known]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
@@ -191,183 +182,11 @@ def _require_whole(name: str, value: object) -> None:
         raise BadOption(f"{_option(name, value)}; give a whole number, the smallest possible is 1")
 
 
-def _require_one_of(name: str, value: object, known: Sequence[object] | dict[str, object]) -> None:
+def _require_share(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise BadOption(f"{_option(name, value)}; give a number above 0 and at most 1, such as 0.01")
+
+
+def _require_one_of(name: str, value: object, known: Collection[object]) -> None:
     if value not in known:
         raise BadOption(f"{_option(name, value)}; give {_one_of(known)}")
-
-
-class _Part:
-    """A piece of this rank's slice: the host's gradients for it, and the optimizer that moves it."""
-
-    def __init__(self, piece: Piece, rows: Sequence[Tensor]) -> None:
-        self._piece = piece
-        # Rows are added in the order of ranks, so that the sum is the same in every run.
-        self.total, *self._others = (row[piece.place] for row in rows)
-
-    def sum(self) -> None:
-        """Add up the host's rows in the first one; leave the others at zero for the next backward pass."""
-        add_up(self.total, self._others)
-
-    def move(self) -> None:
-        """Move the weights by the sum, and leave that at zero too."""
-        self._piece.step()
-        self.total.zero_()
-
-
-class _SyncWorker(Worker):
-    """Moves this rank's slice of the host's weights.
-
-    Args:
-        rows: for each of the replica's vectors, the gradients to be added up on this host; the sum is formed in
-            the first one.
-        whole: no parameter is cut by the slices.
-    """
-
-    def __init__(
-        self,
-        replica: Replica,
-        comm: Communicator,
-        optimizer: Optimizer,
-        clip: Clip,
-        rows: Sequence[Sequence[Tensor]],
-        whole: bool,
-    ) -> None:
-        super().__init__()
-        self._node, self._clip, self._clock = comm.node, clip, comm.clock
-        # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
-        lanes = min(cast(list[int], comm.all_gather_objects(comm.node.size)))
-        self._lane = comm.node.rank if comm.node.rank < lanes else None
-        self._slices = [
-            slice(0, 0) if self._lane is None else own_slices(flat, lanes, optimizer, whole)[self._lane]
-            for flat in replica.flats
-        ]
-        totals = [first for first, *_ in rows]
-        self._optimizer = ShardedOptimizer(optimizer, replica, self._slices, totals)
-        of_flat = {id(flat): vectors for flat, vectors in zip(replica.flats, rows, strict=True)}
-        self._parts = [_Part(piece, of_flat[id(piece.flat)]) for piece in self._optimizer.pieces]
-        self._totals = [
-            total[own] for total, own in zip(totals, self._slices, strict=True) if own.start < own.stop
-        ]
-        self._squares = comm.node.shared(lanes, dtype=torch.float64) if clip.norm is not None else None
-
-    @override
-    def step(self) -> None:
-        began = self._clock()
-        self._meet()
-        met = self._clock()
-        self._optimizer.begin()
-        sent = self._sum_and_move()
-        moved = self._clock()
-        self._node.barrier()
-        self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
-
-    @override
-    def finish(self) -> None:
-        """Every step leaves the final weights in every replica."""
-
-    @abstractmethod
-    def _meet(self) -> None:
-        """Wait until the gradients are complete."""
-
-    @abstractmethod
-    def _sum_and_move(self) -> int:
-        """Sum the gradients and move this rank's slices of the weights; returns the bytes sent for that."""
-
-    def _clip_and_move(self) -> None:
-        """Move the weights by the sums, which are complete."""
-        if self._clip.value is not None:
-            clip_values(self._totals, self._clip.value)
-        scale = 1.0
-        if self._squares is not None and self._clip.norm is not None:
-            scale = scale_for(self._norm(self._squares), self._clip.norm)
-        for part in self._parts:
-            if scale != 1:
-                part.total.mul_(scale)
-            part.move()
-
-    def _norm(self, squares: Tensor) -> float:
-        """The 2-norm of the whole gradient, bit-equal on all ranks: all slices' squares in the same order."""
-        if self._lane is not None:
-            squares[self._lane] = squared_norm(part.total for part in self._parts)
-        # The next write is after the barrier at the end of this step, when all have read.
-        self._node.barrier()
-        return math.sqrt(sum(squares.tolist()))
-
-
-class _SharedWorker(_SyncWorker):
-    """Sums its slice over the host's gradients where they lie, and then between the hosts."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        comm: Communicator,
-        optimizer: Optimizer,
-        clip: Clip,
-        between: MakeReduction,
-        whole: bool,
-    ) -> None:
-        super().__init__(replica, comm, optimizer, clip, [list(flat.rows) for flat in replica.flats], whole)
-        owned = [
-            pair for pair in zip(replica.flats, self._slices, strict=True) if len(range(*pair[1].indices(1)))
-        ]
-        cross = comm.cross
-        self._between = (
-            [between(cross, Layout.of(flat, own)) for flat, own in owned]
-            if cross is not None and cross.size > 1
-            else []
-        )
-        # Gradients that others read, and the slice of the weights that it writes for them.
-        self._inside = sum(flat.grads.nbytes for flat in replica.flats) if comm.node.size > 1 else 0
-
-    @override
-    def _meet(self) -> None:
-        self._node.barrier()
-
-    @override
-    def _sum_and_move(self) -> int:
-        if not self._between and self._squares is None:
-            # One piece after the other, each while its gradients are in the cache.
-            for part in self._parts:
-                part.sum()
-                if self._clip.value is not None:
-                    clip_values([part.total], self._clip.value)
-                part.move()
-            return self._inside
-        for part in self._parts:
-            part.sum()
-        sent = self._inside
-        if self._between:
-            began = self._clock()
-            sent += sum(map(Reduction.all_reduce, self._between, self._totals))
-            self.traffic.wait_s += self._clock() - began
-        self._clip_and_move()
-        return sent
-
-
-class _WholeWorker(_SyncWorker):
-    """Reduces its whole gradient with those of all ranks, and moves its slice by the result."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        comm: Communicator,
-        optimizer: Optimizer,
-        clip: Clip,
-        make: MakeReduction,
-    ) -> None:
-        super().__init__(replica, comm, optimizer, clip, [[flat.grads] for flat in replica.flats], False)
-        self._grads = [flat.grads for flat in replica.flats]
-        self._reductions = [make(comm, Layout.of(flat, slice(0, len(flat.grads)))) for flat in replica.flats]
-        self._sent = 0
-
-    @override
-    def _meet(self) -> None:
-        # No rank has the result before all have given their gradients: this is a barrier too.
-        self._sent = sum(map(Reduction.all_reduce, self._reductions, self._grads))
-
-    @override
-    def _sum_and_move(self) -> int:
-        self._clip_and_move()
-        for grads in self._grads:
-            grads.zero_()
-        return self._sent

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
-from tutti.data.batches import Batch, Batches
+from tutti.data.batches import Batch, Batches, Update
 from tutti.data.dealing import Queue
 from tutti.data.parts import Part
 from tutti.errors import BadOption, NotFinite
@@ -175,14 +175,9 @@ class Trainer:
         began = before = clock()
         report = began + self.progress.every_s
         for update in self.batches.epoch(epoch, rounds=last - self._step):
-            loaded, counted = clock(), tally.samples
+            loaded = clock()
             self._schedule_until(update.round)
-            loss = sum([self._forward_backward(batch, tally) for batch in update.passes if batch.share])
-            if not math.isfinite(loss):
-                self._refuse_loss(epoch, loss)
-            samples = tally.samples - counted
-            if self.seconds_per_sample is not None:
-                self.comm.compute(self.seconds_per_sample * samples)
+            samples = self._compute(update, epoch, tally)
             computed = clock()
             self._lr = self.optimizer.param_groups[0]["lr"]
             if samples or not self.batches.own:
@@ -199,8 +194,8 @@ class Trainer:
             before = clock()
             stages.exchange += before - computed
             if before >= report:
-                here = tally.here()
-                self.progress.moment(Moment(epoch + 1, self._step, here, _rate(dealt, before - began)))
+                rate = _rate(dealt, before - began)
+                self.progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
                 report = before + self.progress.every_s
         self._step = last
         self._schedule_until(last)
@@ -210,6 +205,17 @@ class Trainer:
         while self.schedule is not None and self._scheduled < updates:
             self.schedule.step()
             self._scheduled += 1
+
+    def _compute(self, update: Update, epoch: int, tally: Tally) -> int:
+        """Forward and backward of this rank's part of an update; returns how many samples that is."""
+        before = tally.samples
+        loss = sum([self._forward_backward(batch, tally) for batch in update.passes if batch.share])
+        if not math.isfinite(loss):
+            self._refuse_loss(epoch, loss)
+        samples = tally.samples - before
+        if self.seconds_per_sample is not None:
+            self.comm.compute(self.seconds_per_sample * samples)
+        return samples
 
     def _forward_backward(self, batch: Batch, tally: Tally) -> float:
         """Add this batch's gradient, weighted by its share of the update; returns its loss."""

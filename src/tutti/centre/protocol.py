@@ -1,0 +1,60 @@
+"""What workers and servers say to each other.
+
+    worker                                   server
+      │ request: what, again, settings ────────▶ │   REQUEST
+      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange)
+      │ ◀──── version, staleness, dropped answer │   ANSWER
+      │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read)
+
+Messages to one rank with one tag keep their order, so a server that has a request knows whose body is next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import Communicator
+
+REQUEST: Final = 1 << 21
+ANSWER: Final = REQUEST + 1
+BODY: Final = REQUEST + 1000
+WEIGHTS: Final = REQUEST + 2000
+
+
+class Request(IntEnum):
+    """What a worker wants."""
+
+    START = 0
+    PUSH = 1
+    EXCHANGE = 2
+    PULL = 3
+    READ = 4
+    TICK = 5
+    LEAVE = 6
+    JOIN = 7
+    GOODBYE = 8
+
+
+def header(request: Request, detail: float, settings: Sequence[float], length: int) -> Tensor:
+    """A request as a vector: what, a detail, and the rule's settings or zeros in their place."""
+    return torch.tensor([request, detail, *(settings or [0.0] * length)], dtype=torch.float64)
+
+
+def send_all(comm: Communicator, vectors: Sequence[Tensor], to: int, tag: int) -> int:
+    """Send the vectors that are not empty; returns how many bytes they have."""
+    for number, vector in enumerate(vectors):
+        if len(vector):
+            comm.send(vector, to, tag + number)
+    return sum(vector.nbytes for vector in vectors)
+
+
+def receive_all(comm: Communicator, vectors: Sequence[Tensor], source: int, tag: int) -> None:
+    """Overwrite the vectors that are not empty with what `source` sends."""
+    for number, vector in enumerate(vectors):
+        if len(vector):
+            comm.recv(vector, source, tag + number)

@@ -1,0 +1,118 @@
+"""What the strategies with a parameter centre have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.centre import Centre, Receipt, Rule, serve
+from tutti.comm.base import Servers
+from tutti.optim.clipping import clip
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+
+
+@dataclass(frozen=True)
+class Centred(Strategy):
+    """A strategy whose workers have weights of their own and meet at a parameter centre.
+
+    On one host the centre lies in shared memory, and each worker applies the rule itself. Over several hosts
+    it is kept by ranks of its own, the servers.
+    """
+
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.FREE
+    needs: ClassVar[tuple[type, ...]] = (Centre,)
+
+    @abstractmethod
+    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+        """What the centre does with a worker's message.
+
+        Args:
+            replica: the model.
+            optimizer: the user's optimizer over its parameters.
+            workers: how many workers there are.
+            clip: gradient clipping.
+        """
+
+    @final
+    def serve(self, servers: Servers, replica: Replica, optimizer: Optimizer, clip: Clip) -> None:
+        """Be a server for this strategy's workers, until they have all finished.
+
+        Args:
+            servers: the `servers` of this rank's communicator.
+            replica: a model like the workers'; its weights are overwritten.
+            optimizer: made like the workers'.
+            clip: as the workers have it.
+
+        Raises:
+            PeerLost: a worker or another server is gone.
+        """
+        workers = servers.comm.size - len(servers.ranks)
+        serve(servers, replica, self.rule(replica, optimizer, workers, clip))
+
+
+class CentredWorker(Worker):
+    """A worker with weights of its own, and a centre.
+
+    What is evaluated, and what is left in every replica in the end, are the centre's weights.
+
+    Args:
+        replica: the model.
+        centre: where the workers meet.
+        clip: applied by each worker to its own gradient, before it is used.
+    """
+
+    def __init__(self, replica: Replica, centre: Centre, clip: Clip) -> None:
+        super().__init__()
+        self.replica, self.centre, self._clip = replica, centre, clip
+        self.weights = [flat.weights for flat in replica.flats]
+        self.grads = [flat.grads for flat in replica.flats]
+        self._aside: list[torch.Tensor] | None = None
+        self._finished = False
+
+    def clip(self) -> None:
+        """Clip this worker's own gradient."""
+        clip(self.grads, self._clip.norm, self._clip.value)
+
+    def count(self, receipt: Receipt, staleness: int | None = None) -> None:
+        """Note an exchange; its staleness is that of the receipt, unless another is given."""
+        stale = receipt.staleness if staleness is None else staleness
+        self.traffic.add(receipt.bytes_sent, receipt.wait_s, stale, receipt.age_s)
+        self.traffic.dropped += receipt.dropped
+
+    @override
+    def settle(self) -> None:
+        if self._finished:
+            return
+        self.centre.leave()
+        self._aside = [vector.clone() for vector in self.weights]
+        self.centre.read(self.weights)
+
+    @override
+    def resume(self) -> None:
+        if self._aside is None:
+            return
+        for vector, kept in zip(self.weights, self._aside, strict=True):
+            vector.copy_(kept)
+        self._aside = None
+        self.centre.rejoin()
+
+    @override
+    def finish(self) -> None:
+        if self._finished:
+            return
+        self.flush()
+        self.centre.leave()
+        self.centre.read(self.weights)
+        self.centre.close()
+        self._aside, self._finished = None, True
+
+    def flush(self) -> None:
+        """Bring what has not been brought yet, as no further step follows."""
+        return

@@ -1,0 +1,236 @@
+"""Downpour SGD: asynchronous workers push gradients to a parameter server and pull weights from it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.centre import (
+    AdaptiveCompensation,
+    AddRule,
+    Compensation,
+    Damping,
+    OptimizerRule,
+    Remedy,
+    Rule,
+    join_centre,
+)
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Worker
+from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.ranges import at_least, one_of, within
+
+SIDES = ("centre", "worker")
+REMEDIES = ("none", "inverse", "delay_compensated", "delay_compensated_adaptive")
+STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
+"""lambda and lambda_0 of Zheng et al., for CIFAR-10."""
+
+
+@dataclass(frozen=True)
+class Downpour(Centred):
+    """Downpour SGD: each worker pushes its gradients to the centre, and pulls its weights, when it likes.
+
+        a = a + g(w)                   after every batch; g is clipped by the worker
+        w = w - eta g(w)               between two pulls
+        c = optimizer(c, a), a = 0     every `push_every` batches
+        w = c                          every `pull_every` batches
+
+    A batch is one worker's own; the gradients of others that the centre has applied since the pull are the
+    staleness of a push.
+
+        worker 0   pull │ backward │ push, pull │ backward    │ push, pull
+        centre                          c1 ─ c2 ─ c3 ─────────── c4
+        worker 1   pull │   backward     │ push, pull │ backward ...
+                                            staleness 1: c1 came in between
+
+    With `side` "worker" it is the worker's optimizer that moves the weights, and a push brings how far they
+    have gone since the last one: c = c + (w - w_before). Momentum and the like stay with each worker then.
+
+    What `staleness` does to a push that is tau updates late:
+
+        inverse                      counts it 1 / tau
+        delay_compensated            g + lambda g g (c - w_pulled), elementwise
+        delay_compensated_adaptive   the same, with lambda / sqrt(running mean of g g)
+
+    Sources: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and algorithm 1 of the
+    appendix. Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
+    arXiv:1511.05950. Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+    arXiv:1609.08326.
+    """
+
+    name: ClassVar[str] = "downpour"
+
+    push_every: int = field(default=1, metadata={"help": "batches of a worker between two pushes, from 1"})
+    pull_every: int = field(default=1, metadata={"help": "batches of a worker between two pulls, from 1"})
+    side: str = field(
+        default="centre", metadata={"help": "where the optimizer runs: centre (on gradients) or worker"}
+    )
+    staleness: str = field(
+        default="none",
+        metadata={
+            "help": "what is done to a stale gradient: none, inverse, delay_compensated, "
+            "delay_compensated_adaptive"
+        },
+    )
+    strength: float | None = field(
+        default=None,
+        metadata={"help": "lambda of the delay compensation; by default 0.04, adaptive 2"},
+    )
+    decay: float = field(
+        default=0.95, metadata={"help": "m of the adaptive delay compensation's running mean, 0 to below 1"}
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "push_every", 1)
+        at_least(self, "pull_every", 1)
+        one_of(self, "side", SIDES)
+        one_of(self, "staleness", REMEDIES)
+        within(self, "decay", 0.0, 1.0, below=True)
+        if self.strength is not None:
+            within(self, "strength", 0.0, float("inf"), below=True)
+        if self.side == "worker" and self.staleness in STRENGTHS:
+            raise BadOption(
+                f"option 'staleness' of strategy 'downpour' is '{self.staleness}', which needs gradients, "
+                "but with side 'worker' the centre gets moves of the weights; use side 'centre', or "
+                "staleness 'inverse'"
+            )
+
+    @override
+    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+        if self.side == "worker":
+            return AddRule(self.remedy())
+        return OptimizerRule(optimizer, replica, [flat.grads for flat in replica.flats], self.remedy())
+
+    def remedy(self) -> Remedy | None:
+        """What the centre does to a stale gradient before it uses it."""
+        strength = STRENGTHS.get(self.staleness, 0.0) if self.strength is None else self.strength
+        if self.staleness == "inverse":
+            return Damping()
+        if self.staleness == "delay_compensated":
+            return Compensation(strength)
+        if self.staleness == "delay_compensated_adaptive":
+            return AdaptiveCompensation(strength, self.decay)
+        return None
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        kind = _PushesMoves if self.side == "worker" else _PushesGradients
+        return kind(self, replica, comm, optimizer, clip)
+
+
+class _DownpourWorker(CentredWorker):
+    """What both sides have in common: when to push, and when to pull."""
+
+    def __init__(
+        self, strategy: Downpour, replica: Replica, comm: Communicator, rule: Rule, clip: Clip
+    ) -> None:
+        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        self._push_every, self._pull_every = strategy.push_every, strategy.pull_every
+        self._batches, self._unpushed = 0, False
+        self.pushes = self.pulls = False
+
+    def begin(self) -> None:
+        """Count a batch, and see whether a push and a pull are due after it."""
+        self._batches += 1
+        self.pushes = self._batches % self._push_every == 0
+        self.pulls = self._batches % self._pull_every == 0
+        self._unpushed = not self.pushes
+
+    def exchange(self, message: list[Tensor]) -> None:
+        """Push and pull, if they are due. The message is zero after a push."""
+        if self.pushes and self.pulls:
+            self.count(self.centre.exchange(message, self.weights))
+        elif self.pushes:
+            self.count(self.centre.push(message))
+        elif self.pulls:
+            self.centre.pull(self.weights)
+
+    @override
+    def flush(self) -> None:
+        if self._unpushed:
+            self.count(self.centre.push(self.unpushed()))
+
+    @abstractmethod
+    def unpushed(self) -> list[Tensor]:
+        """What was not pushed yet."""
+
+
+class _PushesGradients(_DownpourWorker):
+    """The optimizer runs in the centre; here, plain SGD bridges the time between two pulls."""
+
+    def __init__(
+        self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        grads = [flat.grads for flat in replica.flats]
+        self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
+        rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy())
+        super().__init__(strategy, replica, comm, rule, clip)
+        self._optimizer = optimizer
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.clip()
+        self.begin()
+        if not self.pulls:
+            _descend(self._optimizer)
+        if self._push_every > 1:
+            for message, grad in zip(self._message, self.grads, strict=True):
+                message.add_(grad)
+                grad.zero_()
+        self.exchange(self._message)
+
+    @override
+    def unpushed(self) -> list[Tensor]:
+        return self._message
+
+
+class _PushesMoves(_DownpourWorker):
+    """The optimizer runs here; the centre adds up how far it has moved the weights."""
+
+    def __init__(
+        self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(strategy, replica, comm, strategy.rule(replica, optimizer, comm.size, clip), clip)
+        everything = [slice(0, len(weights)) for weights in self.weights]
+        self._optimizer = ShardedOptimizer(optimizer, replica, everything)
+        self._before = [weights.clone() for weights in self.weights]
+        self._moves = [torch.zeros_like(weights) for weights in self.weights]
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.clip()
+        self._optimizer.step()
+        self.replica.zero_grad()
+        self.begin()
+        if self.pushes or self.pulls:
+            self.exchange(self.unpushed())
+            for before, weights in zip(self._before, self.weights, strict=True):
+                before.copy_(weights)
+
+    @override
+    @torch.no_grad()
+    def unpushed(self) -> list[Tensor]:
+        for move, before, weights in zip(self._moves, self._before, self.weights, strict=True):
+            move.add_(weights).sub_(before)
+        return self._moves
+
+
+def _descend(optimizer: Optimizer) -> None:
+    """A step of plain SGD, w = w - eta g, by the optimizer's learning rates."""
+    for group in optimizer.param_groups:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        sign = 1.0 if group.get("maximize") else -1.0
+        if parameters:
+            gradients = [parameter.grad for parameter in parameters]
+            torch._foreach_add_(parameters, gradients, alpha=sign * float(group["lr"]))

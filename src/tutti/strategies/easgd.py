@@ -1,0 +1,86 @@
+"""Elastic averaging SGD: workers train on their own and are tied to a centre by springs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.centre import ElasticRule, Rule, join_centre
+from tutti.comm.base import Communicator
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Worker
+from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.local_steps import LocalSteps
+from tutti.strategies.ranges import at_least, within
+
+
+@dataclass(frozen=True)
+class EASGD(Centred):
+    """Asynchronous elastic averaging: every `every` batches a worker and the centre pull at each other.
+
+        if every divides t:   d = alpha (x - c),   x = x - d,   c = c + d        alpha = force / workers
+        x = optimizer(x, g)                                                      g from before the pull
+
+    With `momentum` it is EAMSGD: the optimizer is SGD with Nesterov's momentum, whose gradient is computed at
+    x + momentum v:
+
+        v = momentum v - eta g(x + momentum v),   x = x + v
+
+    The workers explore on their own between exchanges, and a batch is one worker's own; what is evaluated and
+    kept is the centre c.
+
+        worker 0   │ step │ step │ step │ x0 ◀─▶ c, step │ step │ ...
+        centre                             c ─────────────── c
+        worker 1   │ step   │ step   │ step   │ step   │ x1 ◀─▶ c, step   │ ...
+
+    Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
+    algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta, `momentum` is delta.
+    """
+
+    name: ClassVar[str] = "easgd"
+
+    every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
+    force: float = field(
+        default=0.9,
+        metadata={"help": "how hard workers and centre pull at each other, above 0"},
+    )
+    momentum: float = field(
+        default=0.0, metadata={"help": "Nesterov momentum of each worker, 0 to below 1; needs plain sgd"}
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "every", 1)
+        within(self, "force", 0.0, float("inf"), above=True, below=True)
+        within(self, "momentum", 0.0, 1.0, below=True)
+
+    @override
+    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+        return ElasticRule(self.force, workers)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _EasgdWorker(self, replica, comm, optimizer, clip)
+
+
+class _EasgdWorker(CentredWorker):
+    def __init__(
+        self, strategy: EASGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        rule = strategy.rule(replica, optimizer, comm.size, clip)
+        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        self._every, self._batches = strategy.every, 0
+        self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        if self._batches % self._every == 0:
+            with self._local.at_rest():
+                self.count(self.centre.exchange(self.weights))
+        self._batches += 1
+        self.clip()
+        self._local.step()

@@ -1,0 +1,122 @@
+"""Elastic averaging SGD whose workers exchange at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.optim.clipping import clip as clip_gradient
+from tutti.replica import Replica
+from tutti.rules.elastic import attract, gather
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.local_steps import LocalSteps
+from tutti.strategies.ranges import at_least, within
+
+
+@dataclass(frozen=True)
+class EASGDSync(Strategy):
+    """Synchronous elastic averaging: every `every` batches all workers and the centre pull at each other.
+
+        if every divides t:   c' = (1 - force) c + force * mean of x_i
+                              x_i = x_i - force / workers * (x_i - c)            with the c from before
+        x_i = optimizer(x_i, g_i)                                                g_i from before the pull
+
+    Every worker has the centre and moves it alike, so no server is needed. With `momentum` the optimizer is
+    SGD with Nesterov's momentum. A batch is one worker's own; what is evaluated and kept is the centre.
+
+        worker 0   │ step │ step │ all_reduce x │ step │ step │ ...
+        worker 1   │ step │ step │ all_reduce x │ step │ step │ ...
+
+    Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
+    section 3, equations 2 to 4; there `every` is tau, `force` is beta.
+    """
+
+    name: ClassVar[str] = "easgd_sync"
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.ABREAST
+
+    every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
+    force: float = field(
+        default=0.9, metadata={"help": "how far the centre goes to the workers' mean, above 0 to 1"}
+    )
+    momentum: float = field(
+        default=0.0, metadata={"help": "Nesterov momentum of each worker, 0 to below 1; needs plain sgd"}
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "every", 1)
+        within(self, "force", 0.0, 1.0, above=True)
+        within(self, "momentum", 0.0, 1.0, below=True)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _EasgdSyncWorker(self, replica, comm, optimizer, clip)
+
+
+class _EasgdSyncWorker(Worker):
+    def __init__(
+        self, strategy: EASGDSync, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__()
+        self._strategy, self._comm, self._clip, self._replica = strategy, comm, clip, replica
+        self._weights = [flat.weights for flat in replica.flats]
+        self._grads = [flat.grads for flat in replica.flats]
+        self._centre = [weights.clone() for weights in self._weights]
+        self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
+        self._rounds, self._exchanged_at = 0, comm.clock()
+        self._aside: list[torch.Tensor] | None = None
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.skip()
+        clip_gradient(self._grads, self._clip.norm, self._clip.value)
+        self._local.step()
+
+    @override
+    @torch.no_grad()
+    def skip(self) -> None:
+        """Take part in the exchange of a round."""
+        if self._rounds % self._strategy.every == 0:
+            with self._local.at_rest():
+                self._exchange()
+        self._rounds += 1
+
+    def _exchange(self) -> None:
+        began, sent = self._comm.clock(), 0
+        rate = self._strategy.force / self._comm.size
+        for weights, centre in zip(self._weights, self._centre, strict=True):
+            total = weights.clone()
+            self._comm.all_reduce(total)
+            sent += total.nbytes
+            attract(weights, centre.clone(), rate)
+            gather(centre, total, self._comm.size, self._strategy.force)
+        now = self._comm.clock()
+        self.traffic.add(sent, now - began, 0, now - self._exchanged_at)
+        self._exchanged_at = now
+
+    @override
+    def settle(self) -> None:
+        self._aside = [weights.clone() for weights in self._weights]
+        self._take_centre()
+
+    @override
+    def resume(self) -> None:
+        if self._aside is not None:
+            for weights, kept in zip(self._weights, self._aside, strict=True):
+                weights.copy_(kept)
+            self._aside = None
+
+    @override
+    def finish(self) -> None:
+        self._take_centre()
+        self._aside = None
+
+    def _take_centre(self) -> None:
+        for weights, centre in zip(self._weights, self._centre, strict=True):
+            weights.copy_(centre)

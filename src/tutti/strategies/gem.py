@@ -1,0 +1,116 @@
+"""Gradient energy matching: asynchronous SGD whose workers together move as one with momentum would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.centre import AddRule, Rule, join_centre
+from tutti.comm.base import Communicator
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.replica import Replica
+from tutti.rules.energy import match_energy
+from tutti.strategies.base import Clip, Worker
+from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.ranges import within
+
+
+@dataclass(frozen=True)
+class GEM(Centred):
+    """Gradient energy matching: each worker scales its update by the room that the others have left for it.
+
+        m = 0,  s = pull()
+        for every batch:
+            dw = optimizer(s, g(s)) - s                          the worker's update; -eta g with plain SGD
+            w  = pull()                                          the centre by now
+            m  = momentum m + dw                                 what SGD with momentum would do
+            pi = (amplification |m| - |w - s|) / (|dw| + 1e-16)  limited to least .. most, elementwise
+            push(pi dw),  c = c + pi dw
+            s  = w
+
+    s is where the gradient was computed, w - s what all workers have moved the centre by since then (this
+    worker's own last update included), c the centre. The more the others have moved, the smaller is pi: the
+    energy (half the square) of the centre's moves stays that of m.
+
+        worker 0   s ─ backward ─ w, push ─ backward ─ w, push
+        centre     c0 ──────────── c1 ─ c2 ──────────── c3
+        worker 1   s ──── backward ────── w, push ─ backward ...
+
+    The worker pulls before its first step; a batch is one worker's own. The paper's optimizer is plain SGD,
+    as the momentum is the proxy's; any other makes the updates just as well. Without limits (`least` -inf,
+    `most` inf) this is the algorithm as it is printed, where an update may be turned round or grow without
+    bound; the authors' own program has the limits 0 and 5.
+
+    Source: Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
+    arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
+    """
+
+    name: ClassVar[str] = "gem"
+
+    momentum: float = field(
+        default=0.9, metadata={"help": "momentum (mu) of the proxy whose energy is matched, 0 to below 1"}
+    )
+    amplification: float = field(
+        default=1.0, metadata={"help": "how much larger than the proxy's the moves may be (kappa), above 0"}
+    )
+    least: float = field(default=0.0, metadata={"help": "the smallest scale of an update, up to 1"})
+    most: float = field(default=5.0, metadata={"help": "the largest scale of an update, from 1"})
+
+    def __post_init__(self) -> None:
+        within(self, "momentum", 0.0, 1.0, below=True)
+        within(self, "amplification", 0.0, float("inf"), above=True, below=True)
+        within(self, "least", -float("inf"), 1.0)
+        within(self, "most", 1.0, float("inf"))
+
+    @override
+    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+        return AddRule()
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _GemWorker(self, replica, comm, optimizer, clip)
+
+
+class _GemWorker(CentredWorker):
+    def __init__(
+        self, strategy: GEM, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        rule = strategy.rule(replica, optimizer, comm.size, clip)
+        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        self._strategy = strategy
+        self._optimizer = ShardedOptimizer(optimizer, replica, [slice(0, len(w)) for w in self.weights])
+        self.centre.pull(self.weights)
+        self._then = [weights.clone() for weights in self.weights]
+        self._moments = [torch.zeros_like(weights) for weights in self.weights]
+        self._updates = [torch.zeros_like(weights) for weights in self.weights]
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.clip()
+        self._optimizer.step()
+        self.replica.zero_grad()
+        for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):
+            torch.sub(weights, then, out=update)
+        pulled = self.centre.pull(self.weights)
+        parts = zip(self._updates, self._moments, self.weights, self._then, strict=True)
+        for update, moment, weights, then in parts:
+            match_energy(
+                update,
+                moment,
+                weights,
+                then,
+                momentum=self._strategy.momentum,
+                amplification=self._strategy.amplification,
+                least=self._strategy.least,
+                most=self._strategy.most,
+            )
+        pushed = self.centre.push(self._updates)
+        for weights, then in zip(self.weights, self._then, strict=True):
+            then.copy_(weights)
+        wait_s, sent = pulled.wait_s + pushed.wait_s, pulled.bytes_sent + pushed.bytes_sent
+        self.traffic.add(sent, wait_s, pulled.staleness, pulled.age_s)

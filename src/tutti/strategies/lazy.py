@@ -1,0 +1,137 @@
+"""A lazy parameter server: workers stay close together, and send only gradients that have changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.centre import OptimizerRule, Rule, join_centre
+from tutti.comm.base import Communicator
+from tutti.optim.clipping import squared_norm
+from tutti.replica import Replica
+from tutti.rules.lazy import is_worth_sending
+from tutti.strategies.base import Clip, Worker
+from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.ranges import at_least, within
+
+STRETCH = 1 << 16
+"""Elements whose difference is squared at a time: it stays in the core's cache."""
+
+
+@dataclass(frozen=True)
+class Lazy(Centred):
+    """A parameter server with a bound on staleness, to which gradients are sent when they have changed.
+
+        for every batch:
+            g = gradient at w
+            if |g - sent|^2 > threshold / (eta workers)^2 * sum of the latest |moves of w|^2:   sent = g
+            c = optimizer(c, sent),  w = c          the centre keeps `sent`, so an unchanged one costs nothing
+            wait until no worker is more than `slack` batches behind
+
+    The first condition is that of lazily aggregated gradients: a gradient that has changed less than the
+    weights' own moves suggest does no harm when it is used once more. The second makes the training stale
+    synchronous: with `slack` 0 the workers go from batch to batch together, with more a slow one is forgiven.
+
+        slack 1   worker 0  │ g, send │ g, keep │ waits │ g, send │
+                  centre         c1        c2      c3      c4
+                  worker 1  │       g, send        │     g, send     │
+
+    The estimate is made for whole gradients and plain SGD. Gradients of small batches differ by their noise
+    as well, so that a larger threshold (10, 100) is needed before any is kept; 0 sends all. eta is the
+    learning rate of the first param group. A batch is one worker's own.
+
+    Sources: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+    Server", section 2 (`slack` is s). Chen, Giannakis, Sun, Yin 2018, "LAG: Lazily Aggregated Gradient for
+    Communication-Efficient Distributed Learning", arXiv:1805.09965, algorithm 1 with condition 15a
+    (`threshold` is xi, `memory` is D).
+    """
+
+    name: ClassVar[str] = "lazy"
+
+    slack: int = field(
+        default=3, metadata={"help": "batches that a worker may be ahead of the slowest one, from 0"}
+    )
+    threshold: float = field(
+        default=0.1, metadata={"help": "how little a gradient may change to be kept (xi); 0 sends all"}
+    )
+    memory: int = field(
+        default=10, metadata={"help": "how many moves of the weights a change is compared with (D), from 1"}
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "slack", 0)
+        within(self, "threshold", 0.0, float("inf"), below=True)
+        at_least(self, "memory", 1)
+
+    @override
+    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+        messages = [torch.zeros_like(flat.grads) for flat in replica.flats]
+        return OptimizerRule(optimizer, replica, messages, keep=True)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _LazyWorker(self, replica, comm, optimizer, clip)
+
+
+class _LazyWorker(CentredWorker):
+    def __init__(
+        self, strategy: Lazy, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
+        rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
+        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
+        self._moves: deque[float] = deque(maxlen=strategy.memory)
+        self._new = [torch.zeros_like(weights) for weights in self.weights]
+        self._first = True
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.clip()
+        sends = self._first or self._must_send()
+        self._first = False
+        if sends:
+            for sent, grad in zip(self._sent, self.grads, strict=True):
+                sent.copy_(grad)
+        else:
+            self.traffic.skipped += 1
+        self.replica.zero_grad()
+        self.count(self.centre.exchange(self._sent, self._new, again=not sends))
+        if self._strategy.threshold:
+            self._moves.append(squared_distance(self._new, self.weights))
+        for weights, new in zip(self.weights, self._new, strict=True):
+            weights.copy_(new)
+        self.skip()
+
+    @override
+    def skip(self) -> None:
+        """A round without a batch counts as a step: nobody has to wait for this worker."""
+        self.traffic.wait_s += self.centre.tick(self._strategy.slack)
+
+    def _must_send(self) -> bool:
+        if not self._strategy.threshold:
+            return True
+        return is_worth_sending(
+            squared_distance(self.grads, self._sent),
+            self._moves,
+            threshold=self._strategy.threshold,
+            lr=float(self._optimizer.param_groups[0]["lr"]),
+            workers=self._workers,
+        )
+
+
+def squared_distance(some: list[Tensor], others: list[Tensor]) -> float:
+    """The square of the 2-norm of the difference."""
+    pairs = zip(some, others, strict=True)
+    return squared_norm(
+        one - other
+        for a, b in pairs
+        for one, other in zip(torch.split(a, STRETCH), torch.split(b, STRETCH), strict=True)
+    )

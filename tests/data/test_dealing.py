@@ -1,0 +1,152 @@
+"""A queue deals every batch of an epoch once, to whoever asks; and shares by speed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutti.data import Batches, Part, Queue
+from tutti.data.batches import by_speed
+
+
+def numbered(count: int) -> Part:
+    """A part whose inputs and targets are the samples' own numbers."""
+    return Part(torch.arange(count, dtype=torch.float32)[:, None], torch.arange(count))
+
+
+def queues(count: int, batch_size: int, size: int, passes: int = 1) -> list[Queue]:
+    tickets = itertools.count()
+    return [
+        Queue(Batches(numbered(count), batch_size, rank, size, passes, own=True), lambda: next(tickets))
+        for rank in range(size)
+    ]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 120), st.integers(1, 40), st.integers(1, 5), st.integers(1, 3), st.lists(st.integers(0, 4))
+)
+def test_all_batches_are_those_of_one_rank_whoever_asks_first(count, batch_size, size, passes, turns):
+    dealers = queues(count, batch_size, size, passes)
+    alone = Batches(numbered(count), batch_size)
+    for epoch in range(3):
+        running = {rank: dealer.epoch(epoch) for rank, dealer in enumerate(dealers)}
+        found = []
+        for turn in itertools.chain(turns, itertools.cycle(range(size))):
+            if not running:
+                break
+            update = next(running[turn % size], None) if turn % size in running else ()
+            if update is None:
+                del running[turn % size]
+            elif update:
+                found.append(torch.cat([batch.targets for batch in update.passes]))
+                assert sum(batch.share for batch in update.passes) == pytest.approx(1)
+        expected = [update.passes[0].targets for update in alone.epoch(epoch)]
+        assert len(found) == len(expected)
+        assert all(any(torch.equal(one, other) for other in found) for one in expected)
+
+
+def test_a_round_is_one_batch_for_each_rank_whoever_computes_them():
+    first, second = queues(70, 10, 2)
+    updates = first.epoch(0)
+    assert [next(updates).round for _ in range(5)] == [0, 0, 1, 1, 2]
+    assert [update.round for update in second.epoch(0)] == [2, 3]
+    assert list(updates) == []
+    assert [update.round for update in second.epoch(1)] == [4, 5, 5, 6, 6, 7]
+    assert [update.round for update in first.epoch(1)] == [4], "the ticket that told it of the end"
+    assert first.updates == 4
+
+
+def test_an_update_counts_what_all_ranks_were_dealt_since_this_rank_s_last():
+    first, second = queues(35, 10, 2)
+    mine, other = first.epoch(0), second.epoch(0)
+    assert next(mine).samples == 10
+    assert next(other).samples == 20
+    assert next(other).samples == 10
+    assert next(mine).samples == 25 - 10 + 10
+
+
+def test_an_epoch_can_be_cut_short_to_some_rounds():
+    first, second = queues(100, 10, 2)
+    assert len(list(first.epoch(0, rounds=3))) == 6
+    assert list(second.epoch(0, rounds=3)) == []
+
+
+def test_rounds_done_before_are_left_out():
+    first, second = queues(100, 10, 2)
+    assert [update.round for update in first.epoch(3, skip=3)] == [18, 18, 19, 19]
+    assert list(second.epoch(3, skip=3)) == []
+    assert len(list(second.epoch(4))) == 9
+
+
+def test_the_fewest_samples_of_a_pass_are_those_of_the_last_batch():
+    assert queues(35, 10, 2)[0].fewest == 5
+    assert queues(35, 10, 2, passes=2)[0].fewest == 2
+
+
+def ranks(count: int, batch_size: int, size: int, **rest: object) -> Iterator[Batches]:
+    return (Batches(numbered(count), batch_size, rank, size, **rest) for rank in range(size))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+@pytest.mark.parametrize("count", [100, 83, 61])
+def test_with_batches_of_their_own_all_ranks_together_take_every_sample_once(count, passes):
+    seen, rounds = [], set()
+    for batches in ranks(count, 10, 3, passes=passes, own=True):
+        updates = list(batches.epoch(1))
+        rounds.add(len(updates))
+        for update in updates:
+            taken = torch.cat([batch.targets for batch in update.passes])
+            assert len(taken) <= 10
+            assert sum(batch.share for batch in update.passes) == pytest.approx(1 if len(taken) else 0)
+            seen += taken.tolist()
+    assert sorted(seen) == list(range(count))
+    assert rounds == {-(-count // 30)}
+
+
+def test_a_batch_of_its_own_may_be_smaller_than_the_world():
+    assert [len(list(batches.epoch(0))) for batches in ranks(10, 1, 3, own=True)] == [4, 4, 4]
+
+
+def test_a_split_by_speed_keeps_the_mean_and_every_sample():
+    sides = list(ranks(100, 40, 2, passes=2))
+    for batches in sides:
+        batches.split_by([3.0, 1.0])
+    for mine, other in zip(*(batches.epoch(0) for batches in sides), strict=True):
+        batches = [*mine.passes, *other.passes]
+        assert sum(batch.share for batch in batches) == pytest.approx(1)
+        if mine.samples == 40:
+            assert [len(batch.targets) for batch in batches] == [15, 15, 5, 5]
+    whole = [update.passes[0].targets for update in Batches(numbered(100), 40).epoch(0)]
+    parts = zip(*(batches.epoch(0) for batches in sides), strict=True)
+    for one, pair in zip(whole, parts, strict=True):
+        together = [update.passes[turn].targets for turn in range(2) for update in pair]
+        assert torch.equal(torch.cat(together), one)
+
+
+@pytest.mark.parametrize(
+    ("samples", "speeds", "least", "parts"),
+    [
+        (40, [3.0, 1.0], 0, [30, 10]),
+        (10, [1.0, 1.0, 1.0], 0, [4, 3, 3]),
+        (10, [100.0, 1.0], 2, [8, 2]),
+        (10, [1.0, 100.0, 1.0], 2, [2, 6, 2]),
+        (3, [9.0, 1.0], 2, [2, 1]),
+        (1, [1.0, 9.0], 2, [0, 1]),
+    ],
+)
+def test_parts_are_in_the_ratio_of_the_speeds(samples, speeds, least, parts):
+    assert by_speed(samples, speeds, least) == parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 500), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9), st.integers(0, 4))
+def test_parts_by_speed_sum_up_and_keep_the_least(samples, speeds, least):
+    parts = by_speed(samples, speeds, least)
+    assert sum(parts) == samples
+    assert min(parts) >= min(least, samples // len(speeds))

@@ -1,0 +1,190 @@
+"""A user's own loop with strategies whose workers have batches of their own, on virtual ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
+
+import greenlet
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+from training.blobs import Apart
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadOption
+from tutti.experiments import own_loop
+from tutti.replica import Replica
+from tutti.strategies import Clip, Home, Strategy, Sync, Worker
+from tutti.strategies.base import Pace
+
+SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
+BATCH = 4
+"""23 samples: six batches, so that of four ranks two have none in the second round."""
+
+
+@dataclass(frozen=True)
+class Alone(Strategy):
+    """Each worker trains on its own; the final weights are the mean."""
+
+    name: ClassVar[str] = "alone"
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.ABREAST
+
+    every: int = 1
+
+    @property
+    def passes(self) -> int:
+        return self.every
+
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return Apart(replica, comm, optimizer)
+
+
+@dataclass(frozen=True)
+class Free(Alone):
+    """The same; its workers wait for nobody."""
+
+    name: ClassVar[str] = "free"
+    pace: ClassVar[Pace] = Pace.FREE
+
+
+@pytest.fixture(autouse=True)
+def job_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> dict[object, own_loop.Job]:
+    """Each greenlet sees its own job."""
+    jobs: dict[object, own_loop.Job] = {}
+    monkeypatch.setattr(own_loop, "_current", lambda: jobs[greenlet.getcurrent()])
+    monkeypatch.setattr(own_loop, "init", lambda: jobs[greenlet.getcurrent()].comm)
+    return jobs
+
+
+def make(strategy: Strategy | None = None) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Linear(5, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if strategy is not None:
+        model, optimizer = own_loop.distribute(model, optimizer, strategy)
+        (stepper,) = own_loop._current().steppers
+        stepper.worker.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: Optimizer, batches) -> list[Tensor]:
+    """One epoch; returns the targets that were seen."""
+    seen = []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), targets).backward()
+        optimizer.step()
+        seen.append(inputs)
+    return seen
+
+
+def vector(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def loader(shuffle: bool = False) -> DataLoader:
+    return DataLoader(SAMPLES, BATCH, shuffle=shuffle, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("strategy", [Alone(), Free()])
+@pytest.mark.parametrize("from_loader", [True, False])
+def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, from_loader) -> None:
+    def work(comm: Communicator) -> tuple[list[Tensor], list[str], Tensor]:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        model, optimizer = make(strategy)
+        dealt = own_loop.shard(loader() if from_loader else list(loader()))
+        assert len(dealt) == [2, 2, 1, 1][comm.rank]
+        seen = train(model, optimizer, dealt)
+        own_loop.finish(model)
+        return seen, own_loop._current().steppers[0].worker.calls, vector(model)
+
+    found = VirtualWorld(4).run(work)
+    assert [calls for _, calls, _ in found] == [["step", "step"]] * 2 + [["step", "skip"]] * 2
+    ends = []
+    for rank, (seen, _, _) in enumerate(found):
+        model, optimizer = make()
+        expected = [batch for number, batch in enumerate(loader()) if number % 4 == rank]
+        train(model, optimizer, expected)
+        ends.append(vector(model))
+        assert all(map(torch.equal, seen, [inputs for inputs, _ in expected]))
+    for _, _, weights in found:
+        torch.testing.assert_close(weights, torch.stack(ends).mean(0))
+
+
+def test_a_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> list[Tensor]:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        model, optimizer = make(Free())
+        return train(model, optimizer, own_loop.shard(loader(shuffle=True)))
+
+    seen = torch.cat(list(chain(*VirtualWorld(3).run(work))))
+    order = [tuple(row) for row in seen.tolist()]
+    assert sorted(order) == sorted(tuple(row) for row in SAMPLES.tensors[0].tolist())
+
+
+def test_an_accumulated_batch_that_some_rank_lacks_is_the_mean_of_what_it_had(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> tuple[list[str], Tensor]:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        model, optimizer = make(Alone(every=2))
+        train(model, optimizer, own_loop.shard(loader()))
+        return own_loop._current().steppers[0].worker.calls, vector(model)
+
+    found = VirtualWorld(4).run(work)
+    assert [calls for calls, _ in found] == [["step"]] * 4
+    model, optimizer = make()
+    batch = list(loader())[3]
+    train(model, optimizer, [batch])
+    torch.testing.assert_close(found[3][1], vector(model))
+
+
+def test_settled_weights_are_the_same_everywhere_and_training_goes_on_from_the_own(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> tuple[Tensor, Tensor, Tensor]:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        model, optimizer = make(Alone())
+        train(model, optimizer, own_loop.shard(loader()))
+        before = vector(model)
+        with own_loop.settled(model):
+            settled = vector(model)
+        return before, settled, vector(model)
+
+    first, second = VirtualWorld(2).run(work)
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    for before, _, after in (first, second):
+        assert torch.equal(before, after)
+
+
+def test_evaluation_without_gradients_skips_nothing(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> tuple[int, list[str]]:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        make(Alone())
+        with torch.no_grad():
+            samples = sum(len(inputs) for inputs, _ in own_loop.shard(loader()))
+        return samples, own_loop._current().steppers[0].worker.calls
+
+    assert VirtualWorld(4).run(work) == [(8, []), (7, []), (4, []), (4, [])]
+
+
+def test_two_models_at_two_paces_are_refused(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> None:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        make(Alone())
+        own_loop.distribute(nn.Linear(5, 3), torch.optim.SGD([torch.zeros(1)]), Sync())
+
+    with pytest.raises(BadOption, match=r"strategy 'sync' .* cannot train beside that of the first model"):
+        VirtualWorld(1).run(work)
+
+
+def test_a_model_that_is_not_trained_here_is_refused(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> None:
+        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        own_loop.finish(nn.Linear(5, 3))
+
+    with pytest.raises(BadOption, match=r"give it to distribute\(\) first"):
+        VirtualWorld(1).run(work)

@@ -1,0 +1,448 @@
+"""`sync` with every algorithm, every way to compress, and adaptive sums, against plain loops."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from comm.ranks import World
+from mpi.mpirun import mpirun, needs_mpirun, results
+from strategies import sequential as sequential_module
+from strategies.sequential import Case, by_strategy, distance, loss, sequential, weights_of
+from tutti.comm.base import Communicator, cut
+from tutti.comm.virtual import Fault, VirtualWorld
+from tutti.errors import BadOption, PeerLost
+from tutti.rules.compression import Cast, Codec, Int8, Sign, TopK, decompress
+from tutti.strategies import Clip, Sync
+from tutti.strategies.placement import place
+from tutti.strategies.traffic import Traffic
+
+# The ranks' processes cannot import these; they get their functions by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sequential_module)
+
+MESSAGES = ["mpi", "ring", "halving_doubling", "tree", "hierarchical", "torus"]
+COMPRESSED = ["bf16", "fp16", "int8", "top_k", "sign", "power_sgd"]
+SETTINGS = {
+    **{name: Sync(collective=name) for name in MESSAGES},
+    "adasum": Sync(reduce="adasum"),
+    **{name: Sync(compress=name, compress_inside=True) for name in COMPRESSED},
+}
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    # Every parameter's length is a multiple of 16: the flat vector has no gaps, as the plain loops' has none.
+    return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 16)).to(
+        dtype
+    )
+
+
+def sgd(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+CASE = Case(partial(mlp, torch.float64), sgd, steps=12, dtype=torch.float64)
+
+
+def world(ranks: int | tuple[int, ...]) -> VirtualWorld:
+    return VirtualWorld(ranks) if isinstance(ranks, int) else VirtualWorld(sum(ranks), ranks)
+
+
+def run(case: Case, ranks: int | tuple[int, ...], strategy: Sync) -> Tensor:
+    """The weights after the strategy's run, which must be the same bits on all ranks."""
+    first, *others = world(ranks).run(by_strategy, case, strategy)
+    for other in others:
+        assert torch.equal(other, first)
+    return first
+
+
+# --- exact sums
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, (2, 2), (1, 3)], ids=str)
+@pytest.mark.parametrize("collective", MESSAGES)
+def test_every_collective_agrees_with_plain_torch(collective: str, ranks: int | tuple[int, ...]) -> None:
+    assert distance(run(CASE, ranks, Sync(collective=collective)), sequential(CASE)) < 1e-12
+
+
+@pytest.mark.parametrize("clip", [Clip(norm=0.05), Clip(value=0.01)], ids=str)
+@pytest.mark.parametrize("collective", ["mpi", "ring"])
+def test_clipping_equals_torchs_with_every_collective(collective: str, clip: Clip) -> None:
+    case = replace(CASE, clip=clip)
+    assert distance(run(case, (2, 1), Sync(collective=collective)), sequential(case)) < 1e-12
+
+
+def test_accumulation_agrees_with_plain_torch() -> None:
+    assert distance(run(CASE, 3, Sync(every=3, collective="tree")), sequential(CASE)) < 1e-12
+
+
+# --- plain loops
+
+
+def plain_loop(case: Case, workers: int, reduce: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    """Train by hand: `reduce` makes the update's gradient of the workers' own, each weighted by its share."""
+    module = case.build()
+    optimizer = case.optimizer(module)
+    for inputs, targets in case.batches():
+        gradients = []
+        for own in cut(len(inputs), workers):
+            module.zero_grad()
+            (loss(module, inputs[own], targets[own]) * (own.stop - own.start) / len(inputs)).backward()
+            gradients.append(parameters_to_vector([p.grad for p in module.parameters()]).clone())
+        values = [torch.empty_like(p) for p in module.parameters()]
+        vector_to_parameters(reduce(gradients), values)
+        for parameter, value in zip(module.parameters(), values, strict=True):
+            parameter.grad = value
+        optimizer.step()
+    return weights_of(module)
+
+
+def with_error_feedback(codec: Codec, workers: int) -> Callable[[list[Tensor]], Tensor]:
+    """Karimireddy et al. 2019, algorithm 2, on every worker."""
+    errors = [torch.zeros(()) for _ in range(workers)]
+
+    def reduce(gradients: list[Tensor]) -> Tensor:
+        total = torch.zeros_like(gradients[0])
+        for worker, gradient in enumerate(gradients):
+            wanted = gradient + errors[worker]
+            sent = decompress(codec, codec.compress(wanted), len(wanted), wanted.dtype)
+            errors[worker] = wanted - sent
+            total += sent
+        return total
+
+    return reduce
+
+
+CODECS = {
+    "bf16": Cast(torch.bfloat16),
+    "fp16": Cast(torch.float16),
+    "int8": Int8(),
+    "top_k": TopK(0.01),
+    "sign": Sign(),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("name", CODECS)
+def test_compression_follows_the_papers_loop(name: str, workers: int) -> None:
+    expected = plain_loop(CASE, workers, with_error_feedback(CODECS[name], workers))
+    assert distance(run(CASE, workers, SETTINGS[name]), expected) < 1e-9
+    assert distance(expected, sequential(CASE)) > 1e-7  # it is lossy
+
+
+def power_sgd(case: Case, workers: int, rank: int) -> Callable[[list[Tensor]], Tensor]:
+    """Vogels et al. 2019, algorithms 1 and 2."""
+    shapes = [p.shape for p in case.build().parameters()]
+    errors = [[torch.zeros(shape, dtype=case.dtype) for shape in shapes] for _ in range(workers)]
+    matrices = [number for number, shape in enumerate(shapes) if len(shape) > 1]
+    rights = {
+        number: torch.randn(
+            shapes[number][1], rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        for seed, number in enumerate(matrices)
+    }
+
+    def reduce(gradients: list[Tensor]) -> Tensor:
+        layers: list[list[Tensor]] = []
+        for gradient, lost in zip(gradients, errors, strict=True):
+            parts = [torch.empty_like(error) for error in lost]
+            vector_to_parameters(gradient, parts)
+            layers.append([part + error for part, error in zip(parts, lost, strict=True)])
+        found = []
+        for number in range(len(shapes)):
+            deltas = [parts[number] for parts in layers]
+            if number not in rights:
+                found.append(sum(deltas))
+                continue
+            left, _ = torch.linalg.qr(sum([delta @ rights[number] for delta in deltas]))
+            own = [delta.T @ left for delta in deltas]
+            for worker, delta in enumerate(deltas):
+                errors[worker][number] = delta - left @ own[worker].T
+            rights[number] = sum(own)
+            found.append(left @ rights[number].T)
+        return parameters_to_vector(found)
+
+    return reduce
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_power_sgd_follows_the_papers_loop(workers: int, rank: int) -> None:
+    expected = plain_loop(CASE, workers, power_sgd(CASE, workers, rank))
+    strategy = Sync(compress="power_sgd", rank=rank, compress_inside=True)
+    assert distance(run(CASE, workers, strategy), expected) < 1e-9
+    assert distance(expected, sequential(CASE)) > 1e-3
+
+
+def adasum(case: Case, gradients: list[Tensor]) -> Tensor:
+    """Maleki et al. 2020: pairs of neighbours, layer by layer; ranks beyond a power of two join first."""
+    means = [gradient * len(gradients) for gradient in gradients]
+    power = 1 << (len(means).bit_length() - 1)
+    joined = [pair_sum(case, *means[rank::power]) for rank in range(power)]
+    while len(joined) > 1:
+        joined = [pair_sum(case, *joined[at : at + 2]) for at in range(0, len(joined), 2)]
+    return joined[0]
+
+
+def pair_sum(case: Case, first: Tensor, *second: Tensor) -> Tensor:
+    if not second:
+        return first
+    lengths = [p.numel() for p in case.build().parameters()]
+    found = []
+    for a, b in zip(first.split(lengths), second[0].split(lengths), strict=True):
+        dot = a @ b
+        found.append((1 - dot / (2 * (a @ a))) * a + (1 - dot / (2 * (b @ b))) * b)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, (2, 3)], ids=str)
+def test_adasum_follows_the_papers_loop(ranks: int | tuple[int, ...]) -> None:
+    expected = plain_loop(CASE, world(ranks).ranks, partial(adasum, CASE))
+    assert distance(run(CASE, ranks, Sync(reduce="adasum")), expected) < 1e-9
+    assert distance(expected, sequential(CASE)) > 1e-3
+
+
+def test_adasum_of_one_worker_is_sequential_training() -> None:
+    assert distance(run(CASE, 1, Sync(reduce="adasum")), sequential(CASE)) < 1e-12
+
+
+# --- between hosts
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_inside_one_host_nothing_is_compressed_unless_forced(name: str) -> None:
+    assert torch.equal(run(CASE, 3, Sync(compress=name)), run(CASE, 3, Sync()))
+    assert not torch.equal(run(CASE, 3, SETTINGS[name]), run(CASE, 3, Sync()))
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_between_hosts_of_one_rank_compression_is_the_same_as_inside_one(name: str) -> None:
+    assert torch.equal(run(CASE, (1, 1), Sync(compress=name)), run(CASE, 2, SETTINGS[name]))
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (3, 1), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_hosts_of_several_ranks_compress_the_sums_that_they_send(name: str, ranks: tuple[int, ...]) -> None:
+    found = run(CASE, ranks, Sync(compress=name))
+    assert torch.equal(run(CASE, ranks, Sync(compress=name)), found)
+    assert 1e-9 < distance(found, sequential(CASE)) < 0.5
+
+
+def test_all_that_top_k_leaves_out_arrives_in_the_end() -> None:
+    # Without momentum the weights are the sum of what was sent: what is missing is bounded by the errors.
+    case = Case(
+        partial(mlp, torch.float64), lambda m: optim.SGD(m.parameters(), lr=0.01), 60, dtype=torch.float64
+    )
+    expected = sequential(case)
+    losses = [
+        distance(run(case, (2, 2), Sync(compress="top_k", keep=keep)), expected) for keep in (0.01, 0.2, 0.9)
+    ]
+    assert losses[0] > losses[1] > losses[2]
+    assert losses[0] < 0.05
+
+
+# --- every option
+
+
+@pytest.mark.parametrize("ranks", [3, (2, 1)], ids=str)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_run_twice_is_bit_equal(name: str, ranks: int | tuple[int, ...]) -> None:
+    assert torch.equal(run(CASE, ranks, SETTINGS[name]), run(CASE, ranks, SETTINGS[name]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Sync(), Sync(reduce="adasum")),
+        (SETTINGS["top_k"], Sync(compress="top_k", keep=0.1, compress_inside=True)),
+        (SETTINGS["power_sgd"], Sync(compress="power_sgd", rank=1, compress_inside=True)),
+        (SETTINGS["int8"], SETTINGS["sign"]),
+        (SETTINGS["bf16"], SETTINGS["fp16"]),
+        (Sync(compress="sign"), SETTINGS["sign"]),
+    ],
+    ids=str,
+)
+def test_every_option_changes_the_outcome(one: Sync, other: Sync) -> None:
+    assert distance(run(CASE, 3, one), run(CASE, 3, other)) > 1e-9
+
+
+class Odd(nn.Module):
+    """Three dtypes, tied weights, a frozen parameter, an unused one, a scalar and an empty one, with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.second = nn.Linear(12, 12)
+        self.second.weight = self.first.weight
+        self.narrow = nn.Linear(12, 13).bfloat16()
+        self.precise = nn.Linear(13, 5).double()
+        self.unused = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.zeros(0, 4))
+        self.frozen = nn.Parameter(torch.ones(12), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.tanh(self.first(x) * self.frozen)) * self.scale
+        return self.precise(self.narrow(hidden.bfloat16()).double())
+
+
+ODD = Case(Odd, sgd, steps=4)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_odd_models_are_trained_like_any_other(name: str, ranks: int | tuple[int, ...]) -> None:
+    case = replace(ODD, clip=Clip(norm=0.5))
+    assert distance(run(case, ranks, SETTINGS[name]), sequential(case)) < 0.5
+
+
+def after_a_step(comm: Communicator, strategy: Sync, build: Callable[[], nn.Module]) -> Traffic:
+    """Check what every step leaves behind; returns the worker's traffic."""
+    module = build()
+    replica = place(module, comm, strategy.home)
+    worker = strategy.worker(replica, comm, sgd(module), Clip())
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad.normal_(generator=torch.Generator().manual_seed(comm.rank))
+    worker.step()
+    comm.barrier()
+    for flat in replica.flats:
+        assert not flat.rows.any()
+        between = torch.ones(len(flat.weights), dtype=torch.bool)
+        for span in flat.spans:
+            between[span] = False
+        assert not flat.weights[between].any()
+    return worker.traffic
+
+
+@pytest.mark.parametrize("ranks", [3, (2, 3)], ids=str)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_step_leaves_zero_gradients_and_zero_gaps(name: str, ranks: int | tuple[int, ...]) -> None:
+    world(ranks).run(after_a_step, SETTINGS[name], Odd)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_lost_rank_is_reported_and_nobody_hangs(name: str) -> None:
+    here = VirtualWorld(4, (2, 2), faults=[Fault(rank=2, operation=20)])
+    with pytest.raises(PeerLost):
+        here.run(by_strategy, CASE, SETTINGS[name])
+
+
+SHORT = replace(CASE, steps=3)
+
+
+def on_processes(comm: Communicator) -> list[Tensor]:
+    return [by_strategy(comm, SHORT, strategy) for strategy in SETTINGS.values()]
+
+
+def test_processes_of_a_host_come_to_the_same_weights() -> None:
+    with World(2) as processes:
+        first, *others = processes.run(on_processes)
+    for name, strategy in SETTINGS.items():
+        at = list(SETTINGS).index(name)
+        assert all(torch.equal(other[at], first[at]) for other in others)
+        assert distance(first[at], run(SHORT, 2, strategy)) < 1e-9
+
+
+BETWEEN = {f"{name} between hosts": Sync(compress=name) for name in COMPRESSED}
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_ranks_of_mpi_come_to_the_same_weights() -> None:
+    (found,) = results(mpirun(3, "sync_options.py", "aab"))
+    assert found["hosts"] == 2
+    assert found["alike"]
+    for name, strategy in {**SETTINGS, **BETWEEN}.items():
+        assert distance(torch.tensor(found["weights"][name]), run(SHORT, (2, 1), strategy)) < 1e-9
+
+
+# --- traffic
+
+
+LENGTH = sum(p.numel() for p in mlp().parameters())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "nbytes"),
+    [
+        (Sync(), 1, 0),
+        (Sync(), 4, 4 * LENGTH),
+        (Sync(), (1, 1), 4 * LENGTH),
+        (Sync(), (1, 1, 1, 1), 2 * 3 * 4 * LENGTH // 4),
+        (Sync(collective="ring"), 4, 2 * 3 * 4 * LENGTH // 4),
+        (Sync(reduce="adasum"), 4, 2 * 4 * LENGTH),
+        (Sync(compress="bf16"), (1, 1, 1), 2 * 2 * LENGTH),
+        (Sync(compress="top_k", keep=0.25), (1, 1), 2 * LENGTH),
+        (Sync(compress="int8"), (1, 1), LENGTH + 16),
+        (Sync(compress="sign"), (1, 1), LENGTH // 8 + 16),
+    ],
+    ids=str,
+)
+def test_traffic_counts_the_bytes_that_were_sent(
+    strategy: Sync, ranks: int | tuple[int, ...], nbytes: int
+) -> None:
+    for traffic in world(ranks).run(after_a_step, strategy, mlp):
+        assert traffic.exchanges == 1
+        assert traffic.bytes_sent == nbytes
+        assert dict(traffic.staleness) == {0: 1}
+
+
+def test_traffic_counts_the_time_spent_waiting() -> None:
+    waits = VirtualWorld(2).run(wait_of_a_step)
+    assert waits[0] < 0.01
+    assert waits[1] == pytest.approx(1.5, abs=0.01)
+
+
+def wait_of_a_step(comm: Communicator) -> float:
+    module = mlp()
+    replica = place(module, comm, Sync().home)
+    worker = Sync().worker(replica, comm, sgd(module), Clip())
+    comm.compute(2.0 if comm.rank == 0 else 0.5)
+    worker.step()
+    return worker.traffic.wait_s
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collective": "rng"}, "'collective' .* is 'rng'; give native, mpi, ring"),
+        ({"reduce": "median"}, "'reduce' .* is 'median'; give mean or adasum"),
+        ({"compress": "zip"}, "'compress' .* is 'zip'; give none, bf16, fp16"),
+        ({"every": 0}, "smallest possible is 1"),
+        ({"every": 1.5}, "'every' .* is 1.5; give a whole number"),
+        ({"compress": "power_sgd", "rank": 0}, "'rank' .* is 0"),
+        ({"compress": "top_k", "keep": 0.0}, "'keep' .* is 0.0; give a number above 0 and at most 1"),
+        ({"compress": "top_k", "keep": 1.5}, "'keep' .* is 1.5"),
+        ({"compress": "top_k", "keep": "most"}, "'keep' .* is 'most'"),
+        ({"keep": 0.5}, "has an effect with compress=top_k alone"),
+        ({"compress": "sign", "rank": 4}, "has an effect with compress=power_sgd alone"),
+        ({"compress_inside": True}, "nothing is compressed; set 'compress' to bf16, fp16"),
+        ({"compress_inside": "yes", "compress": "sign"}, "'compress_inside' .* is 'yes'; give False or True"),
+        ({"collective": "ring", "compress": "sign"}, "'ring' adds up plain numbers"),
+        ({"reduce": "adasum", "collective": "tree"}, "leave 'collective' at native"),
+        ({"reduce": "adasum", "compress": "int8"}, "'compress' at none"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        Sync(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"compress": "top_k", "keep": 1}, {"compress": "power_sgd", "rank": 8}], ids=str
+)
+def test_options_at_their_limits_are_taken(options: dict[str, object]) -> None:
+    assert Sync(**options).options()["compress"] == options["compress"]

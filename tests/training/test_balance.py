@@ -1,0 +1,103 @@
+"""Updates that are split by speed: sooner done, and the same training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from training.blobs import blobs, model
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.data import Batches
+from tutti.records import EpochRecord
+from tutti.replica import Replica
+from tutti.strategies import Worker
+from tutti.training.balance import SpeedBalance
+from tutti.training.loop import Trainer
+from tutti.training.losses import LOSSES
+
+TRAIN = blobs(1600)
+
+
+class Together(Worker):
+    """Sums the gradients of all ranks and runs the user's optimizer everywhere."""
+
+    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer) -> None:
+        super().__init__()
+        self.replica, self.comm, self.optimizer = replica, comm, optimizer
+
+    def step(self) -> None:
+        for flat in self.replica.flats:
+            self.comm.all_reduce(flat.grads)
+        self.optimizer.step()
+        self.replica.zero_grad()
+
+    def finish(self) -> None:
+        return
+
+
+def run(slowness: list[float], balanced: bool, passes: int = 1) -> tuple[float, EpochRecord, Tensor]:
+    """Virtual seconds, the last record and the final weights."""
+
+    def program(comm: Communicator) -> tuple[EpochRecord, Tensor]:
+        replica = Replica(model())
+        optimizer = SGD(replica.module.parameters(), lr=0.1, momentum=0.9)
+        batches = Batches(TRAIN, 40, comm.rank, comm.size, passes, seed=5)
+        history = Trainer(
+            comm=comm,
+            replica=replica,
+            worker=Together(replica, comm, optimizer),
+            optimizer=optimizer,
+            batches=batches,
+            loss=LOSSES["cross_entropy"],
+            epochs=3,
+            balance=SpeedBalance(batches, comm) if balanced else None,
+            seconds_per_sample=1e-3 * slowness[comm.rank],
+        ).fit()
+        return history[-1], nn.utils.parameters_to_vector(replica.module.parameters()).detach()
+
+    world = VirtualWorld(len(slowness))
+    (record, weights), *_ = world.run(program)
+    return world.seconds, record, weights
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_rank_three_times_slower_gets_a_third_of_the_samples_and_the_weights_stay_the_same(
+    passes: int,
+) -> None:
+    equal_s, equal, expected = run([1.0, 3.0], balanced=False, passes=passes)
+    balanced_s, record, weights = run([1.0, 3.0], balanced=True, passes=passes)
+    assert [rank.samples for rank in equal.ranks] == [800, 800]
+    assert [rank.samples for rank in record.ranks] == [1200, 400]
+    assert balanced_s < equal_s / 1.4
+    assert (weights - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_ranks_of_equal_speed_keep_their_equal_parts() -> None:
+    _, record, weights = run([1.0, 1.01, 1.0], balanced=True)
+    _, equal, expected = run([1.0, 1.01, 1.0], balanced=False)
+    assert record.ranks == equal.ranks
+    assert torch.equal(weights, expected)
+
+
+def test_a_very_slow_rank_keeps_two_samples() -> None:
+    _, record, _ = run([1.0, 1000.0], balanced=True)
+    assert [rank.samples for rank in record.ranks] == [1520, 80]
+
+
+def test_a_rank_that_recovers_gets_its_part_back() -> None:
+    def program(comm: Communicator) -> list[int]:
+        batches = Batches(TRAIN, 40, comm.rank, comm.size)
+        balance = SpeedBalance(batches, comm, first=2, every=2)
+        updates, parts = batches.epoch(0), []
+        for turn in range(12):
+            samples = len(next(updates).passes[0].targets)
+            parts.append(samples)
+            balance.note(samples, samples * (3.0 if comm.rank and turn < 6 else 1.0))
+        return parts
+
+    fast, slow = VirtualWorld(2).run(program)
+    assert fast == [20] * 2 + [30] * 6 + [20] * 4
+    assert slow == [20] * 2 + [10] * 6 + [20] * 4

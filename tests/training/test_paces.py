@@ -1,0 +1,196 @@
+"""The loop with workers that have batches of their own, side by side or from a queue."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LinearLR
+
+from training.blobs import Apart, blobs, model
+from tutti.comm.base import Communicator, cut
+from tutti.comm.virtual import VirtualWorld
+from tutti.data import Batches, Part, Queue
+from tutti.replica import Replica
+from tutti.training.loop import Trainer
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS
+
+TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
+BATCH, SEED = 20, 5
+
+
+def trainer(comm: Communicator, passes: int = 1, queue: bool = False, **rest) -> Trainer:
+    module = model()
+    train = rest.pop("train", TRAIN)
+    replica = Replica(module)
+    optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
+    batches = Batches(train, BATCH, comm.rank, comm.size, passes, SEED, own=True)
+    if "decay" in rest:
+        rest["schedule"] = LinearLR(optimizer, 1.0, 0.5, total_iters=rest.pop("decay"))
+    return Trainer(
+        comm=comm,
+        replica=replica,
+        worker=Apart(replica, comm, optimizer),
+        optimizer=optimizer,
+        batches=Queue(batches, comm.counter().add) if queue else batches,
+        loss=LOSSES["cross_entropy"],
+        metrics=[METRICS["accuracy"]],
+        **{**({} if "steps" in rest else {"epochs": 2}), **rest},
+    )
+
+
+def own_batches(part: Part, rank: int, size: int, epochs: int) -> list[Tensor]:
+    """The samples of each of a rank's updates, straight from the definition."""
+    orders = [Batches(part, BATCH, seed=SEED).order(epoch) for epoch in range(epochs)]
+    rounds = [turn for order in orders for turn in order.split(BATCH * size)]
+    return [turn[cut(len(turn), size)[rank]] for turn in rounds]
+
+
+def alone(batches: list[Tensor], part: Part = TRAIN) -> tuple[nn.Module, list[Tensor]]:
+    """Plain training on some batches."""
+    module = model()
+    optimizer, trajectory = SGD(module.parameters(), lr=0.1, momentum=0.9), []
+    for indices in batches:
+        if len(indices):
+            inputs, targets = part.take(indices)
+            optimizer.zero_grad()
+            functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+            trajectory.append(nn.utils.parameters_to_vector(module.parameters()).detach())
+    return module, trajectory
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_each_worker_makes_its_own_updates_from_its_own_batches(ranks: int, passes: int) -> None:
+    def program(comm: Communicator) -> tuple[Tensor, Tensor]:
+        trains = trainer(comm, passes)
+        trains.fit()
+        own = trains.worker.trajectory[-1]
+        return own[own != 0], nn.utils.parameters_to_vector(trains.replica.module.parameters()).detach()
+
+    found = VirtualWorld(ranks).run(program)
+    expected = [alone(own_batches(TRAIN, rank, ranks, 2))[1][-1] for rank in range(ranks)]
+    for (own, _), wanted in zip(found, expected, strict=True):
+        assert (own - wanted).norm() < 1e-5 * wanted.norm()
+    mean = torch.stack(expected).mean(0)
+    for _, final in found:
+        assert (final - mean).norm() < 1e-5 * mean.norm()
+
+
+def test_a_rank_without_samples_skips_so_that_all_make_the_same_number_of_calls() -> None:
+    def program(comm: Communicator) -> tuple[list[str], list[int]]:
+        trains = trainer(comm, train=blobs(41))
+        ranks = trains.fit()[0].ranks
+        return trains.worker.calls, [rank.updates for rank in ranks]
+
+    (first, updates), (second, _) = VirtualWorld(2).run(program)
+    assert first == ["step"] * 4
+    assert second == ["step", "skip"] * 2
+    assert updates == [2, 1]
+
+
+def test_settled_weights_are_evaluated_and_training_goes_on_from_the_worker_s_own() -> None:
+    def program(comm: Communicator) -> tuple[list[str], list[Tensor], float]:
+        trains = trainer(comm, epochs=3, validation=VALIDATION)
+        history = trains.fit()
+        return trains.worker.calls, trains.worker.trajectory, history[0].validation.loss
+
+    def without(comm: Communicator) -> list[Tensor]:
+        trains = trainer(comm, epochs=3)
+        trains.fit()
+        return trains.worker.trajectory
+
+    rounds = ["step"] * 6
+    (calls, trajectory, loss), (_, _, other) = VirtualWorld(2).run(program)
+    assert calls == [*rounds, "settle", "resume", *rounds, "settle", "resume", *rounds]
+    assert all(map(torch.equal, trajectory, VirtualWorld(2).run(without)[0]))
+    assert loss == other
+    module, _ = alone(own_batches(TRAIN, 0, 2, 1))
+    ends = [alone(own_batches(TRAIN, rank, 2, 1))[1][-1] for rank in range(2)]
+    nn.utils.vector_to_parameters(torch.stack(ends).mean(0), module.parameters())
+    with torch.no_grad():
+        expected = functional.cross_entropy(module(VALIDATION.inputs), VALIDATION.targets)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_steps_and_schedules_count_a_worker_s_own_updates() -> None:
+    def program(comm: Communicator) -> list[tuple[int, bool, float]]:
+        history = trainer(comm, steps=6, decay=8).fit()
+        return [(record.step, record.complete, record.lr) for record in history]
+
+    first, second = VirtualWorld(3).run(program)[0]
+    assert first == (4, True, pytest.approx(0.1 * (1 - 0.5 * 3 / 8)))
+    assert second == (6, False, pytest.approx(0.1 * (1 - 0.5 * 5 / 8)))
+
+
+def test_records_tell_what_each_rank_did() -> None:
+    def program(comm: Communicator) -> list[object]:
+        return trainer(comm, epochs=1, seconds_per_sample=1 + comm.rank).fit()[0].ranks
+
+    first, second = VirtualWorld(2).run(program)
+    assert first == second
+    assert [rank.samples for rank in first] == [103, 102]
+    assert [rank.compute_s for rank in first] == [103.0, 204.0]
+    for rank in first:
+        assert (rank.updates, rank.exchanges, rank.bytes_sent, rank.wait_s) == (6, 6, 48, 3.0)
+        assert (rank.staleness_mean, rank.staleness_max, rank.age_s_p99) == (1.0, 2, 0.25)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_queue_trains_on_every_sample_once_in_each_epoch(ranks: int) -> None:
+    def program(comm: Communicator) -> list[tuple[int, int, bool]]:
+        history = trainer(comm, queue=True, epochs=3, decay=12).fit()
+        return [(record.train.samples, record.step, record.complete) for record in history]
+
+    rounds = -(-205 // (BATCH * ranks))
+    expected = [(205, rounds * epoch, True) for epoch in (1, 2, 3)]
+    assert VirtualWorld(ranks).run(program) == [expected] * ranks
+
+
+def test_a_queue_follows_steps_and_the_schedule_whoever_takes_the_batches() -> None:
+    def program(comm: Communicator) -> tuple[int, float, int]:
+        trains = trainer(comm, queue=True, steps=8, decay=8, seconds_per_sample=1.0 + 4.0 * comm.rank)
+        last = trains.fit()[-1]
+        return last.step, last.lr, trains.schedule.last_epoch
+
+    world = VirtualWorld(2)
+    for step, lr, scheduled in world.run(program):
+        assert (step, scheduled) == (8, 8)
+        assert 0.1 * (1 - 0.5 * 7 / 8) <= lr < 0.1 * (1 - 0.5 * 4 / 8)
+
+
+def run_slowed(queue: bool) -> tuple[float, list[int]]:
+    def program(comm: Communicator) -> list[int]:
+        pace = 3.0 if comm.rank else 1.0
+        history = trainer(
+            comm, queue=queue, epochs=3, train=blobs(2000), seconds_per_sample=1e-3 * pace
+        ).fit()
+        assert all(record.train.samples == 2000 for record in history)
+        return [sum(record.ranks[rank].updates for record in history) for rank in range(2)]
+
+    world = VirtualWorld(2)
+    updates = world.run(program)[0]
+    return world.seconds, updates
+
+
+def test_a_queue_keeps_a_slow_worker_from_holding_the_epoch_up() -> None:
+    equal_s, equal = run_slowed(queue=False)
+    queue_s, queue = run_slowed(queue=True)
+    assert equal == [150, 150]
+    assert queue[0] == pytest.approx(225, abs=6)
+    assert sum(queue) == 300
+    assert queue_s < equal_s / 1.9
+
+
+def test_a_queue_with_one_seed_gives_the_same_weights_twice_on_the_virtual_clock() -> None:
+    def program(comm: Communicator) -> Tensor:
+        trains = trainer(comm, queue=True, seconds_per_sample=1.0 + 0.7 * comm.rank)
+        trains.fit()
+        return trains.replica.flats[0].weights
+
+    first, again = (VirtualWorld(3).run(program)[0] for _ in range(2))
+    assert torch.equal(first, again)

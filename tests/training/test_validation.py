@@ -1,0 +1,173 @@
+"""Validation that stops training, and validation that does not: the same figures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from training.blobs import Apart, blobs, model
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.data import Batches
+from tutti.errors import BadOption, UnknownName
+from tutti.records import EpochRecord
+from tutti.replica import Memory, Replica
+from tutti.training import beside
+from tutti.training.arithmetic import FP32, Arithmetic
+from tutti.training.beside import Beside
+from tutti.training.evaluate import evaluate
+from tutti.training.loop import Trainer
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS
+from tutti.training.tally import Tally
+from tutti.training.validation import Background, Task
+
+TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
+LOSS = LOSSES["cross_entropy"]
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def run(
+    validate: str, ranks: int = 2, norm: bool = True
+) -> list[tuple[list[EpochRecord], Tensor, list[int]]]:
+    """Each rank's history, final weights, and the epochs in the order in which their records came."""
+
+    def program(comm: Communicator) -> tuple[list[EpochRecord], Tensor, list[int]]:
+        seen: list[int] = []
+        replica = Replica(model(norm=True))
+        optimizer = SGD(replica.module.parameters(), lr=0.1, momentum=0.9)
+        history = Trainer(
+            comm=comm,
+            replica=replica,
+            worker=Apart(replica, comm, optimizer),
+            optimizer=optimizer,
+            batches=Batches(TRAIN, 20, comm.rank, comm.size, seed=5, own=True),
+            loss=LOSS,
+            metrics=[METRICS["accuracy"]],
+            classes=4,
+            epochs=4,
+            validation=VALIDATION,
+            validate=validate,
+            on_epoch=lambda record: seen.append(record.epoch),
+        ).fit()
+        return history, nn.utils.parameters_to_vector(replica.module.parameters()).detach(), seen
+
+    return VirtualWorld(ranks).run(program)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("validate", ["distributed", "background"])
+def test_nothing_but_the_moment_of_validation_differs(validate: str, ranks: int) -> None:
+    expected, found = run("pause", ranks), run(validate, ranks)
+    for (paused, weights, _), (history, others, seen) in zip(expected, found, strict=True):
+        assert torch.equal(weights, others)
+        assert seen == [1, 2, 3, 4]
+        for one, other in zip(paused, history, strict=True):
+            assert one.validation.samples == 61
+            assert one.validation.confusion == other.validation.confusion
+            assert one.validation.metrics == other.validation.metrics
+            assert other.validation.loss == pytest.approx(one.validation.loss, rel=1e-6)
+            assert one.train == other.train
+
+
+def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'background'"):
+        run("backgrund", 1)
+
+
+def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> Task:
+    return Task(replica, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4, arithmetic)
+
+
+def test_snapshots_are_of_the_weights_at_their_time_and_more_of_them_than_places_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside, "MOST_SNAPSHOTS", 2)
+
+    def program(comm: Communicator) -> None:
+        replica = Replica(model())
+        background = Background(task(replica, comm))
+        expected = []
+        for turn in range(5):
+            with torch.no_grad():
+                replica.flats[0].weights.mul_(1.0 + 0.1 * turn)
+            background.begin()
+            expected.append(evaluate(replica.module, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4))
+            replica.flats[0].weights.add_(0.0)
+        found = background.collect(everything=True)
+        background.close()
+        assert found == expected
+        assert len({evaluation.loss for evaluation in found}) == 5
+
+    VirtualWorld(1).run(program)
+
+
+def test_weights_that_processes_share_are_not_touched() -> None:
+    shared = torch.zeros(4096).share_memory_()
+
+    def program(comm: Communicator) -> None:
+        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
+        background = Background(task(replica, comm))
+        background.begin()
+        replica.flats[0].weights.zero_()
+        (found,) = background.collect(everything=True)
+        background.close()
+        assert found.loss == evaluate(model(), VALIDATION, comm, LOSS).loss
+        assert not shared.any()
+
+    VirtualWorld(1).run(program)
+
+
+def test_an_error_beside_training_is_an_error_of_training() -> None:
+    def broken() -> Tally:
+        raise ValueError("no such class")
+
+    process = Beside(Replica(model()), broken)
+    process.snapshot()
+    with pytest.raises(RuntimeError, match=r"(?s)beside training failed.*no such class"):
+        process.wait()
+    process.close()
+
+
+def test_a_killed_process_beside_training_is_named_with_the_remedy() -> None:
+    process = Beside(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    process.snapshot()
+    with pytest.raises(RuntimeError, match=r"it was killed; .*'--validate pause'"):
+        process.wait()
+    process.close()
+
+
+def test_it_runs_on_time_that_nobody_else_wants() -> None:
+    def report() -> Tally:
+        tally = Tally()
+        tally.samples = os.sched_getscheduler(0) * 100 + os.getpriority(os.PRIO_PROCESS, 0)
+        return tally
+
+    process = Beside(Replica(model()), report)
+    process.snapshot()
+    process.wait()
+    process.close()
+    counts, _ = process.done.popleft()
+    assert int(counts) in (os.SCHED_IDLE * 100 + os.getpriority(os.PRIO_PROCESS, 0), 19)
+
+
+def test_a_model_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def program(comm: Communicator) -> None:
+        Background(task(Replica(model()), comm, Arithmetic(device="cuda")))
+
+    with pytest.raises(BadOption, match=r"lies on cuda; use --validate pause"):
+        VirtualWorld(1).run(program)
