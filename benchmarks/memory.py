@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--data mnist] [--model cnn]
 
-Data and weights are held once per host, whatever the number of ranks; gradients once per rank. A page that k ranks
-share counts 1/k for each of them, so the sum over the ranks is what the job really takes. The row "beside torch"
-takes away what the same number of processes need that have only imported torch.
+Data and weights are held once per host, whatever the number of ranks; gradients once per rank. A page that k
+ranks share counts 1/k for each of them, so the sum over the ranks is what the job really takes. The column
+"beside torch" takes away what the same number of processes need that have only imported torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 
 import psutil
+
 from measure import describe_machine, table
 
 IDLE = "import torch, sys; torch.ones(1) @ torch.ones(1); print('up', flush=True); sys.stdin.read()"

@@ -10,8 +10,8 @@ The sides, all in the same two processes, in turn, `rounds` times, medians:
     tutti       strategy sync, one rank per core
     ceiling     one rank per core, forward and backward and nothing else: no exchange, no optimizer
 
-Adam (torch's fused one on every side), global batch 128, fp32, contiguous. "exchange" is the time of a step beyond
-the ceiling's: everything that training in parallel adds to forward and backward, the optimizer included.
+Adam (torch's fused one on every side), global batch 128, fp32, contiguous. "exchange" is the time of a step
+beyond the ceiling's: all that training in parallel adds to forward and backward, the optimizer included.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SIDES = ("1 thread", "all threads", "DDP + Gloo", "tutti", "ceiling")
 
 def main() -> None:
     from measure import describe_machine, table
-
-    from tutti.launch import make_plan, start
+    from tutti.launch.plan import make_plan
+    from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,10 +63,8 @@ def main() -> None:
     for name, sides in times.items():
         step = {side: median(values) for side, values in sides.items()}
         rate = {side: BATCH / seconds for side, seconds in step.items()}
-        speeds.append(
-            [name, *(f"{rate[side]:,.0f}" for side in SIDES)]
-            + [f"{rate['tutti'] / rate['ceiling']:.3f}", f"{rate['tutti'] / rate['DDP + Gloo']:.2f}"]
-        )
+        ratios = (f"{rate['tutti'] / rate['ceiling']:.3f}", f"{rate['tutti'] / rate['DDP + Gloo']:.2f}")
+        speeds.append([name, *(f"{rate[side]:,.0f}" for side in SIDES), *ratios])
         ours, theirs = (1e3 * (step[side] - step["ceiling"]) for side in ("tutti", "DDP + Gloo"))
         exchanges.append([name, f"{theirs:.3f}", f"{ours:.3f}", f"1/{theirs / ours:.1f}"])
     print(table(["model", *SIDES, "tutti/ceiling", "tutti/DDP"], speeds))

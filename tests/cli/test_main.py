@@ -50,7 +50,8 @@ def test_the_help_of_train_shows_defaults_and_units(capsys: pytest.CaptureFixtur
     shown = " ".join(capsys.readouterr().out.split())
     for f in fields(TrainConfig):
         assert flag(f.name).removesuffix("-options") in shown or f.name == "model"
-    assert "samples behind one weight update, over all ranks together (default: 128)" in shown
+    assert "samples behind one weight update" in shown
+    assert "(default: 32)" in shown
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

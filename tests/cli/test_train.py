@@ -14,7 +14,7 @@ from tutti.training.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
 
-SMALL = ("--model.hidden", "16", "--epochs", "1")
+SMALL = ("mlp", "--model.hidden", "16", "--epochs", "1")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def tutti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, tmp_path: Path) -> None:
-    code, out, err = tutti("train", "--epochs", "2", "--model.hidden", "32")
+    code, out, err = tutti("train", "mlp", "--epochs", "2", "--model.hidden", "32")
     assert (code, err) == (0, "")
     assert out.startswith("plan: 1 rank x 1 thread")
     assert "model mlp: 2,410 parameters" in out
@@ -111,19 +111,8 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
     np.savez(
         tmp_path / "line.npz", x_train=inputs, y_train=inputs.sum(1), x_test=inputs, y_test=inputs.sum(1)
     )
-    code, out, _ = tutti(
-        "train",
-        "--data",
-        "line.npz",
-        "--model.hidden",
-        "16",
-        "--epochs",
-        "20",
-        "--lr",
-        "0.01",
-        "--batch-size",
-        "20",
-    )
+    long = ("--epochs", "20", "--lr", "0.01", "--batch-size", "20")
+    code, out, _ = tutti("train", *SMALL[:3], "--data", "line.npz", *long)
     assert code == 0
     assert "test: 200 samples, mae 0.0" in out
 
@@ -161,7 +150,7 @@ def corrupt(tmp_path: Path) -> None:
         ("--schedule OneCycel", "did you mean 'OneCycleLR'?"),
         ("--loss cross_entropi", "did you mean 'cross_entropy'?"),
         ("--metrics accurracy", "did you mean 'accuracy'?"),
-        ("--model.hiden 3", "did you mean 'hidden'?"),
+        ("mlp --model.hiden 3", "did you mean 'hidden'?"),
         ("--epoch 3", "did you mean '--epochs'?"),
         ("--data whole.npy", "whole.npz"),
         ("--data empty.npz", "empty"),

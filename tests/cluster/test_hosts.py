@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,8 +43,8 @@ def test_contract_across_hosts(hosts: Hosts, on_a: int, on_b: int) -> None:
     assert done.returncode == 0
 
 
-def test_every_rank_of_both_hosts_learns_whom_it_lost(hosts: Hosts) -> None:
-    program = [sys.executable, str(PROGRAMS / "lost_rank.py"), "-", "all_reduce", "kill"]
+def test_every_rank_of_both_hosts_learns_whom_it_lost(hosts: Hosts, tmp_path: Path) -> None:
+    program = [sys.executable, str(PROGRAMS / "lost_rank.py"), "-", "all_reduce", "kill", str(tmp_path)]
     done = hosts.mpirun({"a": 2, "b": 2}, program, options=["--with-ft", "ulfm"])
     found = results(done)
     assert sorted((line["rank"], line["lost"]) for line in found) == [(0, [3]), (1, [3]), (2, [3])], (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 import greenlet
 import pytest
@@ -13,44 +11,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from training.blobs import Apart
+from experiments.strategies import Alone, Free
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.experiments import own_loop
-from tutti.replica import Replica
-from tutti.strategies import Clip, Home, Strategy, Sync, Worker
-from tutti.strategies.base import Pace
+from tutti.strategies import Strategy, Sync
 
 SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
 BATCH = 4
 """23 samples: six batches, so that of four ranks two have none in the second round."""
-
-
-@dataclass(frozen=True)
-class Alone(Strategy):
-    """Each worker trains on its own; the final weights are the mean."""
-
-    name: ClassVar[str] = "alone"
-    home: ClassVar[Home] = Home.PRIVATE
-    pace: ClassVar[Pace] = Pace.ABREAST
-
-    every: int = 1
-
-    @property
-    def passes(self) -> int:
-        return self.every
-
-    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        return Apart(replica, comm, optimizer)
-
-
-@dataclass(frozen=True)
-class Free(Alone):
-    """The same; its workers wait for nobody."""
-
-    name: ClassVar[str] = "free"
-    pace: ClassVar[Pace] = Pace.FREE
 
 
 @pytest.fixture(autouse=True)

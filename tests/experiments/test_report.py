@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.experiments import report
-from tutti.records import Evaluation
+from tutti.records import EpochRecord, Evaluation, RankRecord
 
 THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
 
@@ -30,3 +30,35 @@ def test_without_classes_there_is_one_line() -> None:
 def test_the_counts_name_every_part() -> None:
     text = report.counts("mlp", 1234, "digits", {"train": 1000, "test": 360}, (1, 8, 8))
     assert text == "model mlp: 1,234 parameters\ndata digits: 1,000 train, 360 test samples of 1x8x8"
+
+
+def record(*ranks: RankRecord, validation_s: float = 0.0) -> EpochRecord:
+    seconds = {"validation": validation_s, "total": 10.0 + validation_s}
+    return EpochRecord(1, 8, True, THREE, None, seconds, 100.0, 0.1, "now", list(ranks))
+
+
+def test_nothing_is_said_of_exchanges_that_are_neither_stale_nor_waited_for() -> None:
+    assert report.exchanges([record(RankRecord(exchanges=3)), record(RankRecord())]) == []
+    assert report.exchanges([]) == []
+
+
+def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
+    stale = {"staleness_mean": 1.0, "staleness_p99": 2.0, "staleness_max": 4.0}
+    aged = {"age_s_mean": 0.001, "age_s_p99": 0.002, "age_s_max": 0.003}
+    first = RankRecord(exchanges=10, wait_s=1.0, dropped=2, **stale, **aged)
+    second = RankRecord(
+        exchanges=30, wait_s=3.0, **{**stale, "staleness_mean": 3.0, "staleness_p99": 6.0}, **aged
+    )
+    assert report.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
+        "staleness: mean 2.5, 99th percentile 6, at most 4 updates",
+        "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
+        "waiting for others: 10.0% of the time; rank 1 the most, 3.0 s",
+        "dropped: 2 gradients that came too late",
+    ]
+
+
+def test_validation_beside_training_tells_what_it_cost() -> None:
+    text = report.validation("background", [record(validation_s=0.1), record(validation_s=2.5)])
+    assert (
+        text == "validation (background): held training up for 0.5% of its time, and took 2.5 s after its end"
+    )

@@ -78,3 +78,8 @@ def test_the_command_prints_the_table_and_the_verdict(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[-5:-2]] == ["loss", "gradient", "weights"]
     assert shown.endswith("verdict: parallel training follows sequential training\n")
+
+
+def test_the_exit_code_is_1_when_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(verify.TOLERANCES, "float64", dict.fromkeys(("loss", "gradient", "weights"), -1.0))
+    assert main(["verify", "mlp", "-n", "1", "--steps", "1", "--dtype", "float64"]) == 1

@@ -17,6 +17,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadData
 from tutti.launch.join import join
 from tutti.launch.plan import Plan
+from tutti.launch.servers import split_off_servers
 from tutti.launch.start import start
 from tutti.launch.surroundings import started_by
 
@@ -114,3 +115,47 @@ def describe_alone(comm: Communicator, payload: bytes) -> object:
 def places(comm: Communicator, payload: bytes) -> object:
     """Where the ranks are, and what they were handed."""
     return comm.hosts, comm.all_gather_objects((socket.gethostname(), payload.decode()))
+
+
+def take_sides(comm: Communicator, payload: bytes) -> object:
+    """Workers have the sum of their ranks from the first server; all tell what they are."""
+    team = split_off_servers(comm, int(payload))
+    servers = team.servers
+    assert servers is not None
+    total = torch.zeros(1)
+    if servers.serving:
+        for _ in range(comm.size - len(servers.ranks)):
+            message = torch.zeros(1)
+            if servers.comm.rank == servers.ranks[0]:
+                servers.comm.recv(message, tag=1)
+            total += message
+        for worker in range(comm.size - len(servers.ranks)):
+            if servers.comm.rank == servers.ranks[0]:
+                servers.comm.send(total, to=worker, tag=2)
+    else:
+        servers.comm.send(torch.tensor([float(team.rank)]), to=servers.ranks[0], tag=1)
+        servers.comm.recv(total, source=servers.ranks[0], tag=2)
+    return comm.all_gather_objects(
+        {
+            "serving": servers.serving,
+            "team": (team.rank, team.size),
+            "answer": total.item(),
+            "threads": torch.get_num_threads(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "pid": os.getpid(),
+        }
+    )
+
+
+def lose_a_server(comm: Communicator, payload: bytes) -> object:
+    """The server dies while the workers wait for it."""
+    team = split_off_servers(comm, int(payload))
+    servers = team.servers
+    assert servers is not None
+    if servers.serving:
+        for _ in range(comm.size - 1):
+            servers.comm.recv(torch.zeros(1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    servers.comm.send(torch.zeros(1), to=servers.ranks[0])
+    servers.comm.recv(torch.zeros(1), source=servers.ranks[0])
+    return None

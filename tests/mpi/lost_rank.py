@@ -1,10 +1,10 @@
 """Run under mpirun: the last rank dies in the middle of an operation; the others say whom they lost.
 
-Usage: python lost_rank.py HOSTS OPERATION WAY
+Usage: python lost_rank.py HOSTS OPERATION WAY FOLDER
 
 HOSTS names the host that each rank counts to, one letter per rank ("aab"), or is "-": hosts are what they
 are. OPERATION is barrier, all_reduce or recv. WAY is kill (SIGKILL) or exit (the process ends without a word
-to MPI). Each survivor prints the ranks that it lost.
+to MPI). Each survivor prints the ranks that it lost. FOLDER is empty.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -34,11 +35,21 @@ def operate(comm: Communicator, operation: str) -> None:
         comm.recv(torch.ones(1), source=victim)
 
 
+def leave_together(comm: Communicator, folder: Path) -> None:
+    """End, when all survivors have reported: whoever ended earlier would be lost too."""
+    (folder / str(comm.rank)).touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < comm.size - 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # MPI cannot be finalised without the lost rank, and only a killed rank is missed by mpirun.
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     from mpi4py import MPI
 
     torch.set_num_threads(1)
-    hosts, operation, way = sys.argv[1:]
+    hosts, operation, way, folder = sys.argv[1:]
     comm = MpiCommunicator.world(None if hosts == "-" else hosts[MPI.COMM_WORLD.rank])
     comm.barrier()
     if comm.rank == comm.size - 1:
@@ -54,8 +65,7 @@ def main() -> None:
         print(
             "RESULT " + json.dumps({"rank": comm.rank, "lost": error.ranks, "seconds": seconds}), flush=True
         )
-        # MPI cannot be finalised without the lost rank, and only a killed rank is missed by mpirun.
-        os.kill(os.getpid(), signal.SIGKILL)
+        leave_together(comm, Path(folder))
 
 
 if __name__ == "__main__":

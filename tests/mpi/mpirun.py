@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,9 +53,20 @@ def run(
     command: Sequence[str], settings: dict[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a process group of its own, which is killed when the time is over."""
+    # Killed ranks leave files of Open MPI behind; here they leave them where they are removed.
+    with tempfile.TemporaryDirectory(
+        prefix="tutti-mpi-", dir="/dev/shm", ignore_cleanup_errors=True
+    ) as folder:
+        places = {"TMPDIR": folder, "OMPI_MCA_btl_sm_backing_directory": folder}
+        return _run(command, {**os.environ, **settings, **places}, timeout_s)
+
+
+def _run(
+    command: Sequence[str], environment: dict[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
     process = subprocess.Popen(
         command,
-        env={**os.environ, **settings},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -356,13 +356,15 @@ BETWEEN = {f"{name} between hosts": Sync(compress=name) for name in COMPRESSED}
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(240)
 @needs_mpirun
 def test_ranks_of_mpi_come_to_the_same_weights() -> None:
     (found,) = results(mpirun(3, "sync_options.py", "aab"))
     assert found["hosts"] == 2
     assert found["alike"]
     for name, strategy in {**SETTINGS, **BETWEEN}.items():
-        assert distance(torch.tensor(found["weights"][name]), run(SHORT, (2, 1), strategy)) < 1e-9
+        weights = torch.tensor(found["weights"][name], dtype=torch.float64)
+        assert distance(weights, run(SHORT, (2, 1), strategy)) < 1e-9
 
 
 # --- traffic

@@ -48,8 +48,8 @@ class OptimizerRule(Rule):
         remedy: Remedy | None = None,
         keep: bool = False,
     ) -> None:
-        nothing = [slice(0, 0) for _ in replica.flats]
-        self._checked = ShardedOptimizer(optimizer, replica, nothing)
+        # Made for what it refuses.
+        ShardedOptimizer(optimizer, replica, [slice(0, 0) for _ in replica.flats])
         self._optimizer, self._flats = optimizer, replica.flats
         self._messages, self._remedy = messages, remedy
         self.remembers, self.consumes = keep, not keep
@@ -91,7 +91,6 @@ class OptimizerRule(Rule):
         for own, other in zip(self._views[desk.slot], desk.message, strict=True):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
-        self._checked.begin()
         self._states[desk.slot].step(self._pieces[desk.slot])
         return Outcome.APPLIED
 

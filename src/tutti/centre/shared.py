@@ -9,7 +9,9 @@ whoever makes the reason disappear sends it a message.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -20,9 +22,8 @@ from tutti.centre.steps import SharedSteps
 from tutti.comm.base import Communicator
 from tutti.replica import Flat
 
-SLOT = 1 << 18
-"""Elements of a slot, about: few enough that its weights are still in the core's cache for the answer, and
-many enough that calling the optimizer costs little beside its work."""
+SMALLEST_SLOT = 1 << 17
+"""Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
 
 CLOSED_TAG = 1 << 20
 """A slot's number is added to it: the step that a message waits for is closed."""
@@ -37,7 +38,7 @@ class SharedCentre(Centre):
         comm: the workers, all on one host.
         flats: of the replica; their weights are the centre's first ones.
         rule: what the centre does with a message; this worker's own object.
-        parts: how many slots; by default, some of `SLOT` elements.
+        parts: how many slots; by default, one for each worker, but none smaller than `SMALLEST_SLOT`.
 
     Attributes:
         slots: the parts that are locked and moved one by one.
@@ -53,7 +54,7 @@ class SharedCentre(Centre):
             for weights, flat in zip(self._weights, flats, strict=True):
                 weights.copy_(flat.weights)
         comm.barrier()
-        self.slots = cut_slots(flats, rule, parts or slots_for(flats))
+        self.slots = cut_slots(flats, rule, parts or slots_for(flats, comm.size))
         count = len(self.slots)
         # As a memoryview an element is read in 0.1 us; as a tensor it takes ten times that.
         self._versions = comm.shared(count, dtype=torch.int64).numpy().data
@@ -65,7 +66,7 @@ class SharedCentre(Centre):
         self._seen_at = comm.clock()
         first = comm.rank * count // comm.size
         self._order = [*range(first, count), *range(first)]
-        self._views: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}
+        self._views: deque[tuple[Vectors, list[tuple[Tensor, ...]]]] = deque(maxlen=_KEPT_VIEWS)
         self._at = self.views(self._weights)
         self._then_at = self.views(self._then) if self._then is not None else None
         self._nbytes = sum(vector.nbytes for vector in self._weights)
@@ -79,12 +80,12 @@ class SharedCentre(Centre):
 
     def views(self, vectors: Vectors) -> list[tuple[Tensor, ...]]:
         """Each slot's slices of `vectors`; the same objects for the same vectors."""
-        key = tuple([vector.data_ptr() for vector in vectors])
-        if key not in self._views:
-            if len(self._views) >= _KEPT_VIEWS:
-                self._views.clear()
-            self._views[key] = [slot.views(vectors) for slot in self.slots]
-        return self._views[key]
+        for known, views in self._views:
+            if all(map(is_, known, vectors)):
+                return views
+        views = [slot.views(vectors) for slot in self.slots]
+        self._views.append((tuple(vectors), views))
+        return views
 
     @override
     @torch.no_grad()
@@ -234,9 +235,10 @@ class SharedCentre(Centre):
         """Nothing is to be said: there is nobody else."""
 
 
-def slots_for(flats: Sequence[Flat]) -> int:
-    """How many slots a centre in shared memory has."""
-    return max(1, round(sum(len(flat.weights) for flat in flats) / SLOT))
+def slots_for(flats: Sequence[Flat], workers: int) -> int:
+    """How many slots a centre in shared memory has: enough that all workers can be busy at once."""
+    most = sum(len(flat.weights) for flat in flats) // SMALLEST_SLOT
+    return max(1, min(workers, most))
 
 
 def _allocate(comm: Communicator) -> Allocate:

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     folder, part = given.pop("run"), given.pop("part")
     trained = TrainConfig.from_json(RunFolder.open(folder).config())
     other_data = "data" in given or bool(dotted)
-    here: dict[str, Any] = {"hosts": None}
+    here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "climb_every": None}
     if other_data and part == "train":
         here["validation"] = 0.0
     if not _fits(trained):

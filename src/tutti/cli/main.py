@@ -8,7 +8,8 @@ from importlib import import_module
 from importlib.metadata import version
 
 from tutti.cli.command import Command
-from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.errors import BadOption, TuttiError, UnknownName, UserError
+from tutti.launch.surroundings import started_by
 
 COMMANDS = {
     "train": "train a network in parallel",
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words)
     except TuttiError as error:
         _flush()
-        print(f"tutti: error: {error}", file=sys.stderr)
+        if not _repeated():
+            print(f"tutti: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         _flush()
@@ -76,6 +78,15 @@ def _help() -> str:
     ]
     lines += ["'tutti train' alone trains a small network on the embedded digits, on every core."]
     return "\n".join(lines)
+
+
+def _repeated() -> bool:
+    """Whether another rank of the same MPI job says the same: each of them has read the same command."""
+    try:
+        around = started_by()
+    except UserError:
+        return False
+    return around.mpi and bool(around.rank)
 
 
 def _flush() -> None:

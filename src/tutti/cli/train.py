@@ -20,7 +20,7 @@ def define(parser: Parser) -> None:
         default=argparse.SUPPRESS,
         metavar="MODEL",
         help="built-in model (mlp, lenet, cnn, vgg11), package.module:factory or file.py:factory "
-        "(default: mlp)",
+        "(default: cnn)",
     )
     parser.add_argument(
         "--config",

@@ -42,7 +42,7 @@ class Result:
 
 
 def train(
-    model: str | nn.Module | Callable[..., nn.Module] = "mlp",
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
     data: object = "digits",
     *,
     strategy: str | Strategy | None = None,

@@ -132,12 +132,18 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
     return cast("LRScheduler", given(optimizer, **options))
 
 
-def build_strategy(job: Job, workers: int) -> Strategy:
+def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
     """The strategy of the configuration; "auto" is solo for one worker, else sync.
+
+    Args:
+        job: what is to be done.
+        workers: how many ranks train.
+        hosts: on how many hosts they are.
+        servers: how many further ranks there are for a parameter centre.
 
     Raises:
         UnknownName: there is no such strategy, or it has no such hyper-parameter.
-        BadOption: the strategy cannot use this many workers.
+        BadOption: the strategy cannot use this world.
     """
     given = named_or_given(job, "strategy")
     if not isinstance(given, Strategy):
@@ -147,7 +153,7 @@ def build_strategy(job: Job, workers: int) -> Strategy:
             if key not in known:
                 raise UnknownName(f"option of strategy '{kind.name}'", key, known)
         given = kind(**job.config.strategy_options)
-    given.check(workers)
+    given.check(workers, hosts, servers)
     return given
 
 

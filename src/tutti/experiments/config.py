@@ -39,7 +39,7 @@ class TrainConfig:
     """
 
     model: str = field(
-        default="mlp", metadata=about("built-in model, package.module:factory, or file.py:factory")
+        default="cnn", metadata=about("built-in model, package.module:factory, or file.py:factory")
     )
     model_options: Options = field(
         default_factory=dict, metadata=about("options of the model: --model.KEY value")
@@ -78,6 +78,21 @@ class TrainConfig:
         default=None,
         metadata=about("hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"),
     )
+    servers: int = field(
+        default=0,
+        metadata=about(
+            "ranks beside the workers that keep the parameter centre, for strategies that have one; on "
+            "several hosts these need at least 1"
+        ),
+    )
+    levels: int = field(
+        default=1,
+        metadata=about("2: a parameter centre on each host, which meets the servers'; 1: theirs alone"),
+    )
+    climb_every: int | None = field(
+        default=None,
+        metadata=about("with --levels 2: exchanges of a host between two of its centre; by default 10"),
+    )
     balance: str = field(
         default="none",
         metadata=about(
@@ -92,13 +107,13 @@ class TrainConfig:
     )
     epochs: int | None = field(
         default=None,
-        metadata=about("passes over the training samples; 30 when neither epochs nor steps is given"),
+        metadata=about("passes over the training samples; 15 when neither epochs nor steps is given"),
     )
     steps: int | None = field(
         default=None, metadata=about("weight updates (of each worker), instead of epochs")
     )
     batch_size: int = field(
-        default=128,
+        default=32,
         metadata=about(
             "samples behind one weight update: over all workers where they make updates together, else of one"
         ),
@@ -237,7 +252,14 @@ def _check(config: TrainConfig) -> None:
         )
     if config.epochs is not None and config.steps is not None:
         raise BadOption("both --epochs and --steps are given; give one of them")
-    least = {"threads": 1, "epochs": 1, "steps": 1, "batch_size": 1, "seed": 0}
+    if config.levels not in (1, 2):
+        raise BadOption(f"--levels is {config.levels}; give 1 or 2")
+    if config.levels == 2 and not config.servers:
+        raise BadOption("--levels is 2, but there is no server for the upper level; give --servers 1 or more")
+    if config.climb_every is not None and config.levels == 1:
+        raise BadOption("--climb-every is for two levels of centres; give --levels 2, or leave it out")
+    least = dict.fromkeys(("climb_every", "threads", "epochs", "steps", "batch_size"), 1)
+    least |= dict.fromkeys(("servers", "seed"), 0)
     for name, smallest in least.items():
         value = getattr(config, name)
         if value is not None and value < smallest:

@@ -121,7 +121,25 @@ def run(entry: str, job: Job, quiet: bool = False) -> object:
     Raises:
         TuttiError: the input is wrong, or a rank failed.
     """
-    return start(entry, pickle.dumps(job), plan_for(job.config), announce=None if quiet else announce)
+    plan = plan_for(job.config)
+    _refuse_unfit(job, plan)
+    return start(entry, pickle.dumps(job), plan, announce=None if quiet else announce)
+
+
+def _refuse_unfit(job: Job, plan: Plan) -> None:
+    """Refuse a strategy that cannot use the plan, before any rank is started.
+
+    Where all strategies fit, nothing is asked: this process can do without torch then.
+
+    Raises:
+        UserError: the strategy does not fit, or there is none such.
+    """
+    starts = plan.launcher is Launcher.ALONE or bool(plan.hosts)
+    solo = job.config.strategy == "solo" and plan.workers > 1
+    if starts and (solo or plan.servers or len(plan.hosts) > 1):
+        from tutti.experiments.assemble import build_strategy
+
+        build_strategy(job, plan.workers, max(1, len(plan.hosts)), plan.servers)
 
 
 def announce(line: str) -> None:
@@ -140,9 +158,9 @@ def plan_for(config: TrainConfig) -> Plan:
     """
     single = config.device == "cuda" or config.strategy == "solo"
     workers = "1" if single and config.workers == "auto" and config.hosts is None else config.workers
-    plan = make_plan(workers, config.threads, hosts=config.hosts)
+    plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
     if workers == "auto" and plan.workers > config.batch_size and plan.launcher is Launcher.ALONE:
-        plan = make_plan(config.batch_size, config.threads)
+        plan = make_plan(config.batch_size, config.threads, servers=config.servers)
     if config.device == "cuda" and plan.workers > 1:
         raise BadOption(f"--device cuda is for one worker, not {plan.workers}; use -n 1, or --device cpu")
     return plan

@@ -57,10 +57,11 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     """How stale what workers exchanged was, and how long they waited for others; as far as any did."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale = [rank for rank in ranks if rank.staleness_mean is not None]
-    if stale:
+    late = any(rank.staleness_max for rank in stale)
+    if late:
         lines.append(f"staleness: {_spread(stale, 'staleness', 1)} updates")
     aged = [rank for rank in ranks if rank.age_s_mean is not None]
-    if aged:
+    if late and aged:
         lines.append(f"age of what gradients were computed from: {_spread(aged, 'age_s', 1e3)} ms")
     waited = [sum(rank.wait_s for rank in one) for one in zip(*(r.ranks for r in history), strict=True)]
     if any(waited):

@@ -27,6 +27,7 @@ from tutti.experiments.assemble import (
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, load_job
 from tutti.experiments.pacing import check_pace, deal
+from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.records import EpochRecord, Evaluation, Summary, World
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.placement import place
@@ -39,7 +40,7 @@ from tutti.training.metrics import Metric, named_metrics
 from tutti.training.progress import Silent, progress_on
 from tutti.training.run_folder import HISTORY, RunFolder, TrainedOn, check_writable
 
-DEFAULT_EPOCHS = 30
+DEFAULT_EPOCHS = 15
 """Passes over the training samples, when neither epochs nor steps is given."""
 
 
@@ -67,10 +68,10 @@ class Task:
 
 
 def work(comm: Communicator, payload: bytes) -> Outcome:
-    """Train; every rank calls this (entry point of the ranks).
+    """Train, or serve those who train; every rank calls this (entry point of the ranks).
 
     Args:
-        comm: all ranks of the job.
+        comm: all ranks of the job, servers included.
         payload: a pickled `TrainJob`.
 
     Raises:
@@ -78,14 +79,20 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
     """
     job = load_job(payload)
     assert isinstance(job, TrainJob)
+    config = job.config
     if job.write and comm.rank == 0:
-        check_writable(job.config.out)
-    with seeded(job.config.seed):
-        strategy = build_strategy(job, comm.size)
-        check_pace(job.config, strategy)
+        check_writable(config.out)
+    with seeded(config.seed):
+        strategy = build_strategy(job, comm.size - config.servers, comm.hosts, config.servers)
+        check_pace(config, strategy)
+        team = take_sides(comm, config)
         task = prepare_task(job, open_config_data(job, comm))
-        trainer, config = prepare_trainer(job, comm, task, strategy)
-        return _run(job, comm, task, trainer, config)
+        outcome = None
+        if serves(team):
+            serve(job, team, task.module, strategy)
+        else:
+            outcome = _run(job, team, task, *prepare_trainer(job, team, task, strategy))
+        return result_for_all(comm, team, outcome)
 
 
 def prepare_task(job: Job, dataset: DataSet) -> Task:

@@ -30,6 +30,7 @@ from tutti.experiments.assemble import (
     seeded,
 )
 from tutti.experiments.job import OBJECT, VerifyJob, load_job
+from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.train import Task, prepare_task
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
@@ -128,7 +129,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     """Compare; every rank calls this (entry point of the ranks).
 
     Args:
-        comm: all ranks of the job.
+        comm: all ranks of the job, servers included.
         payload: a pickled `VerifyJob`.
 
     Raises:
@@ -137,14 +138,20 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     job = load_job(payload)
     assert isinstance(job, VerifyJob)
     with seeded(job.config.seed):
-        strategy = build_strategy(job, comm.size)
+        servers = job.config.servers
+        strategy = build_strategy(job, comm.size - servers, comm.hosts, servers)
         _refuse_other_training(strategy)
+        team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
-        deviations = _compare(job, comm, task, strategy)
-        verdict = Verdict(deviations, tuple(reasons(task.module, comm.size)))
-    if comm.rank == 0:
-        _print(job, comm, task, strategy, verdict)
-    return verdict
+        verdict = None
+        if serves(team):
+            serve(job, team, task.module, strategy)
+        else:
+            deviations = _compare(job, team, task, strategy)
+            verdict = Verdict(deviations, tuple(reasons(task.module, team.size)))
+            if team.rank == 0:
+                _print(job, team, task, strategy, verdict)
+        return result_for_all(comm, team, verdict)
 
 
 def _refuse_other_training(strategy: Strategy) -> None:

@@ -8,14 +8,17 @@ from tutti.strategies.downpour import Downpour
 from tutti.strategies.easgd import EASGD
 from tutti.strategies.easgd_sync import EASGDSync
 from tutti.strategies.gem import GEM
+from tutti.strategies.hogwild import Hogwild
 from tutti.strategies.lazy import Lazy
+from tutti.strategies.local import Local
 from tutti.strategies.paramserver import ParamServer
 from tutti.strategies.placement import place
 from tutti.strategies.solo import Solo
 from tutti.strategies.sync import Sync
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (Downpour, EASGD, EASGDSync, GEM, Lazy, ParamServer, Solo, Sync)
+    strategy.name: strategy
+    for strategy in (Downpour, EASGD, EASGDSync, GEM, Hogwild, Lazy, Local, ParamServer, Solo, Sync)
 }
 
 __all__ = [
@@ -25,8 +28,10 @@ __all__ = [
     "Clip",
     "Downpour",
     "EASGDSync",
+    "Hogwild",
     "Home",
     "Lazy",
+    "Local",
     "ParamServer",
     "Solo",
     "Strategy",

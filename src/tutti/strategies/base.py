@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from torch.optim import Optimizer
 
+from tutti.centre.base import Centre
+from tutti.centre.joining import check_reachable
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.replica import Replica
@@ -110,6 +112,10 @@ class Strategy(ABC):
         """The largest world size that the strategy can use, or None."""
         return None
 
+    def most_hosts(self) -> int | None:
+        """The largest number of hosts that the strategy can use, or None."""
+        return None
+
     @abstractmethod
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         """Make this rank's worker (collective).
@@ -122,12 +128,34 @@ class Strategy(ABC):
             clip: gradient clipping.
         """
 
-    def check(self, workers: int) -> None:
-        """Refuse a world size that the strategy cannot use.
+    def check(self, workers: int, hosts: int = 1, servers: int = 0) -> None:
+        """Refuse a world that the strategy cannot use.
+
+        Args:
+            workers: how many ranks train.
+            hosts: on how many hosts they are.
+            servers: how many further ranks there are for a parameter centre.
 
         Raises:
-            BadOption: `workers` is more than `most_workers`.
+            BadOption: there are too many workers or hosts, or there are servers for a strategy without a
+                centre, or none for one with a centre on several hosts.
         """
+        self._check_size(workers, hosts)
+        if Centre in self.needs:
+            check_reachable(hosts, servers)
+        elif servers:
+            raise BadOption(
+                f"--servers is {servers}, but strategy '{self.name}' has no parameter centre that servers "
+                "could keep; leave --servers out, or use one that has it, such as '--strategy downpour'"
+            )
+
+    def _check_size(self, workers: int, hosts: int) -> None:
+        most_hosts = self.most_hosts()
+        if most_hosts is not None and hosts > most_hosts:
+            raise BadOption(
+                f"strategy '{self.name}' runs on {most_hosts} host, not {hosts}; leave --hosts out, or use "
+                "'--strategy sync'"
+            )
         most = self.most_workers()
         if most is not None and workers > most:
             raise BadOption(

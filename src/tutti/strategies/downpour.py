@@ -131,9 +131,15 @@ class _DownpourWorker(CentredWorker):
     """What both sides have in common: when to push, and when to pull."""
 
     def __init__(
-        self, strategy: Downpour, replica: Replica, comm: Communicator, rule: Rule, clip: Clip
+        self,
+        strategy: Downpour,
+        replica: Replica,
+        comm: Communicator,
+        optimizer: Optimizer,
+        clip: Clip,
+        rule: Rule,
     ) -> None:
-        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._push_every, self._pull_every = strategy.push_every, strategy.pull_every
         self._batches, self._unpushed = 0, False
         self.pushes = self.pulls = False
@@ -173,13 +179,13 @@ class _PushesGradients(_DownpourWorker):
         grads = [flat.grads for flat in replica.flats]
         self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
         rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy())
-        super().__init__(strategy, replica, comm, rule, clip)
+        super().__init__(strategy, replica, comm, optimizer, clip, rule)
         self._optimizer = optimizer
 
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.clip()
+        self.prepare()
         self.begin()
         if not self.pulls:
             _descend(self._optimizer)
@@ -200,7 +206,8 @@ class _PushesMoves(_DownpourWorker):
     def __init__(
         self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(strategy, replica, comm, strategy.rule(replica, optimizer, comm.size, clip), clip)
+        rule = strategy.rule(replica, optimizer, comm.size, clip)
+        super().__init__(strategy, replica, comm, optimizer, clip, rule)
         everything = [slice(0, len(weights)) for weights in self.weights]
         self._optimizer = ShardedOptimizer(optimizer, replica, everything)
         self._before = [weights.clone() for weights in self.weights]
@@ -209,7 +216,7 @@ class _PushesMoves(_DownpourWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.clip()
+        self.prepare()
         self._optimizer.step()
         self.replica.zero_grad()
         self.begin()

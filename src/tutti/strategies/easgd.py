@@ -71,7 +71,7 @@ class _EasgdWorker(CentredWorker):
         self, strategy: EASGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         rule = strategy.rule(replica, optimizer, comm.size, clip)
-        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._every, self._batches = strategy.every, 0
         self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
 
@@ -82,5 +82,5 @@ class _EasgdWorker(CentredWorker):
             with self._local.at_rest():
                 self.count(self.centre.exchange(self.weights))
         self._batches += 1
-        self.clip()
+        self.prepare()
         self._local.step()

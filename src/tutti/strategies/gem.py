@@ -80,7 +80,7 @@ class _GemWorker(CentredWorker):
         self, strategy: GEM, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         rule = strategy.rule(replica, optimizer, comm.size, clip)
-        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._strategy = strategy
         self._optimizer = ShardedOptimizer(optimizer, replica, [slice(0, len(w)) for w in self.weights])
         self.centre.pull(self.weights)
@@ -91,7 +91,7 @@ class _GemWorker(CentredWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.clip()
+        self.prepare()
         self._optimizer.step()
         self.replica.zero_grad()
         for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):

@@ -85,7 +85,7 @@ class _LazyWorker(CentredWorker):
     ) -> None:
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
         rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
-        super().__init__(replica, join_centre(comm, replica, rule), clip)
+        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
@@ -94,7 +94,7 @@ class _LazyWorker(CentredWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.clip()
+        self.prepare()
         sends = self._first or self._must_send()
         self._first = False
         if sends:

@@ -55,10 +55,12 @@ class ParamServer(Centred):
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         rule = self.rule(replica, optimizer, comm.size, clip)
-        return _ParamServerWorker(replica, join_centre(comm, replica, rule), Clip())
+        # The clipping is that of the whole gradient, and the centre's business.
+        return _ParamServerWorker(replica, join_centre(comm, replica, rule), optimizer, Clip())
 
 
 class _ParamServerWorker(CentredWorker):
     @override
     def step(self) -> None:
+        self.prepare()
         self.count(self.centre.exchange(self.grads, self.weights))

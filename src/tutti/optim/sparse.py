@@ -1,0 +1,133 @@
+"""The user's optimizer on the rows of embedding tables that a batch has touched, and on nothing else.
+
+An `nn.Embedding(sparse=True)` has a gradient for the rows that were looked up. Moving only these costs what
+the batch has, not what the table has, and leaves all other rows to whoever else may write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+
+from tutti.errors import BadOption
+from tutti.replica import Flat
+
+BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
+    optim.SGD: optim.SGD,
+    optim.Adagrad: optim.Adagrad,
+    optim.Adam: optim.SparseAdam,
+}
+"""Optimizers that can move rows alone, and torch's class that does it."""
+
+EVERYWHERE: Final = ("momentum", "weight_decay", "amsgrad")
+"""Options that move rows without a gradient too, or need torch's dense form."""
+
+
+_KEPT: Final = ("params", "foreach", "fused")
+
+
+def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
+    """The trainable tables whose gradients are sparse, each once."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    weights = [layer.weight for layer in layers if layer.sparse and layer.weight.requires_grad]
+    return list(dict.fromkeys(weight for weight in weights if isinstance(weight, nn.Parameter)))
+
+
+def dense_slices(flat: Flat, tables: Sequence[nn.Parameter]) -> list[slice]:
+    """The stretches of a flat vector that hold no table; they begin and end where parameters do."""
+    sparse = {id(table) for table in tables}
+    starts = [span.start for span in flat.spans]
+    stops = [*starts[1:], len(flat.weights)]
+    found: list[slice] = []
+    for parameter, start, stop in zip(flat.parameters, starts, stops, strict=True):
+        if id(parameter) in sparse:
+            continue
+        if found and found[-1].stop == start:
+            start = found.pop().start
+        found.append(slice(start, stop))
+    return found
+
+
+class RowOptimizer:
+    """Moves the touched rows of embedding tables, with a state of its own.
+
+    SGD and Adagrad do what they do to a dense gradient. Adam is torch's `SparseAdam`: the moments of a row
+    change only when the row is touched.
+
+    Args:
+        optimizer: the user's; its options are read again at every step.
+        tables: parameters of it, from `sparse_tables`. Their `.grad` is dropped, so that autograd makes
+            sparse ones.
+
+    Raises:
+        BadOption: the optimizer cannot move rows alone, by its class or by an option.
+    """
+
+    def __init__(self, optimizer: Optimizer, tables: Sequence[nn.Parameter]) -> None:
+        known = {id(table) for table in tables}
+        self._optimizer = optimizer
+        self._groups: list[tuple[int, list[nn.Parameter], Optimizer]] = []
+        for number, group in enumerate(optimizer.param_groups):
+            mine = [parameter for parameter in group["params"] if id(parameter) in known]
+            if mine:
+                self._groups.append((number, mine, _by_rows(optimizer, group, mine)))
+        self._tables = list(tables)
+        for table in self._tables:
+            table.grad = None
+
+    @torch.no_grad()
+    def gradients(self) -> list[Tensor]:
+        """The touched rows' gradients, which may be changed in place before `step`: each (rows, width)."""
+        found = []
+        for table in self._tables:
+            if table.grad is not None:
+                table.grad = table.grad.coalesce() if table.grad.is_sparse else _touched_rows(table.grad)
+                found.append(table.grad.values())
+        return found
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the rows that have a gradient, and drop the gradients. Call `gradients` before."""
+        for number, tables, optimizer in self._groups:
+            theirs, own = self._optimizer.param_groups[number], optimizer.param_groups[0]
+            own.update({name: theirs[name] for name in own if name in theirs and name not in _KEPT})
+            if any(table.grad is not None for table in tables):
+                # torch warns of its own optimizers' sparse tensors unless told what to do about them.
+                with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+                    optimizer.step()
+        for table in self._tables:
+            table.grad = None
+
+
+def _by_rows(optimizer: Optimizer, group: dict[str, Any], tables: list[nn.Parameter]) -> Optimizer:
+    cls = BY_ROWS.get(type(optimizer))
+    if cls is None:
+        usable = ", ".join(sorted(kind.__name__ for kind in BY_ROWS))
+        raise BadOption(
+            f"optimizer {type(optimizer).__name__} cannot move single rows of an embedding; use one of "
+            f"{usable}, or make the embedding with sparse=False"
+        )
+    for name in EVERYWHERE:
+        if group.get(name):
+            raise BadOption(
+                f"{type(optimizer).__name__} with {name} = {group[name]} moves more than the rows that a "
+                f"batch touches; leave {name} out, or make the embedding with sparse=False"
+            )
+    rows = cls(tables, lr=float(group["lr"]))  # type: ignore[call-arg]
+    own = rows.param_groups[0]
+    own.update({name: group[name] for name in own if name in group and name not in _KEPT})
+    return rows
+
+
+def _touched_rows(dense: Tensor) -> Tensor:
+    """A dense gradient as a sparse one of its rows that are not zero; the dense one is zero afterwards."""
+    rows = dense.flatten(1).any(dim=1).nonzero().T
+    sparse = torch.sparse_coo_tensor(
+        rows, dense[rows[0]], dense.shape, check_invariants=False, is_coalesced=True
+    )
+    dense.zero_()
+    return sparse

@@ -1,0 +1,128 @@
+"""Workers that have weights of their own and no centre: what counts in the end is their average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.optim.clipping import clip as clip_gradient
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.replica import Replica
+from tutti.rules.mixing import mean
+from tutti.strategies.base import Clip, Worker
+
+MOST_ROWS: Final = 8
+"""How many workers read each other's rows directly. With more, each sums a slice of its own for all."""
+
+
+class Rows:
+    """Every worker's weights, as it last published them, in memory that all see.
+
+    There are two sets, used in turn: a worker that writes to one has passed a barrier which all others came
+    to after they had read it. So one barrier for each publication is enough.
+
+        rank 0   write row 0 of A ┐         ┌ read A │ write row 0 of B ┐         ┌ read B
+        rank 1   write row 1 of A ┴ barrier ┴ read A │ write row 1 of B ┴ barrier ┴ read B     A is next
+
+    Args:
+        comm: the workers, all on one host.
+        vectors: what is to be published, for its lengths and dtypes.
+    """
+
+    def __init__(self, comm: Communicator, vectors: Sequence[Tensor]) -> None:
+        self._comm, self._turn = comm, 0
+        self._sets = [
+            comm.shared(2, comm.size, len(vector), dtype=vector.dtype).unbind() for vector in vectors
+        ]
+
+    def publish(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Publish own vectors (collective); returns everyone's: for each vector, one of (ranks, length).
+
+        They may be read until the next call.
+        """
+        self._turn ^= 1
+        rows = [both[self._turn] for both in self._sets]
+        for row, vector in zip(rows, vectors, strict=True):
+            row[self._comm.rank].copy_(vector)
+        self._comm.barrier()
+        return rows
+
+
+class Average:
+    """Replaces vectors by their mean over all workers; bit-equal on all of them.
+
+    Args:
+        comm: the workers.
+        vectors: like those to be averaged.
+    """
+
+    def __init__(self, comm: Communicator, vectors: Sequence[Tensor]) -> None:
+        self._comm = comm
+        close = comm.hosts == 1 and 1 < comm.size <= MOST_ROWS
+        self._rows = Rows(comm, vectors) if close else None
+
+    @torch.no_grad()
+    def take(self, vectors: Sequence[Tensor]) -> int:
+        """Overwrite the vectors with the mean (collective); returns the bytes sent."""
+        if self._comm.size == 1:
+            return 0
+        if self._rows is not None:
+            for vector, rows in zip(vectors, self._rows.publish(vectors), strict=True):
+                mean(vector, rows.unbind())
+        else:
+            for vector in vectors:
+                self._comm.all_reduce(vector)
+                vector.div_(self._comm.size)
+        return sum(vector.nbytes for vector in vectors)
+
+
+class AveragedWorker(Worker):
+    """A worker that steps on weights of its own; the average of all is evaluated, and left in the end.
+
+    Args:
+        replica: the model.
+        comm: all workers.
+        optimizer: the user's; its state here is this worker's own.
+        clip: applied by each worker to its own gradient.
+    """
+
+    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
+        super().__init__()
+        self.replica, self.comm, self._clip = replica, comm, clip
+        self.weights = [flat.weights for flat in replica.flats]
+        self.grads = [flat.grads for flat in replica.flats]
+        self.average = Average(comm, self.weights)
+        self._optimizer = ShardedOptimizer(optimizer, replica, [slice(0, len(w)) for w in self.weights])
+        self._aside: list[Tensor] = []
+
+    def move(self) -> None:
+        """A step of the user's optimizer by this worker's own gradient, which is zero afterwards."""
+        clip_gradient(self.grads, self._clip.norm, self._clip.value)
+        self._optimizer.step()
+        self.replica.zero_grad()
+
+    def agree(self) -> None:
+        """Overwrite the weights with those to be evaluated (collective)."""
+        self.average.take(self.weights)
+
+    @override
+    def settle(self) -> None:
+        self._aside = [weights.clone() for weights in self.weights]
+        self.agree()
+
+    @override
+    def resume(self) -> None:
+        for weights, kept in zip(self.weights, self._aside, strict=False):
+            weights.copy_(kept)
+        self._aside = []
+
+    @override
+    def finish(self) -> None:
+        self.agree()
+        self._aside = []

@@ -1,0 +1,102 @@
+"""Hogwild: all workers of a host move one vector of weights, without locks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.optim.clipping import clip as clip_gradient
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.optim.sparse import RowOptimizer, dense_slices, sparse_tables
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+
+
+@dataclass(frozen=True)
+class Hogwild(Strategy):
+    """Lock-free asynchronous training: every worker applies its own gradient to the host's one vector.
+
+        for every batch:   g = grad l(w)            w as it is, while others write to it
+                           w = optimizer(w, g)      at once, without a lock
+
+    Two writes to one weight at the same moment may lose one of them; with sparse gradients that is rare, with
+    dense ones it is a little noise. The optimizer's state (momentum, Adam's moments) is each worker's own, of
+    its own gradients; only the weights are shared. A batch is one worker's own.
+
+    An `nn.Embedding(sparse=True)` has only those rows moved that the batch looked up: with SGD without
+    momentum, Adagrad, or Adam (as torch's SparseAdam).
+
+        worker 0   │ backward │ w -= │ backward │ w -= │ ...
+        worker 1   │ backward    │ w -= │ backward    │ w -= │ ...
+
+    It needs one memory for all workers, so it runs on one host.
+
+    Source: Niu, Recht, Re, Wright 2011, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient
+    Descent", arXiv:1106.5730, algorithm 1.
+    """
+
+    name: ClassVar[str] = "hogwild"
+    home: ClassVar[Home] = Home.SHARED
+    pace: ClassVar[Pace] = Pace.FREE
+
+    @override
+    def most_hosts(self) -> int:
+        return 1
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        self.check(comm.size, comm.hosts)
+        return _HogwildWorker(replica, comm, optimizer, clip)
+
+
+class _HogwildWorker(Worker):
+    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
+        super().__init__()
+        tables = sparse_tables(replica.module)
+        places = [(flat, dense) for flat in replica.flats for dense in dense_slices(flat, tables)]
+        self._comm, self._clip = comm, clip
+        self._grads = [flat.grads[dense] for flat, dense in places]
+        self._written = sum(grads.nbytes for grads in self._grads)
+        self._dense = [
+            ShardedOptimizer(optimizer, replica, [dense if f is flat else slice(0, 0) for f in replica.flats])
+            for flat, dense in places
+        ]
+        self._rows = RowOptimizer(optimizer, tables) if tables else None
+        self._updates, self._seen = comm.counter(), 0
+        self._read_at = comm.clock()
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        rows = self._rows.gradients() if self._rows is not None else []
+        clip_gradient([*self._grads, *rows], self._clip.norm, self._clip.value)
+        written = self._written + sum(values.nbytes for values in rows)
+        for optimizer in self._dense:
+            optimizer.step()
+        if self._rows is not None:
+            self._rows.step()
+        applied_at = self._comm.clock()
+        before = self._updates.add()
+        for grads in self._grads:
+            grads.zero_()
+        self.traffic.add(written, 0.0, before - self._seen, applied_at - self._read_at)
+        self._seen, self._read_at = before + 1, self._comm.clock()
+
+    @override
+    def settle(self) -> None:
+        """All have written what they had to."""
+        self._comm.barrier()
+
+    @override
+    def resume(self) -> None:
+        """Nobody writes before all have evaluated."""
+        self._comm.barrier()
+
+    @override
+    def finish(self) -> None:
+        self._comm.barrier()

@@ -1,0 +1,84 @@
+"""Local SGD: workers step on their own, and average their weights every so often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.replica import Replica
+from tutti.strategies.averaged import AveragedWorker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.ranges import at_least
+
+
+@dataclass(frozen=True)
+class Local(Strategy):
+    """Local SGD: the workers' weights are averaged after every `every` batches of each.
+
+        x_i = optimizer(x_i, g_i(x_i))                         each worker i with a batch of its own
+        x_i = 1/n sum over j of x_j       in step t = 1, 2, ...   if t <= after, or every divides t - after
+
+    Post-local SGD is the same with the first `after` steps averaged one by one: plain SGD's then make just
+    the step of the mean gradient of all batches, as synchronous training does. Momentum and other state of
+    the optimizer is each worker's own and is never averaged; with SGD's momentum, which is linear, the steps
+    up to `after` are the synchronous ones too. BatchNorm's statistics are each worker's own in training, and
+    averaged for evaluations and in the end.
+
+        worker 0   │ step │ step │ average │ step │ step │ average │        every = 2
+        worker 1   │ step │ step │ average │ step │ step │ average │
+
+    On one host the average is read from all workers' rows in shared memory.
+
+    Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767, algorithm 1;
+    Lin, Stich, Patel, Jaggi 2020, "Don't Use Large Mini-Batches, Use Local SGD", arXiv:1808.07217 (post-local
+    SGD).
+    """
+
+    name: ClassVar[str] = "local"
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.ABREAST
+
+    every: int = field(default=8, metadata={"help": "batches of a worker between two averagings, from 1"})
+    after: int = field(
+        default=0, metadata={"help": "how many first batches are averaged one by one (post-local), from 0"}
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "every", 1)
+        at_least(self, "after", 0)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _LocalWorker(self, replica, comm, optimizer, clip)
+
+
+class _LocalWorker(AveragedWorker):
+    def __init__(
+        self, strategy: Local, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(replica, comm, optimizer, clip)
+        self._strategy, self._rounds, self._averaged_at = strategy, 0, comm.clock()
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.move()
+        self.skip()
+
+    @override
+    def skip(self) -> None:
+        """Take part in the averaging that may follow a round."""
+        self._rounds += 1
+        late = self._rounds - self._strategy.after
+        if late > 0 and late % self._strategy.every:
+            return
+        began = self.comm.clock()
+        sent = self.average.take(self.weights)
+        now = self.comm.clock()
+        self.traffic.add(sent, now - began, 0, now - self._averaged_at)
+        self._averaged_at = now

@@ -1,0 +1,310 @@
+"""The centre in shared memory: slots, answers and counts, on virtual ranks and on processes."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from comm.ranks import World
+from tutti.centre import AddRule, Desk, ElasticRule, OptimizerRule, Outcome, Rule
+from tutti.centre.base import cut_slots
+from tutti.centre.shared import SMALLEST_SLOT, SharedCentre, slots_for
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import Fault, VirtualWorld
+from tutti.errors import BadOption, PeerLost
+from tutti.replica import Replica
+from tutti.strategies.base import Home
+from tutti.strategies.placement import place
+
+# The ranks cannot import this page by its name: its functions travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LENGTH = 100
+
+
+class TwoTypes(nn.Module):
+    """Parameters of two dtypes, each a flat vector of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = nn.Linear(7, 13)
+        self.double = nn.Linear(13, 5).double()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(1.0)
+
+
+def join(comm: Communicator, rule: Rule | None = None, parts: int = 3) -> tuple[Replica, SharedCentre]:
+    replica = place(TwoTypes(), comm, Home.PRIVATE)
+    return replica, SharedCentre(comm, replica.flats, rule or AddRule(), parts)
+
+
+def vectors(replica: Replica, value: float) -> list[Tensor]:
+    return [torch.full_like(flat.weights, value) for flat in replica.flats]
+
+
+def values(weights: list[Tensor]) -> set[float]:
+    """The different numbers in some vectors, but for the gaps' zeros."""
+    return {float(value) for vector in weights for value in vector.unique()} - {0.0}
+
+
+def check_a_push_moves_every_slot_once(comm: Communicator) -> None:
+    replica, centre = join(comm)
+    assert len(centre.slots) > 1
+    message = vectors(replica, 1.0)
+    for flat, vector in zip(replica.flats, message, strict=True):
+        vector[flat.weights == 0] = 0  # the gaps
+    pushed = [vector.clone() for vector in message]
+    for _ in range(5):
+        centre.push(message)
+        assert values(message) == set()  # it is used up
+        for vector, again in zip(message, pushed, strict=True):
+            vector.copy_(again)
+    into = vectors(replica, 7.0)
+    centre.read(into)
+    assert values(into) == {1.0 + 5 * comm.size}
+    assert centre.version == 5 * comm.size
+
+
+def check_exchanges_lose_nothing(comm: Communicator) -> None:
+    """Elastic exchanges keep the sum of all weights, whatever comes between which."""
+    replica, centre = join(comm, ElasticRule(0.9, comm.size))
+    own = vectors(replica, float(comm.rank))
+    for _ in range(20):
+        centre.exchange(own)
+    into = vectors(replica, 0.0)
+    centre.read(into)
+    total = [vector.clone().double() for vector in own]
+    for vector in total:
+        comm.all_reduce(vector)
+    for flat, vector, weights in zip(replica.flats, total, into, strict=True):
+        start = torch.where(flat.weights == 0, 0.0, 1.0).double()
+        expected = start + sum(range(comm.size))
+        assert torch.allclose(vector + weights.double(), expected, atol=1e-4)
+
+
+def check_every_gradient_is_applied(comm: Communicator) -> None:
+    replica, _ = join(comm)
+    optimizer = optim.SGD(replica.module.parameters(), lr=0.5)
+    grads = [flat.grads for flat in replica.flats]
+    centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads), 3)
+    weights = [flat.weights for flat in replica.flats]
+    for _ in range(4):
+        for flat in replica.flats:
+            for span in flat.spans:
+                flat.grads[span] = 1.0
+        centre.exchange(grads, weights)
+    centre.read(weights)
+    assert values(weights) == {1.0 - 0.5 * 4 * comm.size}
+
+
+CHECKS = [check_a_push_moves_every_slot_once, check_exchanges_lose_nothing, check_every_gradient_is_applied]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_on_virtual_ranks(check: object, size: int) -> None:
+    VirtualWorld(size).run(check)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_on_processes(size: int) -> None:
+    with World(size) as world:
+        for check in CHECKS:
+            world.run(check)
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "NAdam", "Adafactor", "Muon"])
+def test_cutting_into_slots_changes_nothing(name: str) -> None:
+    if not hasattr(optim, name):
+        pytest.skip(f"this torch has no {name}")
+
+    def train(comm: Communicator, parts: int) -> Tensor:
+        module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+        for number, parameter in enumerate(module.parameters()):
+            with torch.no_grad():
+                parameter.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(number)))
+        replica = place(module, comm, Home.PRIVATE)
+        optimizer = getattr(optim, name)(module.parameters(), lr=0.1)
+        grads = [flat.grads for flat in replica.flats]
+        centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads), parts)
+        for step in range(5):
+            generator = torch.Generator().manual_seed(10 * step + comm.rank)
+            grads[0].copy_(torch.randn(len(grads[0]), generator=generator))
+            comm.compute(1.0 + 0.1 * comm.rank)
+            centre.exchange(grads, [replica.flats[0].weights])
+        centre.read([replica.flats[0].weights])
+        return replica.flats[0].weights.clone()
+
+    one, four = [VirtualWorld(2).run(train, parts)[0] for parts in (1, 4)]
+    torch.testing.assert_close(one, four, rtol=2e-3, atol=1e-5)
+
+
+def test_the_state_of_an_optimizer_that_counts_in_numbers_is_shared() -> None:
+    class Counting(optim.Optimizer):
+        """Moves everything by -1, -2, -3, ...: one more in each step."""
+
+        def __init__(self, parameters: object) -> None:
+            super().__init__(parameters, {})
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                parameter.data -= state["steps"]
+
+    def train(comm: Communicator) -> set[float]:
+        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        grads = [flat.grads for flat in replica.flats]
+        rule = OptimizerRule(Counting(replica.module.parameters()), replica, grads)
+        centre = SharedCentre(comm, replica.flats, rule, 2)
+        for _ in range(2):
+            centre.push(grads)
+        weights = [flat.weights for flat in replica.flats]
+        centre.read(weights)
+        return values(weights)
+
+    assert VirtualWorld(3).run(train)[0] == {1.0 - (1 + 2 + 3 + 4 + 5 + 6)}
+
+
+def test_a_state_that_cannot_be_shared_is_refused() -> None:
+    class Remembering(optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["past"] = ["anything"]
+
+    def train(comm: Communicator) -> None:
+        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        rule = OptimizerRule(Remembering(replica.module.parameters(), lr=0.1), replica)
+        SharedCentre(comm, replica.flats, rule)
+
+    with pytest.raises(BadOption, match="Remembering keeps 'past' of type list.*--strategy.side worker"):
+        VirtualWorld(2).run(train)
+
+
+def test_a_state_that_the_optimizer_has_already_is_carried_over() -> None:
+    def train(comm: Communicator, warm: bool) -> Tensor:
+        module = nn.Linear(4, 4)
+        with torch.no_grad():
+            module.weight.fill_(1.0)
+            module.bias.fill_(1.0)
+        optimizer = optim.Adam(module.parameters(), lr=0.1)
+        if warm:
+            for parameter in module.parameters():
+                parameter.grad = torch.full_like(parameter, 100.0)
+            optimizer.step()
+        replica = place(module, comm, Home.PRIVATE)
+        grads = [flat.grads for flat in replica.flats]
+        centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads))
+        before = replica.flats[0].weights.clone()
+        grads[0].fill_(1.0)
+        centre.exchange(grads, [replica.flats[0].weights])
+        return (before - replica.flats[0].weights).abs().max()
+
+    cold, warm = [VirtualWorld(1).run(train, warm)[0] for warm in (False, True)]
+    assert cold == pytest.approx(0.1, rel=1e-3)
+    assert warm > 0.05
+    assert warm != pytest.approx(0.1, rel=1e-2)
+
+
+def test_staleness_is_what_others_did_since_the_last_reading() -> None:
+    def train(comm: Communicator) -> list[int | None]:
+        replica, centre = join(comm)
+        found = []
+        for _ in range(3):
+            comm.compute((1.0, 0.4)[comm.rank])
+            found.append(centre.exchange(vectors(replica, 0.0)).staleness)
+        found.append(centre.pull(vectors(replica, 0.0)).staleness)
+        return found
+
+    # Worker 1 is there at 0.4, 0.8 and 1.2 s, worker 0 at 1, 2 and 3 s.
+    first, second = VirtualWorld(2).run(train)
+    assert first == [2, 1, 0, 0]
+    assert second == [0, 0, 1, 0]
+
+
+def test_a_push_counts_what_others_did_but_not_its_own() -> None:
+    def train(comm: Communicator) -> list[int | None]:
+        replica, centre = join(comm)
+        comm.compute(comm.rank * 0.5)
+        found = []
+        for _ in range(3):
+            comm.compute(1.0)
+            found.append(centre.push(vectors(replica, 0.0)).staleness)
+        return found
+
+    first, second = VirtualWorld(2).run(train)
+    assert (first, second) == ([0, 1, 2], [1, 2, 3])
+
+
+def test_a_reading_leaves_no_trace_on_the_staleness() -> None:
+    def train(comm: Communicator) -> int | None:
+        replica, centre = join(comm)
+        if comm.rank:
+            centre.push(vectors(replica, 0.0))
+        centre.read(vectors(replica, 0.0))
+        comm.barrier()
+        return centre.push(vectors(replica, 0.0)).staleness if comm.rank == 0 else None
+
+    assert VirtualWorld(2).run(train)[0] == 1
+
+
+def test_slots_begin_where_the_rule_may_cut() -> None:
+    flats = Replica(nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 2))).flats
+    slots = cut_slots(flats, AddRule(), 3)
+    assert [slot.number for slot in slots] == [0, 1, 2]
+    assert slots[0].places[0].start == 0
+    assert slots[-1].places[0].stop == len(flats[0].weights)
+    whole = OptimizerRule(optim.Adafactor(flats[0].parameters), Replica(nn.Linear(1, 1)), None)
+    starts = {span.start for span in flats[0].spans}
+    assert all(slot.places[0].start in starts for slot in cut_slots(flats, whole, 3))
+
+
+def test_a_slot_is_not_smaller_than_is_worth_its_lock() -> None:
+    small, large = Replica(nn.Linear(10, 10)).flats, Replica(nn.Linear(1, 2 * SMALLEST_SLOT)).flats
+    assert [slots_for(small, workers) for workers in (1, 8)] == [1, 1]
+    assert [slots_for(large, workers) for workers in (1, 2, 8)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("operation", range(12, 40, 3))
+def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
+    def train(comm: Communicator) -> bool:
+        replica, centre = join(comm, ElasticRule(0.9, comm.size), 2)
+        try:
+            for _ in range(20):
+                centre.exchange(vectors(replica, 0.0))
+                comm.compute(1.0)
+                centre.tick(0)
+            centre.leave()
+            centre.read(vectors(replica, 0.0))
+        except PeerLost:
+            return True
+        return False
+
+    found = VirtualWorld(3, faults=[Fault(1, operation=operation)]).run(train)
+    assert found[0]
+    assert found[2]
+
+
+def test_a_rule_of_ones_own_needs_one_method_and_its_upper_form() -> None:
+    class Largest(Rule):
+        def apply(self, desk: Desk) -> Outcome:
+            for centre, message in zip(desk.centre, desk.message, strict=True):
+                torch.maximum(centre, message, out=centre)
+            return Outcome.APPLIED
+
+        def above(self, hosts: int) -> Rule:
+            return self
+
+    def train(comm: Communicator) -> set[float]:
+        replica, centre = join(comm, Largest())
+        message = vectors(replica, float(comm.rank))
+        centre.exchange(message)
+        centre.read(message)
+        return values(message)
+
+    assert VirtualWorld(3).run(train)[0] == {2.0}

@@ -1,0 +1,397 @@
+"""What every strategy must do. Each check is called with one, and trains with it on virtual ranks.
+
+A strategy needs no entry in `SETTINGS`: what it does not say is taken from the strategy's own defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass, field, fields, replace
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import torch
+
+from contracts.training import (
+    Outcome,
+    Run,
+    Tied,
+    adamw,
+    clouds,
+    digits,
+    distance,
+    frozen,
+    halving,
+    needs_centre,
+    normed,
+    perceptron,
+    sgd,
+    tiny,
+    train,
+    train_alone,
+)
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import Fault, VirtualWorld
+from tutti.errors import PeerLost
+from tutti.replica import Replica
+from tutti.strategies import STRATEGIES, Clip, Strategy
+from tutti.strategies.base import Home, Pace
+from tutti.strategies.placement import place
+
+Options = dict[str, Any]
+
+RIGHT: Final = 0.95
+"""Share of the test digits that every strategy must get right."""
+
+ROUNDING: Final = 1e-4
+"""How far apart, relatively, two runs of fp32 may be that add the same numbers in another order."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the checks need to know about one strategy.
+
+    Attributes:
+        brisk: its options for runs of a few steps, and for learning the digits.
+        lr: of plain SGD for the digits.
+        alone: options with which one worker trains as plain torch does; None: there are none.
+        changes: for hyper-parameters whose change shows only in certain company: options for the first run,
+            and what is different in the second.
+        epochs: how long to learn the digits.
+    """
+
+    brisk: Options = field(default_factory=dict)
+    lr: float = 0.2
+    epochs: int = 8
+    alone: Options | None = None
+    changes: dict[str, tuple[Options, Options]] = field(default_factory=dict)
+
+
+_BETWEEN_HOSTS: Final = {"compress_inside": True}
+
+SETTINGS: Final[dict[str, Setting]] = {
+    "sync": Setting(
+        lr=0.4,
+        alone={},
+        changes={
+            "collective": ({}, {"collective": "ring"}),
+            "reduce": ({}, {"reduce": "adasum"}),
+            "compress": ({}, {"compress": "bf16"}),
+            "keep": ({"compress": "top_k", **_BETWEEN_HOSTS, "keep": 0.1}, {"keep": 0.5}),
+            "rank": ({"compress": "power_sgd", **_BETWEEN_HOSTS, "rank": 1}, {"rank": 2}),
+            "compress_inside": ({"compress": "bf16"}, {"compress_inside": True}),
+        },
+    ),
+    "solo": Setting(alone={}),
+    "downpour": Setting(
+        alone={},
+        changes={
+            "side": ({"push_every": 2, "pull_every": 2}, {"side": "worker"}),
+            "staleness": ({}, {"staleness": "inverse"}),
+            "strength": ({"staleness": "delay_compensated", "strength": 0.04}, {"strength": 2.0}),
+            "decay": ({"staleness": "delay_compensated_adaptive"}, {"decay": 0.5}),
+        },
+    ),
+    "paramserver": Setting(lr=0.4, alone={}, changes={"quorum": ({}, {"quorum": 0.5})}),
+    "lazy": Setting(
+        lr=0.1,
+        alone={"threshold": 0.0},
+        changes={
+            "slack": ({"slack": 0}, {"slack": 3}),
+            "threshold": ({"threshold": 0.0}, {"threshold": 100.0}),
+            "memory": ({"threshold": 1.0, "memory": 10}, {"memory": 2}),
+        },
+    ),
+    "gem": Setting(
+        lr=0.1,
+        changes={"least": ({}, {"least": -2.0}), "most": ({}, {"most": 1.0})},
+    ),
+    "easgd": Setting(brisk={"every": 2}),
+    "easgd_sync": Setting(brisk={"every": 2}),
+    "local": Setting(brisk={"every": 2}, alone={}),
+    "diloco": Setting(brisk={"every": 2}, alone={"outer_lr": 1.0, "outer_momentum": 0.0}),
+    "gossip": Setting(alone={}, changes={"graph": ({"graph": "ring"}, {"graph": "all"})}),
+    "adpsgd": Setting(alone={}),
+    "hogwild": Setting(lr=0.1, alone={}),
+}
+"""By name of the strategy."""
+
+
+def setting(strategy: type[Strategy]) -> Setting:
+    return SETTINGS.get(strategy.name, Setting())
+
+
+def brisk(strategy: type[Strategy]) -> Strategy:
+    """A strategy whose workers meet often enough for a short run."""
+    return strategy(**setting(strategy).brisk)
+
+
+def world(strategy: Strategy, ranks: int = 3, hosts: int = 1, **options: Any) -> VirtualWorld:
+    """Virtual ranks that the strategy can use, with a server where it needs one; as many as asked for, or
+    the most that it can use.
+    """
+    most = strategy.most_workers()
+    ranks = ranks if most is None else min(ranks, most)
+    hosts = min(hosts, ranks)
+    servers = 1 if hosts > 1 and needs_centre(strategy) else 0
+    strategy.check(ranks, hosts, servers)
+    return VirtualWorld(ranks, -(-ranks // hosts), servers=servers, **options)
+
+
+def on_several_hosts(strategy: Strategy) -> bool:
+    """Whether the strategy can use several hosts, with the servers that it needs."""
+    most_hosts, most_workers = strategy.most_hosts(), strategy.most_workers()
+    return (most_hosts is None or most_hosts > 1) and (most_workers is None or most_workers > 1)
+
+
+def outcomes(run: Run, on: VirtualWorld | None = None) -> list[Outcome]:
+    """What all workers have in the end: the same weights, fixed values and accuracy on each."""
+    found = (on or world(run.strategy)).run(train, run)
+    for outcome in found:
+        assert_alike(outcome, found[0])
+    return found
+
+
+def assert_alike(one: Outcome, other: Outcome) -> None:
+    """Bit for bit the same model."""
+    assert one.weights.isfinite().all()
+    assert torch.equal(one.weights, other.weights)
+    assert torch.equal(one.fixed, other.fixed)
+    assert one.accuracy == other.accuracy
+
+
+def learning(strategy: type[Strategy], epochs: int | None = None) -> Run:
+    """A run that learns the digits."""
+    known, together = setting(strategy), strategy.pace is Pace.TOGETHER
+    return Run(
+        brisk(strategy),
+        model=perceptron,
+        data=digits,
+        optimizer=partial(sgd, lr=known.lr),
+        epochs=epochs or known.epochs,
+        batch_size=48 if together else 16,
+    )
+
+
+def check_it_learns(strategy: type[Strategy]) -> None:
+    run = learning(strategy)
+    assert outcomes(run)[0].accuracy >= RIGHT
+    if on_several_hosts(run.strategy):
+        assert outcomes(run, world(run.strategy, 4, hosts=2))[0].accuracy >= RIGHT
+
+
+def check_one_worker_is_sequential_where_it_should_be(strategy: type[Strategy]) -> None:
+    options = setting(strategy).alone
+    if options is None:
+        pytest.skip(f"one worker of '{strategy.name}' does something else than plain torch")
+    momentum = partial(sgd, lr=0.1, momentum=0.9)
+    for optimizer in (momentum, adamw):
+        run = Run(strategy(**options), optimizer=optimizer, epochs=3)
+        for given in (
+            run,
+            replace(run, clip=Clip(norm=0.2, value=0.1)),
+            replace(run, schedule=partial(halving, every=10)),
+        ):
+            (found,) = outcomes(given, world(run.strategy, 1))
+            assert distance(found.weights, train_alone(given)) < ROUNDING
+
+
+def check_two_runs_are_equal_to_the_bit(strategy: type[Strategy]) -> None:
+    for hosts in (1, 2) if on_several_hosts(brisk(strategy)) else (1,):
+        first, again = (
+            outcomes(Run(brisk(strategy), epochs=3), world(brisk(strategy), 4, hosts)) for _ in range(2)
+        )
+        for one, other in zip(first, again, strict=True):
+            assert_alike(one, other)
+            assert one.seconds == other.seconds
+            assert [record.ranks for record in one.history] == [record.ranks for record in other.history]
+
+
+def check_every_hyper_parameter_changes_the_outcome(strategy: type[Strategy]) -> None:
+    for of in fields(strategy):
+        before, changed = setting(strategy).changes.get(of.name) or ({}, {of.name: _other_value(of)})
+        runs = [Run(strategy(**options), epochs=3) for options in (before, {**before, **changed})]
+        first, second = (_bits(outcomes(run, _demanding_world(run.strategy))) for run in runs)
+        assert first != second, f"{of.name} of '{strategy.name}': {before}, then {changed}"
+
+
+def _demanding_world(strategy: Strategy) -> VirtualWorld:
+    """On several hosts where that is possible: some options act between hosts alone."""
+    return world(strategy, 4, hosts=2 if on_several_hosts(strategy) else 1)
+
+
+def _bits(found: list[Outcome]) -> list[object]:
+    """Weights, and what was exchanged for them."""
+    sent = [rank.bytes_sent for record in found[0].history for rank in record.ranks]
+    return [found[0].weights.tolist(), sent, found[0].seconds]
+
+
+def _other_value(of: Field[Any]) -> object:
+    """Another valid value of a hyper-parameter, made up from its default."""
+    value = of.default
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2 or 0.5
+    raise AssertionError(f"say in SETTINGS how '{of.name}' is changed: its default is {value!r}")
+
+
+def check_steps_move_the_weights_by_the_learning_rate_alone(strategy: type[Strategy]) -> None:
+    """A schedule that goes to zero stops the training, whoever holds the optimizer."""
+    run = Run(brisk(strategy), epochs=2)
+    stop = replace(run, schedule=_stopping, epochs=1)
+    longer = replace(stop, epochs=2)
+    first, last = outcomes(stop)[0], outcomes(longer)[0]
+    assert distance(outcomes(run)[0].weights, first.weights) > 1e-3
+    if strategy.name in _GO_ON_WITHOUT_GRADIENTS:
+        return
+    assert torch.equal(first.weights, last.weights)
+
+
+def _stopping(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda updates: 1.0 if updates < 2 else 0.0)
+
+
+_GO_ON_WITHOUT_GRADIENTS: Final = {"easgd", "easgd_sync", "gossip", "adpsgd", "diloco", "gem", "local"}
+"""Workers that differ go on to approach each other, and momentum of the strategy's own goes on."""
+
+
+def check_clipping_bounds_the_move(strategy: type[Strategy]) -> None:
+    norm, lr = 1e-3, 0.1
+    run = Run(brisk(strategy), optimizer=partial(sgd, lr=lr), epochs=1, clip=Clip(norm=norm))
+    torch.manual_seed(0)
+    start = torch.cat([p.detach().double().reshape(-1) for p in tiny().parameters()])
+    for clip, bound in ((Clip(norm=norm), lr * norm), (Clip(value=1e-4), lr * 1e-4 * len(start) ** 0.5)):
+        found = outcomes(replace(run, clip=clip))
+        steps = sum(rank.updates for record in found[0].history for rank in record.ranks)
+        moved = float((found[0].weights - start).norm())
+        assert 0 < moved <= 5.01 * steps * bound  # an update is scaled by 5 at most
+
+
+def check_accumulation_changes_nothing_but_rounding(strategy: type[Strategy]) -> None:
+    run = Run(brisk(strategy), batch_size=12)
+    whole, passes = outcomes(run)[0], outcomes(replace(run, passes=3))[0]
+    assert distance(passes.weights, whole.weights) < ROUNDING
+
+
+def check_shards_of_any_size(strategy: type[Strategy]) -> None:
+    """The last round leaves samples for one rank, for some, or for all; and there may be one round alone."""
+    for samples in (33, 34, 47, 50, 2):
+        ranks = 1 if brisk(strategy).most_workers() == 1 else 3
+        run = Run(brisk(strategy), data=partial(clouds, samples), epochs=3)
+        found = outcomes(run, world(run.strategy, ranks))
+        assert [record.train.samples for record in found[0].history] == [samples] * 3
+
+
+def check_frozen_parameters_stay(strategy: type[Strategy]) -> None:
+    found = outcomes(Run(brisk(strategy), model=frozen))[0]
+    torch.manual_seed(0)
+    model = frozen()
+    fixed = torch.cat([p.detach().double().reshape(-1) for p in model[0].parameters()])
+    assert torch.equal(found.fixed, fixed)
+    trained = torch.cat([p.detach().double().reshape(-1) for p in model[2].parameters()])
+    assert not torch.equal(found.weights, trained)
+
+
+def check_batch_norm_learns_one_set_of_statistics(strategy: type[Strategy]) -> None:
+    run = Run(brisk(strategy), model=normed, data=partial(clouds, 96), epochs=6)
+    found = outcomes(run)[0]
+    means, variances = found.fixed[:8], found.fixed[8:16]
+    assert means.abs().max() > 0.01
+    assert (variances > 0).all()
+    assert (variances - 1).abs().max() > 0.01
+    assert found.accuracy > 0.7
+
+
+def check_tied_weights_stay_tied(strategy: type[Strategy]) -> None:
+    run = Run(brisk(strategy), model=Tied, epochs=4)
+    found = outcomes(run)[0]
+    assert len(found.weights) == 6 * 6 + 6 + 6 * 3 + 3
+    if setting(strategy).alone is not None:
+        alone = replace(run, strategy=strategy(**setting(strategy).alone))
+        (one,) = outcomes(alone, world(alone.strategy, 1))
+        assert distance(one.weights, train_alone(alone)) < ROUNDING
+
+
+def check_evaluation_settles_and_training_resumes(strategy: type[Strategy]) -> None:
+    """Settled weights are everywhere the same; afterwards each worker has its own again."""
+
+    def steps(comm: Communicator) -> list[bool]:
+        module, (training, _) = tiny(), clouds()
+        options = brisk(strategy)
+        optimizer = sgd(list(module.parameters()))
+        if comm.servers is not None and comm.servers.serving:
+            options.serve(comm.servers, Replica(module), optimizer, Clip())
+            return []
+        replica = place(module, comm, options.home)
+        worker = options.worker(replica, comm, optimizer, Clip())
+        same = []
+        for step in range(6):
+            inputs, targets = training.take(torch.arange(8) + 8 * comm.rank)
+            torch.nn.functional.cross_entropy(module(inputs), targets).backward()
+            comm.compute(1e-3 * (1 + comm.rank))
+            worker.step()
+            assert not replica.flats[0].grads.any()
+            if step % 2:
+                comm.barrier()
+                own = replica.flats[0].weights.clone()
+                worker.settle()
+                evaluated = comm.all_gather_objects(replica.flats[0].weights.clone())
+                worker.resume()
+                same += [all(torch.equal(other, evaluated[0]) for other in evaluated)]
+                if options.home is Home.PRIVATE:
+                    same += [torch.equal(replica.flats[0].weights, own)]
+        worker.finish()
+        comm.barrier()
+        return same
+
+    for found in _demanding_world(brisk(strategy)).run(steps):
+        assert found
+        assert all(found)
+
+
+def check_a_lost_peer_is_lost_everywhere(strategy: type[Strategy]) -> None:
+    """Whichever operation a rank dies in, all others learn of it; none hangs (that would be a deadlock)."""
+    one = brisk(strategy)
+    if one.most_workers() == 1:
+        pytest.skip(f"'{strategy.name}' has one worker")
+    run = Run(one, data=partial(clouds, 40), epochs=2)
+    for ranks, hosts in [(3, 1), (4, 2)] if on_several_hosts(one) else [(3, 1)]:
+        servers = world(one, ranks, hosts).servers
+        for victim in [0, ranks - 1, *range(ranks, ranks + servers)]:
+            for operation in _moments(victim):
+                fault = Fault(victim, operation=operation)
+                on = world(one, ranks, hosts, faults=[fault])
+                found = [what for what in on.run(_expecting_loss, run) if what is not None]
+                if not on.lost:
+                    break
+                # A server may die when the last worker has said goodbye.
+                allowed = [{"lost"}] if victim < ranks else [{"lost"}, {"trained"}]
+                assert set(found) in allowed, (fault, hosts, found)
+
+
+def _moments(first: int) -> Iterator[int]:
+    """A growing number of operations, ever fewer of them."""
+    moment = first
+    while True:
+        yield moment
+        moment += 1 + moment
+
+
+def _expecting_loss(comm: Communicator, run: Run) -> str:
+    try:
+        train(comm, run)
+    except PeerLost:
+        return "lost"
+    return "trained"
+
+
+CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("check_")
+)
+"""All of them."""
+
+NAMES: Final = tuple(STRATEGIES)

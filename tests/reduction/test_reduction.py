@@ -1,0 +1,96 @@
+"""What a vector of gradients consists of, and sums of it that a strategy's tests do not see closely."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tutti.algorithms import ALGORITHMS
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.reduction import Adaptive, ByMessages, Compressed, Layer, Layout, LowRank, Native, Reduction
+from tutti.replica import Replica
+from tutti.rules.compression import Sign, TopK
+
+MAKERS = {
+    "native": Native,
+    "ring": partial(ByMessages, algorithm=ALGORITHMS["ring"]),
+    "adasum": Adaptive,
+    "top_k": partial(Compressed, codec=TopK(0.5)),
+    "sign": partial(Compressed, codec=Sign()),
+    "power_sgd": partial(LowRank, rank=1),
+}
+
+
+def flat_of(*shapes: tuple[int, ...]) -> Replica:
+    module = nn.Module()
+    for number, shape in enumerate(shapes):
+        module.register_parameter(f"p{number}", nn.Parameter(torch.zeros(shape)))
+    return Replica(module).flats[0]
+
+
+def test_a_layout_tells_layers_from_gaps() -> None:
+    layout = Layout.of(flat_of((3, 5), (), (16,)), slice(0, 48))
+    assert layout.length == 48
+    assert layout.layers == (
+        Layer(slice(0, 15), (3, 5)),
+        Layer(slice(16, 17), ()),
+        Layer(slice(32, 48), (16,)),
+    )
+    assert layout.gaps().tolist() == [15, *range(17, 32)]
+
+
+def test_a_part_of_a_parameter_is_a_layer_without_its_shape() -> None:
+    layout = Layout.of(flat_of((2, 16), (2, 8)), slice(16, 48))
+    assert layout.layers == (Layer(slice(0, 16), (16,)), Layer(slice(16, 32), (2, 8)))
+    assert not len(layout.gaps())
+
+
+def reduced(comm: Communicator, name: str, dtype: torch.dtype, steps: int = 1) -> tuple[Tensor, int]:
+    layout = Layout(
+        96, dtype, (Layer(slice(0, 60), (10, 6)), Layer(slice(64, 65), ()), Layer(slice(80, 96), (16,)))
+    )
+    reduction: Reduction = MAKERS[name](comm, layout)
+    for step in range(steps):
+        vector = torch.randn(96, generator=torch.Generator().manual_seed(10 * step + comm.rank)).to(dtype)
+        vector[layout.gaps()] = 0
+        sent = reduction.all_reduce(vector)
+    assert not vector[layout.gaps()].any()
+    return vector, sent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_ranks_get_the_same_and_gaps_stay_zero(name: str, dtype: torch.dtype) -> None:
+    (first, sent), *others = VirtualWorld(3).run(reduced, name, dtype, 3)
+    assert first.dtype == dtype
+    assert first.any()
+    assert sent > 0
+    for other, _ in others:
+        assert torch.equal(other, first)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_of_16_bit_numbers_are_rounded_once(dtype: torch.dtype) -> None:
+    exact = sum(
+        [
+            torch.randn(96, generator=torch.Generator().manual_seed(rank)).to(dtype).double()
+            for rank in range(5)
+        ]
+    )
+    for name in ("native", "ring"):
+        found, _ = VirtualWorld(5).run(reduced, name, dtype)[0]
+        places = found != 0
+        assert torch.equal(found[places], exact.to(dtype)[places])
+
+
+def test_low_rank_leaves_vectors_and_scalars_exact() -> None:
+    exact, _ = VirtualWorld(3).run(reduced, "native", torch.float32)[0]
+    found, sent = VirtualWorld(3).run(reduced, "power_sgd", torch.float32)[0]
+    assert torch.allclose(found[64:], exact[64:])
+    assert not torch.allclose(found[:60], exact[:60])
+    # Factors of 10 and 6 numbers, and 17 numbers as they are; 2 (p - 1)/p of their bytes.
+    assert sent == 2 * 2 * 4 * (10 + 6 + 17) // 3

@@ -1,0 +1,190 @@
+"""Hogwild: workers move one vector of weights, each at its own pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from strategies.alone import (
+    LENGTH,
+    SPEEDS,
+    Setting,
+    assert_close,
+    finishes,
+    gradient,
+    run,
+    sgd,
+    start,
+)
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadOption, PeerLost
+from tutti.strategies import Clip, Hogwild
+from tutti.strategies.placement import place
+
+LR = 0.1
+
+
+def by_hand(setting: Setting) -> tuple[Tensor, dict[int, list[int]]]:
+    """Niu et al.'s loop on a clock: the weights are read when a batch begins, and moved when it ends.
+
+    Returns the weights in the end, and how stale each worker's gradients were.
+    """
+    weights, ranks = start(), range(len(setting.speeds))
+    seen, stale = dict.fromkeys(ranks, 0), {rank: [] for rank in ranks}
+    read = {rank: start() for rank in ranks}
+    for before, (rank, step) in enumerate(finishes(setting.steps, setting.speeds)):
+        weights = weights - LR * gradient(read[rank], rank, step)
+        stale[rank].append(before - seen[rank])
+        seen[rank], read[rank] = before + 1, weights
+    return weights, stale
+
+
+def test_the_trajectory_is_that_of_updates_on_one_vector() -> None:
+    setting = Setting(Hogwild())
+    assert_close(run(setting)[0].final, by_hand(setting)[0])
+
+
+def test_staleness_age_and_exchanges_are_counted() -> None:
+    setting = Setting(Hogwild())
+    _, stale = by_hand(setting)
+    for rank, outcome in enumerate(run(setting)):
+        assert sorted(outcome.traffic.staleness.elements()) == sorted(stale[rank])
+        assert outcome.traffic.exchanges == setting.steps
+        assert outcome.traffic.bytes_sent >= setting.steps * 8 * LENGTH
+        assert max(outcome.traffic.ages_s) == pytest.approx(SPEEDS[rank], abs=0.01)
+
+
+def test_workers_wait_for_nobody() -> None:
+    def program(comm: Communicator) -> float:
+        module = nn.Linear(2, 1)
+        replica = place(module, comm, Hogwild.home)
+        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
+        for _ in range(5):
+            comm.compute(1 + 50 * comm.rank)
+            worker.step()
+        return comm.clock()
+
+    fast, slow = VirtualWorld(2).run(program)
+    assert fast < 6 < slow
+
+
+def test_one_worker_trains_sequentially() -> None:
+    setting = Setting(Hogwild(), sgd(LR, momentum=0.9), speeds=SPEEDS[:1], clip=Clip(norm=1.0))
+    weights = nn.Parameter(start())
+    plain = optim.SGD([weights], lr=LR, momentum=0.9)
+    for step in range(setting.steps):
+        weights.grad = gradient(weights.detach(), 0, step)
+        nn.utils.clip_grad_norm_([weights], 1.0)
+        plain.step()
+    assert_close(run(setting)[0].final, weights.detach())
+
+
+def test_each_worker_has_a_momentum_of_its_own() -> None:
+    setting = Setting(Hogwild(), sgd(LR, momentum=0.5))
+    weights, read, velocity = start(), {rank: start() for rank in range(3)}, dict.fromkeys(range(3), 0.0)
+    for rank, step in finishes(setting.steps):
+        velocity[rank] = 0.5 * velocity[rank] + gradient(read[rank], rank, step)
+        weights = weights - LR * velocity[rank]
+        read[rank] = weights
+    assert_close(run(setting)[0].final, weights)
+
+
+def test_the_same_run_twice_is_bit_equal() -> None:
+    setting = Setting(Hogwild(), sgd(LR, momentum=0.5), clip=Clip(norm=1.0))
+    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
+
+
+def test_all_evaluate_the_same_weights() -> None:
+    def program(comm: Communicator) -> list[float]:
+        module = nn.Linear(2, 1)
+        replica = place(module, comm, Hogwild.home)
+        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
+        comm.compute(comm.rank)
+        module(torch.ones(2)).sum().backward()
+        worker.step()
+        worker.settle()
+        evaluated = module.weight.detach().clone()
+        comm.compute(3 - comm.rank)
+        assert torch.equal(evaluated, module.weight)
+        worker.resume()
+        return evaluated.flatten().tolist()
+
+    assert len({tuple(found) for found in VirtualWorld(3).run(program)}) == 1
+
+
+def test_several_hosts_are_refused() -> None:
+    with pytest.raises(BadOption, match=r"'hogwild' runs on 1 host, not 2.*sync"):
+        run(Setting(Hogwild()), VirtualWorld(3, (2, 1)))
+
+
+def test_a_lost_peer_is_noticed_at_the_end_and_nobody_hangs() -> None:
+    def program(comm: Communicator) -> None:
+        module = nn.Linear(2, 1)
+        replica = place(module, comm, Hogwild.home)
+        worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
+        worker.step()
+        if comm.rank == 1:
+            raise ArithmeticError("this worker breaks")
+        worker.finish()
+
+    with pytest.raises((ArithmeticError, PeerLost)):
+        VirtualWorld(3).run(program)
+
+
+class Tagger(nn.Module):
+    """Scores from a table of words, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 4, sparse=True)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.layer(self.table(words).mean(dim=0))
+
+
+def train_words(comm: Communicator, clip: Clip) -> tuple[Tensor, Tensor, int]:
+    """Rank r looks up words 10 r to 10 r + 2; returns the table before and after, and the bytes of a step."""
+    module = Tagger()
+    before = module.table.weight.detach().clone()
+    replica = place(module, comm, Hogwild.home)
+    worker = Hogwild().worker(replica, comm, optim.SGD(module.parameters(), lr=0.5), clip)
+    for _ in range(4):
+        module(10 * comm.rank + torch.arange(3)).square().sum().backward()
+        assert module.table.weight.grad.is_sparse
+        comm.compute(1 + 0.1 * comm.rank)
+        worker.step()
+        assert not replica.flats[0].grads.any()
+    worker.finish()
+    return before, module.table.weight.detach().clone(), worker.traffic.bytes_sent
+
+
+@pytest.mark.parametrize("clip", [Clip(), Clip(norm=1e-3, value=0.1)], ids=["plain", "clipped"])
+def test_an_embedding_has_only_the_rows_moved_that_were_looked_up(clip: Clip) -> None:
+    for before, after, sent in VirtualWorld(2).run(train_words, clip):
+        moved = (before != after).any(dim=1).nonzero().flatten().tolist()
+        assert moved == [0, 1, 2, 10, 11, 12]
+        assert sent < 4 * before.nbytes
+        if clip.norm is not None:
+            assert (before - after).norm() <= 8 * 0.5 * clip.norm
+
+
+def test_one_worker_moves_rows_and_layers_as_plain_torch_does() -> None:
+    module = Tagger()
+    plain = optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(4):
+        plain.zero_grad()
+        module(torch.arange(3)).square().sum().backward()
+        plain.step()
+    _, found, _ = VirtualWorld(1).run(train_words, Clip())[0]
+    torch.testing.assert_close(found, module.table.weight.detach())
+
+
+def test_evaluations_in_between_change_nothing() -> None:
+    setting = Setting(Hogwild(), speeds=SPEEDS[:1])
+    assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)

@@ -1,0 +1,160 @@
+"""The lazy parameter server: bounded staleness, and gradients that are kept when they have hardly changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadOption
+from tutti.strategies import Clip, Lazy
+
+LR = 0.1
+UNBOUND = 1000
+
+
+def by_hand(strategy: Lazy, order: list[tuple[int, int]], workers: int) -> tuple[Tensor, dict[int, int]]:
+    """The centre, and how many gradients each worker has kept to itself."""
+    centre = start()
+    weights, sent = dict.fromkeys(range(workers), centre), {}
+    moves: dict[int, list[float]] = {rank: [] for rank in range(workers)}
+    kept = dict.fromkeys(range(workers), 0)
+    for rank, step in order:
+        g = gradient(weights[rank], rank, step)
+        allowed = strategy.threshold * sum(moves[rank][-strategy.memory :]) / (LR * workers) ** 2
+        if rank in sent and ((g - sent[rank]) ** 2).sum() <= allowed:
+            kept[rank] += 1
+        else:
+            sent[rank] = g
+        centre = centre - LR * sent[rank]
+        moves[rank].append(float(((centre - weights[rank]) ** 2).sum()))
+        weights[rank] = centre
+    return centre, kept
+
+
+OPTIONS = [
+    Lazy(slack=UNBOUND),
+    Lazy(slack=UNBOUND, threshold=5.0),
+    Lazy(slack=UNBOUND, threshold=5.0, memory=2),
+]
+
+
+@pytest.mark.parametrize("strategy", OPTIONS, ids=str)
+def test_the_trajectory_is_the_papers(strategy: Lazy) -> None:
+    centre, kept = by_hand(strategy, finishes(15), 3)
+    found = run(Setting(strategy, sgd(LR), steps=15))
+    assert_close(found[0].final, centre)
+    assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
+    assert strategy.threshold < 1 or sum(kept.values()) > 0
+
+
+def bounded(steps: int, slack: int, speeds: tuple[float, ...]) -> tuple[list[tuple[int, int]], float]:
+    """The order in which batches are finished under the bound, and when the last one is."""
+    ends: dict[tuple[int, int], float] = {}
+    for step in range(steps):
+        for rank, speed in enumerate(speeds):
+            before = ends[rank, step - 1] if step else 0.0
+            others = [ends[other, step - slack - 1] for other in range(len(speeds)) if step > slack]
+            ends[rank, step] = max(before, *others, 0.0) + speed
+    return sorted(ends, key=lambda key: ends[key]), max(ends.values())
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2])
+@pytest.mark.parametrize("slack", [0, 1, 4])
+def test_no_worker_is_further_ahead_than_the_bound(slack: int, servers: int) -> None:
+    speeds = (1.0, 3.1, 0.77)
+    order, seconds = bounded(10, slack, speeds)
+    strategy = Lazy(slack=slack, threshold=0.0)
+    if slack == 0:  # All begin a batch at the same moment; only the speeds decide.
+        assert seconds == pytest.approx(31.0)
+    found = run(Setting(strategy, sgd(LR), 10, speeds), VirtualWorld(3, servers=servers))
+    torch.testing.assert_close(found[0].final, by_hand(strategy, order, 3)[0], rtol=1e-9, atol=1e-9)
+    assert found[0].seconds == pytest.approx(seconds, abs=0.1)
+    # The fastest one waits for the slowest for all but its own work and the head start.
+    assert found[2].traffic.wait_s == pytest.approx(10 * (3.1 - 0.77) - slack * 3.1, abs=3.2)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_apply_a_kept_gradient_again(servers: int) -> None:
+    strategy = OPTIONS[1]
+    found = run(Setting(strategy, sgd(LR), steps=15), VirtualWorld(3, (2, 1), servers=servers))
+    centre, kept = by_hand(strategy, finishes(15), 3)
+    assert_close(found[0].final, centre)
+    assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
+
+
+def test_a_kept_gradient_is_not_sent() -> None:
+    strategies = Lazy(slack=UNBOUND, threshold=0.0), Lazy(slack=UNBOUND, threshold=5.0)
+    always, lazy = [run(Setting(strategy, sgd(LR), steps=15))[0].traffic for strategy in strategies]
+    assert always.bytes_sent == 15 * always.bytes_sent / always.exchanges
+    assert lazy.bytes_sent == (15 - lazy.skipped) * always.bytes_sent / 15
+
+
+def test_every_option_changes_the_outcome() -> None:
+    strategies = [Lazy(), Lazy(slack=0), Lazy(threshold=5.0), Lazy(threshold=5.0, memory=2)]
+    speeds = (1.0, 3.1, 0.77)
+    finals = [run(Setting(strategy, sgd(LR), 15, speeds))[0].final for strategy in strategies]
+    assert len({tuple(final.tolist()) for final in finals}) == len(finals)
+
+
+def test_one_worker_that_sends_all_trains_as_plain_sgd_does() -> None:
+    weights, velocity = start(), torch.zeros(LENGTH).double()
+    for step in range(12):
+        velocity = 0.9 * velocity + gradient(weights, 0, step)
+        weights = weights - LR * velocity
+    setting = Setting(Lazy(slack=0, threshold=0.0), sgd(LR, momentum=0.9), speeds=SPEEDS[:1])
+    assert_close(run(setting)[0].final, weights)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_nobody_waits_for_a_worker_that_has_finished(servers: int) -> None:
+    def train(comm: object) -> float:
+        from strategies.alone import Point
+        from tutti.replica import Replica
+        from tutti.strategies.placement import place
+
+        module, strategy = Point(), Lazy(slack=0)
+        optimizer = sgd(LR)(module)
+        if comm.servers and comm.servers.serving:
+            strategy.serve(comm.servers, Replica(module), optimizer, Clip())
+            return 0.0
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, optimizer, Clip())
+        for _ in range(2):  # an epoch, twice: the counts begin anew
+            for _ in range(2 if comm.rank else 7):
+                replica.flats[0].grads.fill_(1.0)
+                comm.compute(1.0)
+                worker.step()
+            worker.settle()
+            worker.resume()
+        worker.finish()
+        return comm.clock()
+
+    assert VirtualWorld(3, servers=servers).run(train)[0] == pytest.approx(14.0, abs=0.1)
+
+
+def test_the_same_run_twice_is_bit_equal() -> None:
+    setting = Setting(Lazy(threshold=5.0), sgd(LR), clip=Clip(norm=0.5))
+    assert torch.equal(run(setting)[0].final, run(setting)[0].final)
+
+
+def test_an_evaluation_in_between_changes_nothing() -> None:
+    setting = Setting(Lazy(threshold=5.0), sgd(LR), speeds=SPEEDS[:1])
+    assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slack": -1}, "'slack' .* is -1; expected a whole number from 0"),
+        ({"threshold": -0.1}, "'threshold' .* expected a number from 0"),
+        ({"memory": 0}, "'memory' .* expected a whole number from 1"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        Lazy(**options)
