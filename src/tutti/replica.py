@@ -128,6 +128,17 @@ class Replica:
                     )
                 _attach_gradient(parameter, view_like(flat.grads[span], parameter))
 
+    def look_at(self, weights: Iterable[Tensor]) -> None:
+        """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated.
+
+        Args:
+            weights: for each of `flats`, a vector of the length and dtype of its weights. With those weights
+                themselves, all is as before.
+        """
+        for flat, vector in zip(self.flats, weights, strict=True):
+            for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+                parameter.data = view_like(vector[span], parameter)
+
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
         for flat in self.flats:

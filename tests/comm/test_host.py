@@ -14,7 +14,7 @@ import torch
 
 from comm.ranks import World
 from contracts.communicator import CHECKS
-from tutti.comm.base import ANY
+from tutti.comm.base import ANY, keep_servers
 from tutti.comm.control import LEFT, LOST, PID, Layout
 from tutti.comm.host import HostCommunicator
 from tutti.errors import PeerLost
@@ -192,6 +192,27 @@ def test_ranks_lost_in_a_part_are_numbered_in_the_whole() -> None:
         lost = world.outcome(1, SOON_S)
         assert isinstance(lost, PeerLost)
         assert lost.ranks == [3]
+
+
+def test_workers_that_wait_for_each_other_learn_that_a_server_died() -> None:
+    def wait_while_the_server_dies(comm: HostCommunicator) -> None:
+        team = keep_servers(comm, [2])
+        servers = team.servers
+        assert servers is not None
+        if servers.serving:
+            servers.comm.recv(torch.zeros(1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif team.rank == 0:
+            servers.comm.send(torch.zeros(1), to=2)
+            servers.comm.recv(torch.zeros(1), source=2)
+        team.barrier()
+
+    with World(3) as world:
+        world.start(wait_while_the_server_dies)
+        for survivor in (0, 1):
+            lost = world.outcome(survivor, SOON_S)
+            assert isinstance(lost, PeerLost)
+            assert lost.ranks == [2]
 
 
 def test_a_rank_that_the_supervisor_gave_up_is_lost() -> None:

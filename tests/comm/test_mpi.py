@@ -25,7 +25,7 @@ def test_contract_on_several_hosts(hosts: str) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(("operation", "way"), [("barrier", "exit"), ("recv", "kill")])
+@pytest.mark.parametrize(("operation", "way"), [("barrier", "exit"), ("recv", "kill"), ("server", "kill")])
 def test_every_rank_of_every_host_learns_whom_it_lost(operation: str, way: str, tmp_path: Path) -> None:
     done = mpirun(4, "lost_rank.py", "aabb", operation, way, str(tmp_path), options=["--with-ft", "ulfm"])
     found = results(done)

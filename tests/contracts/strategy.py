@@ -21,6 +21,7 @@ from contracts.training import (
     clouds,
     digits,
     distance,
+    fading,
     frozen,
     halving,
     needs_centre,
@@ -62,8 +63,8 @@ class Setting:
     """
 
     brisk: Options = field(default_factory=dict)
-    lr: float = 0.2
-    epochs: int = 8
+    lr: float = 0.4
+    epochs: int = 10
     alone: Options | None = None
     changes: dict[str, tuple[Options, Options]] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ _BETWEEN_HOSTS: Final = {"compress_inside": True}
 
 SETTINGS: Final[dict[str, Setting]] = {
     "sync": Setting(
-        lr=0.4,
+        lr=0.8,
         alone={},
         changes={
             "collective": ({}, {"collective": "ring"}),
@@ -83,7 +84,7 @@ SETTINGS: Final[dict[str, Setting]] = {
             "compress_inside": ({"compress": "bf16"}, {"compress_inside": True}),
         },
     ),
-    "solo": Setting(alone={}),
+    "solo": Setting(lr=0.8, alone={}),
     "downpour": Setting(
         alone={},
         changes={
@@ -93,9 +94,9 @@ SETTINGS: Final[dict[str, Setting]] = {
             "decay": ({"staleness": "delay_compensated_adaptive"}, {"decay": 0.5}),
         },
     ),
-    "paramserver": Setting(lr=0.4, alone={}, changes={"quorum": ({}, {"quorum": 0.5})}),
+    "paramserver": Setting(lr=0.8, alone={}, changes={"quorum": ({}, {"quorum": 0.5})}),
     "lazy": Setting(
-        lr=0.1,
+        lr=0.2,
         alone={"threshold": 0.0},
         changes={
             "slack": ({"slack": 0}, {"slack": 3}),
@@ -104,7 +105,6 @@ SETTINGS: Final[dict[str, Setting]] = {
         },
     ),
     "gem": Setting(
-        lr=0.1,
         changes={"least": ({}, {"least": -2.0}), "most": ({}, {"most": 1.0})},
     ),
     "easgd": Setting(brisk={"every": 2}),
@@ -113,7 +113,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "diloco": Setting(brisk={"every": 2}, alone={"outer_lr": 1.0, "outer_momentum": 0.0}),
     "gossip": Setting(alone={}, changes={"graph": ({"graph": "ring"}, {"graph": "all"})}),
     "adpsgd": Setting(alone={}),
-    "hogwild": Setting(lr=0.1, alone={}),
+    "hogwild": Setting(alone={}),
 }
 """By name of the strategy."""
 
@@ -164,13 +164,15 @@ def assert_alike(one: Outcome, other: Outcome) -> None:
 def learning(strategy: type[Strategy], epochs: int | None = None) -> Run:
     """A run that learns the digits."""
     known, together = setting(strategy), strategy.pace is Pace.TOGETHER
+    epochs = epochs or known.epochs
     return Run(
         brisk(strategy),
         model=perceptron,
         data=digits,
         optimizer=partial(sgd, lr=known.lr),
-        epochs=epochs or known.epochs,
+        epochs=epochs,
         batch_size=48 if together else 16,
+        schedule=partial(fading, updates=30 * epochs),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import torch
@@ -58,7 +60,7 @@ def clouds(samples: int = 100) -> tuple[Part, Part]:
 
 def perceptron() -> nn.Module:
     """For the digits."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
 
 
 def tiny() -> nn.Module:
@@ -103,6 +105,11 @@ def adamw(parameters: Sequence[nn.Parameter], lr: float = 0.01) -> Optimizer:
 def halving(optimizer: Optimizer, every: int) -> LRScheduler:
     """Halves the learning rate every so many updates."""
     return torch.optim.lr_scheduler.StepLR(optimizer, every, gamma=0.5)
+
+
+def fading(optimizer: Optimizer, updates: int) -> LRScheduler:
+    """Leads the learning rate down to a tenth."""
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, updates)
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,24 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
         history=history,
         seconds=comm.clock(),
     )
+
+
+def train_until_killed(comm: Communicator, run: Run, victim: int, forwards: int) -> None:
+    """Train; rank `victim` is killed in its so-many-th forward pass, without a chance to say anything."""
+    done = 0
+
+    def count(*_: object) -> None:
+        nonlocal done
+        done += 1
+        if done == forwards:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def fatal() -> nn.Module:
+        model = run.model()
+        model.register_forward_pre_hook(count)
+        return model
+
+    train(comm, replace(run, model=fatal) if comm.rank == victim else run)
 
 
 def train_alone(run: Run) -> Tensor:

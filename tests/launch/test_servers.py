@@ -1,4 +1,4 @@
-"""Ranks that keep the parameter centre: how many each host gets, which ones they are, and what they may use."""
+"""Ranks that keep the parameter centre: how many each host gets, which they are, and what they may use."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def check_sides(sides: object, workers: int, servers: int) -> None:
     assert [one["threads"] for one in sides[workers:]] == [1] * servers
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2)])
 def test_workers_and_servers_under_our_supervisor(workers: int, servers: int) -> None:
     plan = make_plan(workers, servers=servers)
     sides = start("launch.entries:take_sides", str(servers).encode(), plan)

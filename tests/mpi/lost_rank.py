@@ -3,7 +3,8 @@
 Usage: python lost_rank.py HOSTS OPERATION WAY FOLDER
 
 HOSTS names the host that each rank counts to, one letter per rank ("aab"), or is "-": hosts are what they
-are. OPERATION is barrier, all_reduce or recv. WAY is kill (SIGKILL) or exit (the process ends without a word
+are. OPERATION is barrier, all_reduce, recv, or server: the last rank keeps a centre, rank 0 waits for it, and
+the others for rank 0. WAY is kill (SIGKILL) or exit (the process ends without a word
 to MPI). Each survivor prints the ranks that it lost. FOLDER is empty.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.mpi import MpiCommunicator
 from tutti.errors import PeerLost
 
@@ -29,6 +30,10 @@ def operate(comm: Communicator, operation: str) -> None:
         comm.barrier()
     elif operation == "all_reduce":
         comm.all_reduce(torch.ones(10_000))
+    elif operation == "server":
+        if comm.servers is not None and comm.rank == 0:
+            comm.servers.comm.recv(torch.ones(1), source=comm.servers.ranks[0])
+        comm.barrier()
     elif comm.rank == victim:
         comm.send(torch.ones(1), to=(comm.rank + 1) % comm.size)
     else:
@@ -51,6 +56,7 @@ def main() -> None:
     torch.set_num_threads(1)
     hosts, operation, way, folder = sys.argv[1:]
     comm = MpiCommunicator.world(None if hosts == "-" else hosts[MPI.COMM_WORLD.rank])
+    team = keep_servers(comm, [comm.size - 1]) if operation == "server" else comm
     comm.barrier()
     if comm.rank == comm.size - 1:
         if way == "kill":
@@ -59,7 +65,7 @@ def main() -> None:
     begin = time.monotonic()
     try:
         while True:
-            operate(comm, operation)
+            operate(team, operation)
     except PeerLost as error:
         seconds = time.monotonic() - begin
         print(

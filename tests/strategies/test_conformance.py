@@ -1,16 +1,85 @@
-"""Every strategy does what strategies must do."""
+"""Every strategy does what strategies must do: on virtual ranks, on the processes of a host, and over MPI."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
-from contracts.strategy import CHECKS, NAMES
+from comm.ranks import World
+from contracts.strategy import CHECKS, NAMES, RIGHT, assert_alike, brisk, learning
+from contracts.training import Run, clouds, train, train_until_killed
+from mpi.mpirun import mpirun, needs_mpirun, results
+from tutti.errors import PeerLost
 from tutti.strategies import STRATEGIES, Strategy
+
+RANKS = 3
+PARALLEL = [name for name in NAMES if brisk(STRATEGIES[name]).most_workers() != 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_on_virtual_ranks(check: Callable[[type[Strategy]], None], name: str) -> None:
     check(STRATEGIES[name])
+
+
+class Processes:
+    """A world of processes for one test after the other; a new one after a test that broke it."""
+
+    def __init__(self) -> None:
+        self._stack, self._world = ExitStack(), None
+
+    def run(self, function: Callable, *arguments: object) -> list:
+        if self._world is None:
+            self._world = self._stack.enter_context(World(RANKS, cores=2))
+        try:
+            return self._world.run(function, *arguments)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._world = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_processes_of_a_host_learn_and_end_with_the_same_weights(name: str, processes: Processes) -> None:
+    found = processes.run(train, learning(STRATEGIES[name]))
+    for outcome in found:
+        assert_alike(outcome, found[0])
+    assert found[0].accuracy >= RIGHT
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_the_loss_of_a_process_is_noticed_by_all_others(name: str) -> None:
+    run = Run(brisk(STRATEGIES[name]), data=partial(clouds, 40), epochs=100_000)
+    with World(RANKS, cores=2) as world:
+        world.start(train_until_killed, run, RANKS - 1, 30)
+        for survivor in range(RANKS - 1):
+            error = world.outcome(survivor)
+            assert isinstance(error, PeerLost), error
+            assert RANKS - 1 in error.ranks
+
+
+@pytest.mark.mpi
+@needs_mpirun
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("hosts", ["aaa", "aabb"])
+def test_ranks_under_mpirun_learn_and_end_with_the_same_weights(hosts: str) -> None:
+    done = mpirun(len(hosts), "strategies.py", hosts, timeout_s=280.0)
+    assert done.returncode == 0, done.stderr
+    (found,) = results(done)
+    assert found.keys() == set(NAMES)
+    for name, (accuracy, alike) in found.items():
+        assert accuracy >= RIGHT, name
+        assert alike, name

@@ -126,13 +126,13 @@ def test_a_worker_without_samples_takes_part_in_the_average() -> None:
         module = nn.Linear(1, 1, bias=False)
         replica = place(module, comm, Local.home)
         worker = Local(every=1).worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
-        before = float(module.weight)
+        before = module.weight.item()
         if comm.rank:
             worker.skip()
         else:
             (3 * module.weight).sum().backward()
             worker.step()
-        return before - float(module.weight)
+        return before - module.weight.item()
 
     assert VirtualWorld(3).run(program) == [pytest.approx(1.0)] * 3
 

@@ -92,3 +92,30 @@ def test_a_begun_epoch_counts() -> None:
 
 def test_durations_are_read_at_a_glance() -> None:
     assert [duration(seconds) for seconds in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
+
+
+def test_a_record_that_comes_late_does_not_move_the_run_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    late, now = Terminal(), Terminal()
+    for stream, records in ((late, [RECORD]), (now, [])):
+        progress = Live(stream)
+        progress.begin(Span(updates=24, per_epoch=8))
+        progress.moment(Moment(3, 20, TRAIN, 10_000.0))
+        for record in records:
+            progress.epoch(record)
+        progress.end()
+    assert "12,346 samples/s\n" in late.getvalue()
+    assert late.getvalue().count("67%") == now.getvalue().count("67%") == 0
+
+
+def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([0.0, 20.0, 20.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin(Span(updates=24, per_epoch=8))
+    lines.moment(Moment(3, 20, TRAIN, 10_000.0))
+    lines.epoch(RECORD)
+    assert [line.split()[-2:] for line in stream.getvalue().splitlines()] == [["0:04", "left"]] * 2

@@ -26,7 +26,7 @@ from tutti.training.loop import Trainer
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.tally import Tally
-from tutti.training.validation import Background, Task
+from tutti.training.validation import Background, Task, named_validation
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 LOSS = LOSSES["cross_entropy"]
@@ -80,6 +80,35 @@ def test_nothing_but_the_moment_of_validation_differs(validate: str, ranks: int)
             assert one.validation.metrics == other.validation.metrics
             assert other.validation.loss == pytest.approx(one.validation.loss, rel=1e-6)
             assert one.train == other.train
+
+
+@pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
+def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(validate: str) -> None:
+    """Each rank begins to change the weights when it may; a slower one must not see that."""
+
+    def program(comm: Communicator) -> tuple[list[float], float]:
+        shared = comm.shared(4096)
+        replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
+        comm.barrier()
+        one = task(replica, comm)
+        expected, found = evaluate(model(), VALIDATION, comm, LOSS).loss, []
+        comm.barrier()
+        validation = named_validation(validate)(one)
+        for turn in range(2):
+            comm.compute(0.1 * comm.rank)
+            validation.begin()
+            found += [evaluation.loss for evaluation in validation.collect(everything=turn == 1)]
+            if turn == 0:
+                comm.compute(0.1 * comm.rank)
+                shared.add_(0.0 if comm.rank else 0.1)
+                comm.barrier()
+        validation.close()
+        return found, expected
+
+    for found, expected in VirtualWorld(2).run(program):
+        assert len(found) == 2
+        assert found[0] == expected
+        assert found[1] != expected
 
 
 def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:

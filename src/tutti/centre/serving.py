@@ -46,7 +46,8 @@ class Server:
         self._number, self._count = servers.ranks.index(servers.comm.rank), len(servers.ranks)
         self._workers = [rank for rank in range(servers.comm.size) if rank not in servers.ranks]
         self._clients = {worker: _Client() for worker in self._workers}
-        self._header = torch.zeros(2 + len(rule.settings()), dtype=torch.float64)
+        settings = (rule.above(hosts=1) if self._levels > 1 else rule).settings()
+        self._header = torch.zeros(2 + len(settings), dtype=torch.float64)
         self._version = 0
         self._steps = [0] * len(self._workers)
         self._sleeping: dict[int, int] = {}
@@ -93,7 +94,6 @@ class Server:
         """Take over the weights of worker 0, and lay out the slot as it has done."""
         if self._levels > 1:
             self._rule = self._rule.above(hosts)
-            self._header = torch.zeros(2 + len(self._rule.settings()), dtype=torch.float64)
         slot = cut_slots(self._flats, self._rule, self._count)[self._number]
         self._slot, self._own = slot, slot.views(self._weights)
         receive_all(self._comm, self._own, worker, BODY)

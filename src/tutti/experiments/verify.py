@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, repeat
 
 import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
-from tutti.data import Batches
-from tutti.data.batches import Update
-from tutti.errors import BadOption, NotFinite
+from tutti.data import Batch, Batches, Update
+from tutti.errors import BadOption
 from tutti.experiments import report
 from tutti.experiments.assemble import (
     build_optimizer,
@@ -29,6 +28,7 @@ from tutti.experiments.assemble import (
     reseed,
     seeded,
 )
+from tutti.experiments.comparison import Deviation, Distance, Verdict, describe, deviations, reasons, table
 from tutti.experiments.job import OBJECT, VerifyJob, load_job
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.train import Task, prepare_task
@@ -36,85 +36,41 @@ from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 
-TOLERANCES = {
-    "float32": {"loss": 1e-5, "gradient": 1e-3, "weights": 1e-5},
-    "float64": {"loss": 1e-12, "gradient": 1e-10, "weights": 1e-12},
-}
-"""The largest relative deviation that rounding explains. Gradients feel each rounding of the weights."""
-
-
-@dataclass
-class Deviation:
-    """How far a quantity of the parallel run was from that of the sequential run.
-
-    Attributes:
-        allowed: the largest relative deviation that rounding explains.
-        largest: the largest one found: the norm of the difference / the norm of the sequential value.
-        step: where it was found, from 1.
-    """
-
-    allowed: float
-    largest: float = 0.0
-    step: int = 1
-
-    def note(self, step: int, difference: float, size: float) -> None:
-        """Take one comparison into account.
-
-        Raises:
-            NotFinite: there is nothing to compare any more.
-        """
-        relative = difference / size if size else difference
-        if not relative < float("inf"):
-            raise NotFinite(
-                f"the sequential or the parallel run is no longer finite in step {step}; lower --lr"
-            )
-        if relative > self.largest:
-            self.largest, self.step = relative, step
-
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the comparison found; equal on all ranks.
+class State:
+    """A run at one step.
 
     Attributes:
-        deviations: of loss, gradient and weights.
-        reasons: parts of the model that make the two differ by design.
+        loss: the mean over the batch.
+        gradient: of all trainable parameters end to end, before clipping, in float64.
+        weights: after the step, likewise.
     """
 
-    deviations: dict[str, Deviation]
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def follows(self) -> bool:
-        """Whether every deviation is within what rounding explains."""
-        return all(deviation.largest <= deviation.allowed for deviation in self.deviations.values())
+    loss: float
+    gradient: Tensor
+    weights: Tensor
 
 
-@dataclass
 class Sequential:
     """Plain torch on one process."""
 
-    job: VerifyJob
-    task: Task
-    module: nn.Module
-    updates: int
-    loss: float = 0.0
-    gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
+    def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
+        self.task, self.module = task, copy.deepcopy(task.module)
+        self.optimizer = build_optimizer(job, self.module)
+        self.schedule = build_schedule(job, self.optimizer, updates)
+        self.loss, self.gradient = 0.0, torch.zeros(0)
 
-    def __post_init__(self) -> None:
-        self.optimizer = build_optimizer(self.job, self.module)
-        self.schedule = build_schedule(self.job, self.optimizer, self.updates)
-
-    def backward(self, update: Update) -> None:
+    def backward(self, batch: Batch) -> None:
         """Forward and backward over the whole batch; keep its loss and its gradient."""
         self.optimizer.zero_grad()
-        (batch,) = update.passes
-        loss = self.task.compute_loss(self.module, batch)
+        # The parallel run draws its random numbers from where this one drew them.
+        with torch.random.fork_rng(devices=()):
+            loss = self.task.compute_loss(self.module, batch)
         torch.autograd.backward(loss)
-        self.loss = loss.item()
-        self.gradient = gradient_of(self.module)
+        self.loss, self.gradient = loss.item(), gradient_of(self.module)
 
-    def step(self, clip: Clip) -> None:
+    def step(self, clip: Clip) -> State:
         """Clip as torch does, and step."""
         if clip.value is not None:
             nn.utils.clip_grad_value_(self.module.parameters(), clip.value)
@@ -123,6 +79,26 @@ class Sequential:
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
+        return State(self.loss, self.gradient, weights_of(self.module))
+
+
+class _Pair:
+    """The sequential run, and the same once more with the samples of every batch in reverse order."""
+
+    def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
+        self.plain, self.reversed = Sequential(job, task, updates), Sequential(job, task, updates)
+
+    def backward(self, update: Update) -> None:
+        """Forward and backward of both."""
+        (batch,) = update.passes
+        self.plain.backward(batch)
+        self.reversed.backward(Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share))
+
+    def step(self, clip: Clip, parallel: State, found: dict[str, Deviation], step: int) -> None:
+        """Step, and note how far the parallel run is, and how far rounding takes the sequential one."""
+        plain, reverse = self.plain.step(clip), self.reversed.step(clip)
+        _note({name: one.found for name, one in found.items()}, step, parallel, plain)
+        _note({name: one.rounding for name, one in found.items()}, step, reverse, plain)
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
@@ -147,8 +123,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
         if serves(team):
             serve(job, team, task.module, strategy)
         else:
-            deviations = _compare(job, team, task, strategy)
-            verdict = Verdict(deviations, tuple(reasons(task.module, team.size)))
+            verdict = Verdict(_compare(job, team, task, strategy), tuple(reasons(task.module, team.size)))
             if team.rank == 0:
                 _print(job, team, task, strategy, verdict)
         return result_for_all(comm, team, verdict)
@@ -162,25 +137,6 @@ def _refuse_other_training(strategy: Strategy) -> None:
         )
 
 
-def reasons(module: nn.Module, workers: int) -> Iterator[str]:
-    """What in the model makes parallel training differ from sequential training by design."""
-    batch_norm = [
-        name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
-    ]
-    if batch_norm and workers > 1:
-        yield (
-            f"BatchNorm ('{batch_norm[0]}') normalises with the statistics of each rank's own part of the "
-            f"batch; GroupNorm or LayerNorm would not"
-        )
-    dropout = [
-        name
-        for name, part in module.named_modules()
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
-    ]
-    if dropout and workers > 1:
-        yield f"Dropout ('{dropout[0]}') draws other random numbers on each rank; switch it off to compare"
-
-
 def _compare(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy) -> dict[str, Deviation]:
     config, train = job.config, task.dataset.train
     steps = config.steps
@@ -189,19 +145,18 @@ def _compare(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
     batches = Batches(train, config.batch_size, comm.rank, comm.size, strategy.passes, config.seed)
     whole = Batches(train, config.batch_size, seed=config.seed)
     # One set of initial weights: rank 0's, which place() gives to all.
-    sequential = Sequential(job, task, copy.deepcopy(task.module), steps) if comm.rank == 0 else None
+    sequential = _Pair(job, task, steps) if comm.rank == 0 else None
     optimizer = build_optimizer(job, task.module)
     replica = place(task.module, comm, strategy.home)
     clip = Clip(config.clip_norm, config.clip_value)
     schedule = build_schedule(job, optimizer, steps)
     worker = strategy.worker(replica, comm, optimizer, clip)
-    found = {name: Deviation(allowed) for name, allowed in TOLERANCES[job.dtype].items()}
+    found = deviations(job.dtype)
     task.module.train()
     for step, (mine, all_of_it) in enumerate(_pairs(batches, whole, steps, comm.rank == 0), start=1):
         reseed(config.seed, step * comm.size + comm.rank)
         if sequential is not None and all_of_it is not None:
-            with torch.random.fork_rng(devices=()):
-                sequential.backward(all_of_it)
+            sequential.backward(all_of_it)
         loss = _forward_backward(task, mine, comm)
         gradient = gradient_of(task.module)
         comm.all_reduce(gradient)
@@ -209,10 +164,7 @@ def _compare(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
         if schedule is not None:
             schedule.step()
         if sequential is not None:
-            _compare_vectors(found["gradient"], step, gradient, sequential.gradient)
-            sequential.step(clip)
-            found["loss"].note(step, abs(loss - sequential.loss), abs(sequential.loss))
-            _compare_vectors(found["weights"], step, weights_of(task.module), weights_of(sequential.module))
+            sequential.step(clip, State(loss, gradient, weights_of(task.module)), found, step)
     worker.finish()
     agreed = comm.broadcast_object(found)
     assert isinstance(agreed, dict)
@@ -231,8 +183,12 @@ def weights_of(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1).double() for p in module.parameters() if p.requires_grad])
 
 
-def _compare_vectors(deviation: Deviation, step: int, parallel: Tensor, sequential: Tensor) -> None:
-    deviation.note(step, (parallel - sequential).norm().item(), sequential.norm().item())
+def _note(distances: dict[str, Distance], step: int, one: State, other: State) -> None:
+    distances["loss"].note(step, abs(one.loss - other.loss), abs(other.loss))
+    distances["gradient"].note(
+        step, (one.gradient - other.gradient).norm().item(), other.gradient.norm().item()
+    )
+    distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
 
 
 def _pairs(
@@ -268,21 +224,4 @@ def _print(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy, v
     print(report.counts(name, parameters, dataset.name, part_sizes(dataset), dataset.shape))
     ranks = f"{comm.size} rank{'' if comm.size == 1 else 's'}"
     print(f"{config.steps} steps in {job.dtype}: {strategy.name} on {ranks} against plain torch on one\n")
-    print(f"{'':10} {'largest relative deviation':>26} {'allowed':>9} {'at step':>8}")
-    for quantity, found in verdict.deviations.items():
-        print(f"{quantity:10} {found.largest:>26.2e} {found.allowed:>9.0e} {found.step:>8}")
-    print("\n" + describe(verdict, job.dtype), flush=True)
-
-
-def describe(verdict: Verdict, dtype: str) -> str:
-    """The verdict in words."""
-    if verdict.follows:
-        return "verdict: parallel training follows sequential training"
-    if verdict.reasons:
-        return "verdict: parallel training differs from sequential training by design:\n  " + "\n  ".join(
-            verdict.reasons
-        )
-    text = "verdict: parallel training does NOT follow sequential training"
-    if dtype == "float32":
-        text += "; with --dtype float64 rounding is no longer a possible reason"
-    return text
+    print(table(verdict), describe(verdict, job.dtype), sep="\n\n", flush=True)

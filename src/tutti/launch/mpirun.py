@@ -100,7 +100,9 @@ def command_line(
     ranks = str(sum(host.ranks for host in hosts))
     if mpirun.open_mpi:
         # Each rank binds itself, to its share of what its host allows.
-        command = [mpirun.path, "--host", placed, "-n", ranks, "--bind-to", "none", "--oversubscribe"]
+        command = [mpirun.path, "--host", placed, "-n", ranks, "--bind-to", "none"]
+        # With --oversubscribe alone Open MPI maps by cores, and puts a:1,b:1 onto the first host.
+        command += ["--map-by", "slot:oversubscribe"]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command += [word for name in exported for word in ("-x", name)]
     else:

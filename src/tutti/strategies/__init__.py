@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tutti.errors import UnknownName
+from tutti.strategies.adpsgd import ADPSGD
 from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.diloco import DiLoCo
 from tutti.strategies.downpour import Downpour
 from tutti.strategies.easgd import EASGD
 from tutti.strategies.easgd_sync import EASGDSync
 from tutti.strategies.gem import GEM
+from tutti.strategies.gossip import Gossip
 from tutti.strategies.hogwild import Hogwild
 from tutti.strategies.lazy import Lazy
 from tutti.strategies.local import Local
@@ -18,16 +21,33 @@ from tutti.strategies.sync import Sync
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
-    for strategy in (Downpour, EASGD, EASGDSync, GEM, Hogwild, Lazy, Local, ParamServer, Solo, Sync)
+    for strategy in (
+        ADPSGD,
+        DiLoCo,
+        Downpour,
+        EASGD,
+        EASGDSync,
+        GEM,
+        Gossip,
+        Hogwild,
+        Lazy,
+        Local,
+        ParamServer,
+        Solo,
+        Sync,
+    )
 }
 
 __all__ = [
+    "ADPSGD",
     "EASGD",
     "GEM",
     "STRATEGIES",
     "Clip",
+    "DiLoCo",
     "Downpour",
     "EASGDSync",
+    "Gossip",
     "Hogwild",
     "Home",
     "Lazy",

@@ -60,20 +60,23 @@ class Average:
     Args:
         comm: the workers.
         vectors: like those to be averaged.
+
+    Attributes:
+        rows: the workers' rows, if they read each other's; else None.
     """
 
     def __init__(self, comm: Communicator, vectors: Sequence[Tensor]) -> None:
         self._comm = comm
         close = comm.hosts == 1 and 1 < comm.size <= MOST_ROWS
-        self._rows = Rows(comm, vectors) if close else None
+        self.rows = Rows(comm, vectors) if close else None
 
     @torch.no_grad()
     def take(self, vectors: Sequence[Tensor]) -> int:
         """Overwrite the vectors with the mean (collective); returns the bytes sent."""
         if self._comm.size == 1:
             return 0
-        if self._rows is not None:
-            for vector, rows in zip(vectors, self._rows.publish(vectors), strict=True):
+        if self.rows is not None:
+            for vector, rows in zip(vectors, self.rows.publish(vectors), strict=True):
                 mean(vector, rows.unbind())
         else:
             for vector in vectors:

@@ -25,7 +25,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tutti.replica import Replica, view_like
+from tutti.replica import Replica
 from tutti.training.tally import Tally
 
 SNAPSHOT_BYTES: Final = 256 << 20
@@ -127,9 +127,7 @@ class Beside:
     def _look_at(self, slot: list[Tensor]) -> None:
         """Point the module's parameters into a snapshot; the parent's weights may be shared: leave them."""
         weights, buffers = slot[: len(self._replica.flats)], slot[len(self._replica.flats) :]
-        for flat, vector in zip(self._replica.flats, weights, strict=True):
-            for parameter, span in zip(flat.parameters, flat.spans, strict=True):
-                parameter.data = view_like(vector[span], parameter)
+        self._replica.look_at(weights)
         for buffer, kept in zip(self._replica.buffers, buffers, strict=True):
             buffer.copy_(kept)
 

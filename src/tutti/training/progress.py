@@ -109,11 +109,11 @@ class Lines:
     def __init__(self, stream: TextIO, every_s: float = LINE_S) -> None:
         self.every_s = every_s
         self._stream = stream
-        self._span, self._began = Span(0, 1), 0.0
+        self._span, self._began, self._step = Span(0, 1), 0.0, 0
 
     def begin(self, span: Span) -> None:
         """Remember how long the run is, for the time left."""
-        self._span, self._began = span, time.monotonic()
+        self._span, self._began, self._step = span, time.monotonic(), 0
 
     def moment(self, moment: Moment) -> None:
         """Print how far the epoch is."""
@@ -129,6 +129,8 @@ class Lines:
         """Nothing is left to print."""
 
     def _print(self, step: int, *parts: str) -> None:
+        # The record of an epoch may come when training has long gone on.
+        self._step = step = max(step, self._step)
         left_s = (time.monotonic() - self._began) / step * (self._span.updates - step)
         left = [f"{duration(left_s)} left"] if step < self._span.updates else []
         print(*parts, *left, sep="  ", file=self._stream, flush=True)
@@ -157,11 +159,11 @@ class Live:
         # No thread of its own refreshes the bar: it would take time from the ranks.
         self._bar = Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True)
         self._task = self._bar.add_task("", figures="")
-        self._span = Span(0, 1)
+        self._span, self._step = Span(0, 1), 0
 
     def begin(self, span: Span) -> None:
         """Show an empty bar."""
-        self._span = span
+        self._span, self._step = span, 0
         self._bar.start()
         self._show(1, 0, "")
 
@@ -173,14 +175,16 @@ class Live:
         """Print the epoch's line above the bar."""
         line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._show(record.epoch, record.step, "")
+        # The record may come when training has long gone on.
+        if record.step >= self._step:
+            self._show(record.epoch, record.step, "")
 
     def end(self) -> None:
         """Take the bar away."""
         self._bar.stop()
 
     def _show(self, epoch: int, step: int, text: str) -> None:
-        label = self._span.label(epoch)
+        label, self._step = self._span.label(epoch), step
         self._bar.update(
             self._task, total=self._span.updates, completed=step, description=label, figures=text
         )

@@ -8,7 +8,6 @@ background    │ epoch 1 │ epoch 2 │ epoch 3 │                           
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,36 +70,54 @@ class Validation(ABC):
         return
 
 
-class _OwnShares(Validation):
-    """The ranks themselves evaluate."""
+class Pause(Validation):
+    """All ranks stop, evaluate their shares, and go on when the result is known to all."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._tallies: deque[Tally] = deque()
+        self._tally: Tally | None = None
 
     def begin(self) -> None:
         """Evaluate this rank's share."""
-        self._tallies.append(self._task.tally())
-
-    def _merge(self, count: int) -> list[Evaluation]:
-        """The oldest results: the shares of all ranks."""
-        return [self._tallies.popleft().total(self._task.comm) for _ in range(count)]
-
-
-class Pause(_OwnShares):
-    """All ranks stop, evaluate their shares, and go on when the result is known to all."""
+        self._tally = self._task.tally()
 
     def collect(self, everything: bool) -> list[Evaluation]:
         """The result."""
-        return self._merge(len(self._tallies))
+        return [] if self._tally is None else [self._tally.total(self._task.comm)]
 
 
-class Distributed(_OwnShares):
+class Distributed(Validation):
     """Each rank evaluates its share and trains on at once; shares are added up when the ranks meet again."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._newest: Tally | None = None
+        self._found: list[Evaluation] = []
+
+    def begin(self) -> None:
+        """Add up the earlier shares, as all ranks are here; then evaluate this rank's share of a copy."""
+        self._add_up()
+        replica = self._task.replica
+        copies = [flat.weights.clone() for flat in replica.flats]
+        # Ranks that see the same weights, or the same centre, must not train on before all have their copy.
+        self._task.comm.barrier()
+        replica.look_at(copies)
+        try:
+            self._newest = self._task.tally()
+        finally:
+            replica.look_at(flat.weights for flat in replica.flats)
 
     def collect(self, everything: bool) -> list[Evaluation]:
         """All results but the newest, for which others may still be at work."""
-        return self._merge(len(self._tallies) - (not everything))
+        if everything:
+            self._add_up()
+        found, self._found = self._found, []
+        return found
+
+    def _add_up(self) -> None:
+        if self._newest is not None:
+            self._found.append(self._newest.total(self._task.comm))
+            self._newest = None
 
 
 class Background(Validation):

@@ -1,0 +1,111 @@
+"""DiLoCo: many steps of each worker's own, then one step of an outer optimizer for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.replica import Replica
+from tutti.rules.mixing import move_outer
+from tutti.strategies.averaged import AveragedWorker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.ranges import at_least, within
+
+
+@dataclass(frozen=True)
+class DiLoCo(Strategy):
+    """Distributed low-communication training: local steps, and Nesterov's momentum between their averages.
+
+        for t = 1, 2, ...:
+            x_i = x                                          every worker begins at the common weights
+            `every` times:  x_i = optimizer(x_i, g_i)        with batches of its own; the paper's is AdamW
+            d = 1/n sum over i of (x - x_i)                  the outer gradient
+            v = outer_momentum v + d
+            x = x - outer_lr (d + outer_momentum v)
+
+    The state of the inner optimizer is each worker's own and goes on from one round to the next; the outer
+    momentum is the same on all workers, so no rank is spent on keeping it. With outer_lr 1 and without outer
+    momentum this is local SGD. BatchNorm's statistics are averaged for evaluations and in the end.
+
+        worker 0   │ step │ step │ ... │ average, outer step │ step │ step │ ...
+        worker 1   │ step │ step │ ... │ average, outer step │ step │ step │ ...
+
+    What is evaluated in the middle of a round is what the run would give if it ended there: an outer step
+    from the average so far.
+
+    Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models",
+    arXiv:2311.08105, algorithm 1; there `every` is H, 500 for its long runs.
+    """
+
+    name: ClassVar[str] = "diloco"
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.ABREAST
+
+    every: int = field(default=20, metadata={"help": "batches of a worker between two outer steps, from 1"})
+    outer_lr: float = field(default=0.7, metadata={"help": "learning rate of the outer steps, above 0"})
+    outer_momentum: float = field(
+        default=0.9, metadata={"help": "Nesterov momentum of the outer steps, 0 to below 1"}
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, "every", 1)
+        within(self, "outer_lr", 0.0, float("inf"), above=True, below=True)
+        within(self, "outer_momentum", 0.0, 1.0, below=True)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _DiLoCoWorker(self, replica, comm, optimizer, clip)
+
+
+class _DiLoCoWorker(AveragedWorker):
+    def __init__(
+        self, strategy: DiLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(replica, comm, optimizer, clip)
+        self._strategy, self._rounds, self._met_at = strategy, 0, comm.clock()
+        self._anchors = [weights.clone() for weights in self.weights]
+        self._velocities = [torch.zeros_like(weights) for weights in self.weights]
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.move()
+        self.skip()
+
+    @override
+    @torch.no_grad()
+    def skip(self) -> None:
+        """Take part in the outer step that may follow a round."""
+        self._rounds += 1
+        if self._rounds == self._strategy.every:
+            self._rounds = 0
+            began = self.comm.clock()
+            sent = self._move_outer()
+            now = self.comm.clock()
+            self.traffic.add(sent, now - began, 0, now - self._met_at)
+            self._met_at = now
+
+    def _move_outer(self) -> int:
+        """Average, and step from the anchor towards it; returns the bytes sent."""
+        sent = self.average.take(self.weights)
+        lr, momentum = self._strategy.outer_lr, self._strategy.outer_momentum
+        for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
+            move_outer(anchor, weights, velocity, lr, momentum)
+            weights.copy_(anchor)
+        return sent
+
+    @override
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Overwrite the weights with what an outer step from here leads to, and make none."""
+        if not self._rounds:
+            return
+        kept = self._anchors, self._velocities
+        self._anchors, self._velocities = ([vector.clone() for vector in vectors] for vectors in kept)
+        self._move_outer()
+        self._anchors, self._velocities = kept

@@ -1,0 +1,112 @@
+"""Decentralized SGD: workers average with their neighbours in a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.replica import Replica
+from tutti.rules.mixing import GRAPHS, links, mean
+from tutti.strategies.averaged import AveragedWorker, Rows
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.ranges import at_least, one_of
+
+TAG: Final = 7301
+"""Of the messages between neighbours."""
+
+
+@dataclass(frozen=True)
+class Gossip(Strategy):
+    """Decentralized parallel SGD (D-PSGD): no worker talks to more than its neighbours.
+
+        x_i = sum over j of W_ij x_j                       in every `every`-th step
+        x_i = optimizer(x_i, g_i)                          g_i from x_i before the averaging
+
+    W is doubly stochastic: 1 / (1 + neighbours) for a worker and each of its neighbours, else 0. `graph`:
+
+        ring          0 - 1 - 2 - 3 - 0           the two beside it
+        exponential   0 -> 1, 2, 4, ...           those 1, 2, 4, ... places on
+        all           0 - 1, 2, 3                 everyone
+        shift_one     0 - 2, then 0 - 3, ...      one other, another one each time
+
+    A batch is one worker's own; the optimizer's state is its own and never averaged. What is evaluated and
+    kept is the average of all workers.
+
+        worker 0   backward │ x0 ─┐     ┌─ x0 = (x0 + x1 + x3) / 3 │ step
+        worker 1   backward │ x1 ─┼──>──┼─ x1 = (x1 + x0 + x2) / 3 │ step
+        worker 2   backward │ x2 ─┘     └─ x2 = (x2 + x1 + x3) / 3 │ step
+
+    On one host the neighbours' rows in shared memory are read; between hosts weights are sent.
+
+    Source: Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study
+    for Decentralized Parallel Stochastic Gradient Descent", arXiv:1705.09056, algorithm 1.
+    """
+
+    name: ClassVar[str] = "gossip"
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.ABREAST
+
+    graph: str = field(default="ring", metadata={"help": f"who averages with whom: {', '.join(GRAPHS)}"})
+    every: int = field(default=1, metadata={"help": "batches of a worker between two averagings, from 1"})
+
+    def __post_init__(self) -> None:
+        one_of(self, "graph", GRAPHS)
+        at_least(self, "every", 1)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _GossipWorker(self, replica, comm, optimizer, clip)
+
+
+class _GossipWorker(AveragedWorker):
+    def __init__(
+        self, strategy: Gossip, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(replica, comm, optimizer, clip)
+        self._strategy, self._rounds, self._mixed_at = strategy, 0, comm.clock()
+        self._rows = self.average.rows
+        if self._rows is None and comm.hosts == 1 and comm.size > 1 and strategy.graph != "all":
+            self._rows = Rows(comm, self.weights)
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.skip()
+        self.move()
+
+    @override
+    @torch.no_grad()
+    def skip(self) -> None:
+        """Take part in the averaging of a round."""
+        self._rounds += 1
+        if self._rounds % self._strategy.every:
+            return
+        began = self.comm.clock()
+        sent = self._mix(self._rounds // self._strategy.every - 1)
+        now = self.comm.clock()
+        self.traffic.add(sent, now - began, 0, now - self._mixed_at)
+        self._mixed_at = now
+
+    def _mix(self, step: int) -> int:
+        """Average with the neighbours; returns the bytes sent."""
+        if self._strategy.graph == "all":
+            return self.average.take(self.weights)
+        pairs = links(self._strategy.graph, self.comm.rank, self.comm.size, step)
+        if self._rows is None:
+            return sum(self._mix_by_messages(weights, pairs) for weights in self.weights)
+        for weights, rows in zip(self.weights, self._rows.publish(self.weights), strict=True):
+            mean(weights, [weights, *(rows[source] for _, source in pairs)])
+        return sum(weights.nbytes for weights in self.weights)
+
+    def _mix_by_messages(self, weights: Tensor, pairs: list[tuple[int, int]]) -> int:
+        incoming = [torch.empty_like(weights) for _ in pairs]
+        for (to, source), vector in zip(pairs, incoming, strict=True):
+            self.comm.exchange(weights, to, vector, source, TAG)
+        mean(weights, [weights, *incoming])
+        return weights.nbytes * len(pairs)

@@ -1,0 +1,49 @@
+"""`tutti train` with strategies whose workers wait for nobody: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutti.cli.main import main
+from tutti.training.run_folder import RunFolder
+
+SMALL = ("--model.hidden", "16", "--epochs", "4", "--lr", "0.01", "--batch-size", "128")
+
+
+def test_a_run_from_a_queue_with_validation_beside_it(tmp_path: Path) -> None:
+    words = ["train", *SMALL, "--strategy", "downpour", "--balance", "queue", "--validate", "background"]
+    command = [sys.executable, "-m", "tutti.cli.main", *words, "-n", "2", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "staleness: mean " in done.stdout
+    assert "validation (background): held training up for " in done.stdout
+    records = RunFolder.open(tmp_path / "run").history().records
+    assert [record.epoch for record in records] == [1, 2, 3, 4]
+    for record in records:
+        assert record.train.samples == sum(rank.samples for rank in record.ranks) == 1294
+        assert sum(rank.updates for rank in record.ranks) == 11
+        assert record.validation is not None
+        assert record.validation.samples == 144
+        assert all(rank.exchanges and rank.bytes_sent and rank.compute_s > 0 for rank in record.ranks)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--strategy sync --balance queue", "--balance queue is for strategies whose workers"),
+        ("--strategy sync --validate background", "use --validate pause"),
+        ("--balance fast", "unknown value of --balance 'fast'"),
+        ("--validate later", "unknown value of --validate 'later'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    code = main(["train", *SMALL, "-n", "1", "--threads", "1", "--out", str(tmp_path / "a"), *words.split()])
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()

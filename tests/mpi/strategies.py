@@ -1,0 +1,64 @@
+"""Run under mpirun: every strategy learns the digits, on the ranks that it can use.
+
+Usage: python strategies.py HOSTS [NAMES]
+
+HOSTS names the host that each rank counts to, one letter per rank ("aabb"). On several hosts, a strategy with
+a parameter centre gets the last rank as its server, and one for a single host trains on each by itself. Rank
+0 prints a line of JSON: for each strategy its accuracy, and whether its workers ended with the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from contracts.strategy import NAMES, brisk, learning, on_several_hosts
+from contracts.training import needs_centre, train
+from tutti.comm.base import Communicator
+from tutti.comm.mpi import MpiCommunicator
+from tutti.launch.servers import split_off_servers
+from tutti.strategies import STRATEGIES
+
+
+def team(comm: Communicator, name: str) -> Communicator | None:
+    """Who trains together by this strategy; None for who is left over."""
+    strategy = brisk(STRATEGIES[name])
+    if strategy.most_workers() == 1:
+        return comm.split(comm.rank)
+    if comm.hosts > 1 and not on_several_hosts(strategy):
+        return comm.node
+    return split_off_servers(comm, 1) if comm.hosts > 1 and needs_centre(strategy) else comm
+
+
+def learn(comm: Communicator, name: str) -> list[float | bool]:
+    """The accuracy, and whether all workers agree about it and the weights."""
+    part = team(comm, name)
+    outcome = train(part, learning(STRATEGIES[name]))
+    alike = True
+    if outcome is not None:
+        found = part.all_gather_objects((outcome.accuracy, outcome.weights))
+        alike = all(a == found[0][0] and torch.equal(w, found[0][1]) for a, w in found)
+    accuracy = 1.0 if outcome is None else outcome.accuracy
+    everyone = comm.all_gather_objects((accuracy, alike))
+    return [min(accuracy for accuracy, _ in everyone), all(alike for _, alike in everyone)]
+
+
+def main() -> None:
+    from mpi4py import MPI
+
+    torch.set_num_threads(1)
+    names = sys.argv[2].split(",") if len(sys.argv) > 2 else NAMES
+    comm = MpiCommunicator.world(sys.argv[1][MPI.COMM_WORLD.rank])
+    found = {name: learn(comm, name) for name in names}
+    if comm.rank == 0:
+        print("RESULT " + json.dumps(found))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()
