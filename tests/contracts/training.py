@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ class Run:
     strategy: Strategy
     model: Callable[[], nn.Module] = tiny
     data: Data = clouds
-    optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] = partial(sgd, lr=0.1)
+    optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] = sgd
     epochs: int = 2
     batch_size: int = 8
     passes: int = 1

@@ -89,8 +89,17 @@ def test_the_exit_code_is_1_when_they_differ(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_training_that_amplifies_rounding_is_not_called_wrong() -> None:
-    wild = replace(CONFIG, model_options={}, optimizer="rmsprop", clip_norm=None, steps=5, precision="fp32")
+    # The first steps of RMSprop at its own rate are ten times too long: the loss jumps about.
+    wild = replace(
+        CONFIG,
+        model_options={},
+        clip_norm=None,
+        precision="fp32",
+        optimizer="rmsprop",
+        batch_size=32,
+        steps=20,
+    )
     verdict = compared(wild, 2, "float32")
     weights = verdict.deviations["weights"]
-    assert weights.found.largest > weights.tolerance
+    assert weights.rounding.largest > weights.tolerance
     assert verdict.follows or "nothing can be said" in comparison.describe(verdict, "float32")

@@ -137,6 +137,7 @@ def take_sides(comm: Communicator, payload: bytes) -> object:
         servers.comm.recv(total, source=servers.ranks[0], tag=2)
     return comm.all_gather_objects(
         {
+            "host": socket.gethostname(),
             "serving": servers.serving,
             "team": (team.rank, team.size),
             "answer": total.item(),

@@ -1,4 +1,4 @@
-"""A program that starts ranks on hosts: python on_hosts.py HOSTS ENTRY PAYLOAD."""
+"""A program that starts ranks on hosts: python on_hosts.py HOSTS ENTRY PAYLOAD [SERVERS]."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tutti.launch.plan import make_plan
 from tutti.launch.start import start
 
 if __name__ == "__main__":
-    plan = make_plan(hosts=sys.argv[1])
+    plan = make_plan(hosts=sys.argv[1], servers=int(sys.argv[4]) if len(sys.argv) > 4 else 0)
     print(plan.describe())
     print(json.dumps(start(f"launch.entries:{sys.argv[2]}", sys.argv[3].encode(), plan)))

@@ -49,3 +49,18 @@ def test_an_exception_on_the_other_host_ends_the_job_with_its_traceback(hosts: H
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("ValueError: seven is not a colour")
     assert "rank 1 failed" in done.stderr
+
+
+def test_servers_are_spread_over_the_hosts_and_workers_stay_where_they_belong(hosts: Hosts) -> None:
+    done = on_hosts(hosts, "a:2,b:1", "take_sides", "2", "2")
+    assert done.returncode == 0, done.stderr
+    described, result = done.stdout.splitlines()
+    assert described == "3 ranks and 2 servers on 2 hosts (a: 2, b: 1), started by mpirun"
+    found = [(one["host"], one["serving"], one["answer"]) for one in json.loads(result)]
+    assert found == [
+        ("a", False, 3.0),
+        ("a", False, 3.0),
+        ("a", True, 3.0),
+        ("b", False, 3.0),
+        ("b", True, 0.0),
+    ]

@@ -38,7 +38,7 @@ def by_rows(setting: Setting) -> tuple[Tensor, dict[int, Tensor]]:
 
 
 def by_messages(setting: Setting) -> tuple[Tensor, dict[int, Tensor]]:
-    """The same, where odd workers answer after a batch of theirs, and answers count after one of the asker's."""
+    """The same, where odd workers answer after a batch, and askers read the answer after another."""
     strategy, size = setting.strategy, len(setting.speeds)
     x = {rank: start() for rank in range(size)}
     random = {rank: Random(f"{strategy.seed}/{rank}") for rank in range(size)}

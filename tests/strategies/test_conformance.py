@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 
+import tutti
 from comm.ranks import World
 from contracts.strategy import CHECKS, NAMES, RIGHT, assert_alike, brisk, learning
 from contracts.training import Run, clouds, train, train_until_killed
 from mpi.mpirun import mpirun, needs_mpirun, results
-from tutti.errors import PeerLost
+from tutti.errors import BadOption, PeerLost
 from tutti.strategies import STRATEGIES, Strategy
 
 RANKS = 3
@@ -74,12 +75,33 @@ def test_the_loss_of_a_process_is_noticed_by_all_others(name: str) -> None:
 @pytest.mark.mpi
 @needs_mpirun
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("hosts", ["aaa", "aabb"])
-def test_ranks_under_mpirun_learn_and_end_with_the_same_weights(hosts: str) -> None:
-    done = mpirun(len(hosts), "strategies.py", hosts, timeout_s=280.0)
+def test_ranks_under_mpirun_learn_and_end_with_the_same_weights() -> None:
+    """Two hosts; a strategy with a centre has a server there, and all have been seen on one host above."""
+    done = mpirun(4, "strategies.py", "aabb", timeout_s=280.0)
     assert done.returncode == 0, done.stderr
     (found,) = results(done)
     assert found.keys() == set(NAMES)
     for name, (accuracy, alike) in found.items():
         assert accuracy >= RIGHT, name
         assert alike, name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "remedy"),
+    [
+        ("solo", {"workers": 2}, "--strategy sync"),
+        ("hogwild", {"hosts": "a:1,b:1"}, "--strategy sync"),
+        ("easgd", {"hosts": "a:1,b:1"}, "--servers 1"),
+        ("sync", {"workers": 2, "servers": 1}, "--strategy downpour"),
+    ],
+)
+def test_an_unfit_world_is_refused_before_any_rank_starts(
+    strategy: str, world: dict[str, object], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutti.experiments.job.start", _no_start)
+    with pytest.raises(BadOption, match=remedy):
+        tutti.train(strategy=strategy, quiet=True, **world)
+
+
+def _no_start(*_: object, **__: object) -> None:
+    raise AssertionError("ranks were started")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
 from strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.virtual import VirtualWorld
@@ -17,27 +17,30 @@ LR = 0.1
 UNBOUND = 1000
 
 
-def by_hand(strategy: Lazy, order: list[tuple[int, int]], workers: int) -> tuple[Tensor, dict[int, int]]:
+def by_hand(
+    strategy: Lazy, order: list[tuple[int, int]], workers: int, momentum: float = 0.0
+) -> tuple[Tensor, dict[int, int]]:
     """The centre, and how many gradients each worker has kept to itself."""
-    centre = start()
+    centre, velocity, eta = start(), torch.zeros(LENGTH).double(), LR / (1 - momentum)
     weights, sent = dict.fromkeys(range(workers), centre), {}
     moves: dict[int, list[float]] = {rank: [] for rank in range(workers)}
     kept = dict.fromkeys(range(workers), 0)
     for rank, step in order:
         g = gradient(weights[rank], rank, step)
-        allowed = strategy.threshold * sum(moves[rank][-strategy.memory :]) / (LR * workers) ** 2
+        allowed = strategy.threshold * sum(moves[rank][-strategy.memory :]) / (eta * workers) ** 2
         if rank in sent and ((g - sent[rank]) ** 2).sum() <= allowed:
             kept[rank] += 1
         else:
             sent[rank] = g
-        centre = centre - LR * sent[rank]
+        velocity = momentum * velocity + sent[rank]
+        centre = centre - LR * velocity
         moves[rank].append(float(((centre - weights[rank]) ** 2).sum()))
         weights[rank] = centre
     return centre, kept
 
 
 OPTIONS = [
-    Lazy(slack=UNBOUND),
+    Lazy(slack=UNBOUND, threshold=0.1),
     Lazy(slack=UNBOUND, threshold=5.0),
     Lazy(slack=UNBOUND, threshold=5.0, memory=2),
 ]
@@ -145,6 +148,22 @@ def test_the_same_run_twice_is_bit_equal() -> None:
 def test_an_evaluation_in_between_changes_nothing() -> None:
     setting = Setting(Lazy(threshold=5.0), sgd(LR), speeds=SPEEDS[:1])
     assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
+
+
+def test_a_threshold_needs_sgd() -> None:
+    setting = Setting(Lazy(threshold=0.1), lambda module: optim.Adam(module.parameters()))
+    with pytest.raises(BadOption, match=r"use '--optimizer sgd', or '--strategy.threshold 0'"):
+        run(setting)
+    run(replace(setting, strategy=Lazy()))
+
+
+def test_momentum_counts_as_a_larger_step() -> None:
+    strategy = Lazy(slack=UNBOUND, threshold=0.5)
+    centre, kept = by_hand(strategy, finishes(15), 3, momentum=0.5)
+    found = run(Setting(strategy, sgd(LR, momentum=0.5), steps=15))
+    assert_close(found[0].final, centre)
+    assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
+    assert sum(kept.values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -120,24 +120,28 @@ def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) ->
     return Task(replica, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4, arithmetic)
 
 
-def test_snapshots_are_of_the_weights_at_their_time_and_more_of_them_than_places_wait(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("places", [1, 2, 9])
+def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_for(
+    places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "MOST_SNAPSHOTS", 2)
+    monkeypatch.setattr(beside, "MOST_SNAPSHOTS", places)
 
     def program(comm: Communicator) -> None:
-        replica = Replica(model())
+        replica = Replica(model(norm=True))
         background = Background(task(replica, comm))
         expected = []
         for turn in range(5):
             with torch.no_grad():
                 replica.flats[0].weights.mul_(1.0 + 0.1 * turn)
+                replica.buffers[0].add_(0.1)
             background.begin()
             expected.append(evaluate(replica.module, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4))
-            replica.flats[0].weights.add_(0.0)
+        own = [replica.flats[0].weights.clone(), *(buffer.clone() for buffer in replica.buffers)]
         found = background.collect(everything=True)
         background.close()
         assert found == expected
+        replica.attach()
+        assert all(map(torch.equal, own, [replica.flats[0].weights, *replica.buffers]))
         assert len({evaluation.loss for evaluation in found}) == 5
 
     VirtualWorld(1).run(program)
@@ -159,6 +163,32 @@ def test_weights_that_processes_share_are_not_touched() -> None:
     VirtualWorld(1).run(program)
 
 
+def wait_for_result(process: Beside) -> None:
+    """Training never waits for the other process; these tests do."""
+    process._connection.poll(60)
+    assert process.poll() == 1
+
+
+def test_what_the_other_process_has_done_is_not_done_again() -> None:
+    def count() -> Tally:
+        nonlocal here
+        here += 1
+        tally = Tally()
+        tally.samples = os.getpid()
+        return tally
+
+    here = 0
+    process = Beside(Replica(model()), count)
+    process.snapshot()
+    wait_for_result(process)
+    process.snapshot()
+    process.finish()
+    assert process.poll() == 2
+    first, second = (int(process.take()[0]) for _ in range(2))
+    assert first != os.getpid()
+    assert (second == os.getpid()) == (here == 1)
+
+
 def test_an_error_beside_training_is_an_error_of_training() -> None:
     def broken() -> Tally:
         raise ValueError("no such class")
@@ -166,7 +196,7 @@ def test_an_error_beside_training_is_an_error_of_training() -> None:
     process = Beside(Replica(model()), broken)
     process.snapshot()
     with pytest.raises(RuntimeError, match=r"(?s)beside training failed.*no such class"):
-        process.wait()
+        wait_for_result(process)
     process.close()
 
 
@@ -174,7 +204,7 @@ def test_a_killed_process_beside_training_is_named_with_the_remedy() -> None:
     process = Beside(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
     process.snapshot()
     with pytest.raises(RuntimeError, match=r"it was killed; .*'--validate pause'"):
-        process.wait()
+        wait_for_result(process)
     process.close()
 
 
@@ -186,9 +216,9 @@ def test_it_runs_on_time_that_nobody_else_wants() -> None:
 
     process = Beside(Replica(model()), report)
     process.snapshot()
-    process.wait()
+    wait_for_result(process)
     process.close()
-    counts, _ = process.done.popleft()
+    counts, _ = process.take()
     assert int(counts) in (os.SCHED_IDLE * 100 + os.getpriority(os.PRIO_PROCESS, 0), 19)
 
 

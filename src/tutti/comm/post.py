@@ -17,6 +17,9 @@ from tutti.comm.waiting import Peers, wait
 CHECK_EVERY_S: Final = 0.01
 """How often a rank that looks for messages without waiting also looks who has died."""
 
+STALLS: Final = 8
+"""After how many vain tries an exchange looks whether others wait for room here, too."""
+
 
 class Post:
     """The messages of one rank of a communicator. Its arguments are that communicator's own."""
@@ -160,7 +163,7 @@ class _Exchange:
         self._outbox, self._inbox = post._outbox(to), post._inbox(source)
         self._out, self._in = as_bytes(outgoing), as_bytes(incoming)
         self._begun = False
-        self._sent = 0
+        self._stalls = self._sent = 0
         self._arrival: Arrival | None = None
 
     @property
@@ -185,10 +188,11 @@ class _Exchange:
 
     def go_on(self) -> bool:
         """Move on what can be moved without waiting; returns whether anything could."""
-        received, sent = self._receive(), self._send()
-        if not sent and not self._all_sent:
+        moved = self._receive() | self._send()
+        self._stalls = 0 if moved else self._stalls + 1
+        if self._stalls % STALLS == STALLS - 1:
             self._post._absorb()
-        return received or sent
+        return moved
 
     def _receive(self) -> bool:
         if self._all_received:

@@ -19,6 +19,7 @@ from tutti.comm.control import LEFT, LINE, LOST, PID
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
+SPIN_S: Final = 200e-6
 YIELD_S: Final = 1e-3
 CROWDED_YIELD_S: Final = 50e-6
 SHORTEST_NAP_S: Final = 20e-6
@@ -133,11 +134,14 @@ def wait(
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
     """
+    started, yield_s = time.monotonic(), CROWDED_YIELD_S if peers.crowded else YIELD_S
     if not peers.crowded:
+        # By time as well as by number: what is asked may cost microseconds, and somebody may need this core.
         for _ in range(SPINS):
             if ready():
                 return
-    started, yield_s = time.monotonic(), CROWDED_YIELD_S if peers.crowded else YIELD_S
+            if time.monotonic() - started > SPIN_S:
+                break
     while (waited_s := time.monotonic() - started) < yield_s:
         os.sched_yield()
         if ready():

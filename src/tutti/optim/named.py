@@ -1,4 +1,4 @@
-"""torch's optimizers by name."""
+"""Optimizers by name: torch's, and those for large batches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption, UnknownName
 from tutti.imports import call_with_options, load_object, names_object
+from tutti.optim.lamb import LAMB
+from tutti.optim.lars import LARS
+from tutti.optim.rmsprop_warmup import RMSpropWarmup
 from tutti.optim.sharded import check_usable
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    name.lower(): found
-    for name, found in vars(optim).items()
-    if isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
+    **{
+        name.lower(): found
+        for name, found in vars(optim).items()
+        if isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
+    },
+    "lamb": LAMB,
+    "lars": LARS,
+    "rmsprop_warmup": RMSpropWarmup,
 }
-"""Every optimizer of `torch.optim` by lower-case name, those that cannot be used included."""
+"""Every optimizer of `torch.optim` by lower-case name, those that cannot be used included, and ours."""
 
 
 def build(
@@ -29,8 +37,8 @@ def build(
     """Build the optimizer that `name` stands for.
 
     Args:
-        name: of a class of `torch.optim`, in any case, such as "adam"; or `package.module:Class` or
-            `file.py:Class`.
+        name: of a class of `torch.optim`, in any case, such as "adam"; "lars", "lamb" or "rmsprop_warmup"; or
+            `package.module:Class` or `file.py:Class`.
         parameters: what it moves.
         lr: learning rate; by default the optimizer's own.
         options: its other options by name; a list stands for a tuple.

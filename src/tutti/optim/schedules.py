@@ -11,16 +11,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.errors import BadOption, UnknownName
 from tutti.imports import call_with_options, load_object, names_object, takes_option
+from tutti.optim.linear_scaling import LinearScalingLR
 
 ROOTS = {"LRScheduler", "_LRScheduler"}
 """Classes that only others are made from."""
 
 SCHEDULES: dict[str, type[LRScheduler]] = {
-    name: found
-    for name, found in vars(lr_scheduler).items()
-    if isinstance(found, type) and issubclass(found, LRScheduler) and name not in ROOTS
+    **{
+        name: found
+        for name, found in vars(lr_scheduler).items()
+        if isinstance(found, type) and issubclass(found, LRScheduler) and name not in ROOTS
+    },
+    "LinearScalingLR": LinearScalingLR,
 }
-"""Every scheduler of `torch.optim.lr_scheduler` by its own name."""
+"""Every scheduler of `torch.optim.lr_scheduler` by its own name, and ours."""
 
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cosine": ("CosineAnnealingLR", {}),
@@ -46,7 +50,8 @@ def schedule(
 
     Args:
         name: of a class of `torch.optim.lr_scheduler` in any spelling ("OneCycleLR", "one_cycle"); "cosine";
-            "linear" (falls to 0); "constant" (no schedule); or `package.module:Class` or `file.py:Class`.
+            "linear" (falls to 0); "linear_scaling" (warm-up to a larger rate); "constant" (no schedule); or
+            `package.module:Class` or `file.py:Class`.
         optimizer: whose rate it sets. OneCycleLR takes the optimizer's rate for its peak.
         updates: how many updates the run has; what a schedule that has a length lasts.
         options: its options by name. Where torch wants a function, `package.module:function` names one.

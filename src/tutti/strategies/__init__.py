@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tutti.errors import UnknownName
+from tutti.errors import BadOption, UnknownName
+from tutti.imports import load_object, names_object
 from tutti.strategies.adpsgd import ADPSGD
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.diloco import DiLoCo
@@ -63,11 +64,37 @@ __all__ = [
 
 
 def named(name: str) -> type[Strategy]:
-    """The strategy called `name`.
+    """The strategy called `name`, or the class that `package.module:Class` or `file.py:Class` names.
+
+    Args:
+        name: one of `STRATEGIES`, or where a subclass of `Strategy` is to be found.
 
     Raises:
         UnknownName: there is none.
+        BadOption: what is named cannot be imported, or is no strategy.
     """
+    if names_object(name):
+        return _loaded(name)
     if name not in STRATEGIES:
-        raise UnknownName("strategy", name, STRATEGIES)
+        raise UnknownName(
+            "strategy", name, STRATEGIES, "One of your own is named as file.py:Class or package.module:Class."
+        )
     return STRATEGIES[name]
+
+
+def _loaded(spec: str) -> type[Strategy]:
+    """A strategy of the user's."""
+    found = load_object(spec, "strategy")
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        kind = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+        raise BadOption(
+            f"the strategy '{spec}' is {kind}, which is no subclass of tutti.strategies.Strategy; derive it "
+            "from that (docs/write-your-own-strategy.md shows how)"
+        )
+    abstract = sorted(found.__abstractmethods__)
+    missing = [name for name in ("name", "home") if not hasattr(found, name)] + abstract
+    if missing:
+        raise BadOption(
+            f"the strategy '{spec}' says nothing about: {', '.join(missing)}; every strategy must have these"
+        )
+    return found

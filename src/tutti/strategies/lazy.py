@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.centre import OptimizerRule, Rule, join_centre
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
 from tutti.replica import Replica
 from tutti.rules.lazy import is_worth_sending
@@ -42,9 +43,10 @@ class Lazy(Centred):
                   centre         c1        c2      c3      c4
                   worker 1  │       g, send        │     g, send     │
 
-    The estimate is made for whole gradients and plain SGD. Gradients of small batches differ by their noise
-    as well, so that a larger threshold (10, 100) is needed before any is kept; 0 sends all. eta is the
-    learning rate of the first param group. A batch is one worker's own.
+    A batch is one worker's own. eta is the learning rate of the first param group, divided by 1 - momentum;
+    the comparison holds for SGD alone, whose moves are eta times the gradient. So the default `threshold` is
+    0, which sends every gradient. The paper's is 0.1, for gradients of all samples; those of small batches
+    differ by their noise as well, so that a larger one (10, 100) is needed before any is kept.
 
     Sources: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
     Server", section 2 (`slack` is s). Chen, Giannakis, Sun, Yin 2018, "LAG: Lazily Aggregated Gradient for
@@ -58,7 +60,8 @@ class Lazy(Centred):
         default=3, metadata={"help": "batches that a worker may be ahead of the slowest one, from 0"}
     )
     threshold: float = field(
-        default=0.1, metadata={"help": "how little a gradient may change to be kept (xi); 0 sends all"}
+        default=0.0,
+        metadata={"help": "how little a gradient may change to be kept (xi), with sgd; 0 sends all"},
     )
     memory: int = field(
         default=10, metadata={"help": "how many moves of the weights a change is compared with (D), from 1"}
@@ -71,8 +74,22 @@ class Lazy(Centred):
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+        self.check_optimizer(optimizer)
         messages = [torch.zeros_like(flat.grads) for flat in replica.flats]
         return OptimizerRule(optimizer, replica, messages, keep=True)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer whose moves say nothing of the gradient's size.
+
+        Raises:
+            BadOption: there is a threshold, and the optimizer is another than SGD.
+        """
+        if self.threshold and type(optimizer) is not optim.SGD:
+            raise BadOption(
+                f"option 'threshold' of strategy 'lazy' is {self.threshold}, which compares gradients with "
+                f"the moves that SGD makes of them, but the optimizer is {type(optimizer).__name__}; use "
+                "'--optimizer sgd', or '--strategy.threshold 0'"
+            )
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -83,6 +100,7 @@ class _LazyWorker(CentredWorker):
     def __init__(
         self, strategy: Lazy, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
+        strategy.check_optimizer(optimizer)
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
         rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
@@ -118,11 +136,12 @@ class _LazyWorker(CentredWorker):
     def _must_send(self) -> bool:
         if not self._strategy.threshold:
             return True
+        group = self._optimizer.param_groups[0]
         return is_worth_sending(
             squared_distance(self.grads, self._sent),
             self._moves,
             threshold=self._strategy.threshold,
-            lr=float(self._optimizer.param_groups[0]["lr"]),
+            lr=float(group["lr"]) / (1 - group["momentum"]),
             workers=self._workers,
         )
 

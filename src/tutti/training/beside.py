@@ -5,7 +5,8 @@
 
 It is a process because a thread would hold the interpreter's lock when training wants it, and a fork of the
 rank because that has model and data already: neither is loaded or copied again. It runs under the scheduler's
-idle policy, computes on one thread, and is gone when its parent is.
+idle policy, computes on one thread, and is gone when its parent is. On a busy machine it may get no time at
+all: what is not done in time the rank does itself, so that nobody ever waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tutti.replica import Replica
 from tutti.training.tally import Tally
 
 SNAPSHOT_BYTES: Final = 256 << 20
-"""How much memory the snapshots of one rank may take; there is always room for two."""
+"""How much memory the snapshots of one rank may take; there is always room for one."""
 
 MOST_SNAPSHOTS: Final = 64
 _ALIGNMENT: Final = 64
@@ -41,22 +42,21 @@ Sums = tuple[Tensor, Tensor]
 
 
 class Beside:
-    """Evaluates snapshots of a replica in a process of its own.
+    """Evaluates snapshots of a replica in a process of its own, as far as there is time.
 
     Args:
         replica: the model.
-        evaluate: evaluates the replica's module as it is. It is called in the other process alone, with the
-            weights and buffers of a snapshot in the module.
-
-    Attributes:
-        done: results that nobody has taken yet, in the order of the snapshots.
+        evaluate: evaluates the replica's module as it is. The other process calls it too, with the weights
+            and buffers of a snapshot in the module.
     """
 
     def __init__(self, replica: Replica, evaluate: Callable[[], Tally]) -> None:
-        self.done: deque[Sums] = deque()
         self._replica, self._evaluate = replica, evaluate
         self._slots = _make_slots(self._vectors())
-        self._taken = self._received = 0
+        self._free = list(range(len(self._slots)))
+        self._asked: deque[tuple[int, int]] = deque()
+        self._found: dict[int, Sums] = {}
+        self._taken = self._given = 0
         self._connection, theirs = Pipe()
         parent = os.getpid()
         with warnings.catch_warnings():
@@ -68,30 +68,54 @@ class Beside:
         theirs.close()
 
     def snapshot(self) -> None:
-        """Have the replica's present weights and buffers evaluated; waits when there is no room for them."""
-        if self._taken - self._received == len(self._slots):
-            self._receive()
-        slot = self._taken % len(self._slots)
+        """Have the replica's present weights and buffers evaluated; done here where there is no room left."""
+        number, self._taken = self._taken, self._taken + 1
+        if not self._free:
+            self.poll()
+        if not self._free:
+            self._found[number] = self._evaluate().sums()
+            return
+        slot = self._free.pop()
         for kept, vector in zip(self._slots[slot], self._vectors(), strict=True):
             kept.copy_(vector)
-        self._taken += 1
+        self._asked.append((number, slot))
         self._connection.send(slot)
 
-    def poll(self) -> None:
-        """Put the results that are ready into `done`."""
-        while self._received < self._taken and self._connection.poll():
+    def poll(self) -> int:
+        """How many results can be taken, in the order of the snapshots."""
+        while self._asked and self._connection.poll():
             self._receive()
+        ready = 0
+        while self._given + ready in self._found:
+            ready += 1
+        return ready
 
-    def wait(self) -> None:
-        """Put all results into `done`."""
-        while self._received < self._taken:
-            self._receive()
+    def take(self) -> Sums:
+        """The next result."""
+        found = self._found.pop(self._given)
+        self._given += 1
+        return found
+
+    def finish(self) -> None:
+        """End the process, and evaluate here what it has not done."""
+        self.poll()
+        self.close()
+        own = [vector.clone() for vector in self._replica.buffers]
+        try:
+            for number, slot in self._asked:
+                self._look_at(self._slots[slot])
+                self._found[number] = self._evaluate().sums()
+        finally:
+            self._look_at([*(flat.weights for flat in self._replica.flats), *own])
+        self._asked.clear()
 
     def close(self) -> None:
         """End the process, whatever it does."""
-        self._connection.close()
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        if self._pid:
+            self._connection.close()
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
 
     def _vectors(self) -> list[Tensor]:
         return [*(flat.weights for flat in self._replica.flats), *self._replica.buffers]
@@ -104,8 +128,9 @@ class Beside:
         if isinstance(found, str):
             raise RuntimeError(f"the process that evaluates beside training failed: {found}")
         counts, sums = found
-        self.done.append((torch.tensor(counts), torch.tensor(sums, dtype=torch.float64)))
-        self._received += 1
+        number, slot = self._asked.popleft()
+        self._found[number] = torch.tensor(counts), torch.tensor(sums, dtype=torch.float64)
+        self._free.append(slot)
 
     def _work(self, connection: Connection, parent: int) -> None:
         """Serve the parent; never returns."""
@@ -124,9 +149,9 @@ class Beside:
             os._exit(1)
 
     @torch.no_grad()
-    def _look_at(self, slot: list[Tensor]) -> None:
-        """Point the module's parameters into a snapshot; the parent's weights may be shared: leave them."""
-        weights, buffers = slot[: len(self._replica.flats)], slot[len(self._replica.flats) :]
+    def _look_at(self, vectors: list[Tensor]) -> None:
+        """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
+        weights, buffers = vectors[: len(self._replica.flats)], vectors[len(self._replica.flats) :]
         self._replica.look_at(weights)
         for buffer, kept in zip(self._replica.buffers, buffers, strict=True):
             buffer.copy_(kept)
@@ -136,7 +161,7 @@ def _make_slots(vectors: list[Tensor]) -> list[list[Tensor]]:
     """Places for snapshots, in memory that a forked process shares; none is used up before it is written."""
     sizes = [-(-vector.nbytes // _ALIGNMENT) * _ALIGNMENT for vector in vectors]
     each = sum(sizes)
-    count = max(2, min(MOST_SNAPSHOTS, SNAPSHOT_BYTES // each))
+    count = max(1, min(MOST_SNAPSHOTS, SNAPSHOT_BYTES // each))
     memory = mmap.mmap(-1, count * each)
     slots = []
     for slot in range(count):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
@@ -123,6 +124,8 @@ class Distributed(Validation):
 class Background(Validation):
     """A process beside each rank evaluates its share of a snapshot, on time that training leaves.
 
+    What is left at the end the ranks evaluate themselves.
+
     Raises:
         BadOption: the model does not lie in the CPU's memory.
     """
@@ -141,17 +144,15 @@ class Background(Validation):
         self._beside.snapshot()
 
     def collect(self, everything: bool) -> list[Evaluation]:
-        """The results that are ready on all ranks."""
+        """The results that are ready on all ranks; or all."""
         task, beside = self._task, self._beside
         if everything:
-            beside.wait()
-        else:
-            beside.poll()
-        ready = min(int(str(count)) for count in task.comm.all_gather_objects(len(beside.done)))
+            beside.finish()
+        ready = min(cast("list[int]", task.comm.all_gather_objects(beside.poll())))
         found = []
         for _ in range(ready):
             tally = Tally(task.metrics, task.classes)
-            tally.take_in(*beside.done.popleft())
+            tally.take_in(*beside.take())
             found.append(tally.total(task.comm))
         return found
 

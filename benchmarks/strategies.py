@@ -1,0 +1,374 @@
+"""Every strategy beside one process and DDP + Gloo: speed, and time to 90 % on Fashion-MNIST.
+
+    python benchmarks/strategies.py [--epochs 8] [--seeds 3] [--strategies sync,easgd] [--batches 200]
+
+First table: all sides in the same two processes, in turn, medians. 128 samples behind a round of updates, 64 of
+each rank; "ceiling" is the same ranks doing forward and backward and nothing else; "exchange" is the time of a step
+beyond the ceiling's, everything that training in parallel adds. Staleness is counted in updates by others.
+
+Second table: LeNet, from the start, for so many epochs and seeds. Time is that of training alone, without
+evaluations; when 90 % of the validation samples were right is interpolated between epochs. Updates are those of each
+worker. Accuracy is that on the test part at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+ROUND = 128
+GOAL = 0.9
+MODEL, DATA = "lenet", "fashion-mnist"
+SOLO, DDP, CEILING = "1 process, 1 thread", "DDP + Gloo", "ceiling"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a strategy is trained here."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "adam"
+    lr: float = 0.002
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+
+
+RECIPES = {
+    "gem": Recipe(optimizer="sgd", lr=0.02),
+    "lazy": Recipe(optimizer="sgd", lr=0.05, optimizer_options={"momentum": 0.9}),
+    "easgd": Recipe({"every": 10}),
+    "diloco": Recipe({"every": 20}, optimizer="adamw"),
+}
+"""By strategy; others are trained with Adam and their own defaults."""
+
+
+def main() -> None:
+    from tutti.strategies import STRATEGIES
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    several = ",".join(name for name in STRATEGIES if name != "solo")
+    parser.add_argument("--strategies", default=several, help="comma-separated, of: " + several)
+    parser.add_argument("--epochs", type=int, default=8, help="of the second table; 0 leaves it out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--batches", type=int, default=200, help="steps of a turn in the first table")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side in the first table")
+    parser.add_argument("--ranks", default="2")
+    args = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    from measure import describe_machine
+
+    print(describe_machine())
+    names = [name for name in args.strategies.split(",") if name]
+    show_speeds(args, names)
+    if args.epochs:
+        show_learning(args, names)
+
+
+def show_speeds(args: argparse.Namespace, names: Sequence[str]) -> None:
+    from measure import table
+
+    measured = _on_ranks("speeds", args, names)
+    steps = {side: median(turns) for side, turns in measured["seconds"].items()}
+    rate = {side: ROUND / seconds for side, seconds in steps.items()}
+    rows = []
+    for side in (SOLO, DDP, CEILING, *names):
+        stale = measured["staleness"].get(side, {})
+        share, beyond = rate[side] / rate[CEILING], 1e3 * (steps[side] - steps[CEILING])
+        cells = [f"{rate[side]:,.0f}", f"{share:.3f}", f"{beyond:.3f}"]
+        rows.append([side, *cells, *(_number(stale.get(key)) for key in ("mean", "p99"))])
+    print(f"\n{MODEL}, {args.precision}, {ROUND} samples a round, median of {args.rounds}\n")
+    print(table(["side", "samples/s", "/ceiling", "exchange ms", "staleness mean", "p99"], rows))
+
+
+def show_learning(args: argparse.Namespace, names: Sequence[str]) -> None:
+    from measure import table
+
+    rows = []
+    for side in (SOLO, DDP, *names):
+        runs = [_learn(side, args, seed) for seed in range(args.seeds)]
+        reached = [run["reached"] for run in runs if run["reached"]]
+        seconds = f"{median(s for s, _ in reached):.1f}" if len(reached) == len(runs) else "-"
+        updates = f"{median(u for _, u in reached):,.0f}" if len(reached) == len(runs) else "-"
+        each = ", ".join(f"{100 * run['accuracy']:.2f}" for run in runs)
+        average = f"{100 * mean(run['accuracy'] for run in runs):.2f}"
+        rows.append([side, seconds, updates, average, each])
+        print(f"measured {side}: {each}", file=sys.stderr)
+    print(f"\n{MODEL} on {DATA}, {args.precision}, {args.epochs} epochs, {args.seeds} seeds\n")
+    print(table(["side", f"s to {GOAL:.0%}", "updates to it", "accuracy %", "each seed"], rows))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest: object) -> Any:
+    from tutti.launch import make_plan, start
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = {"names": list(names), "precision": args.precision, "port": port, **rest}
+    given |= {"batches": args.batches, "rounds": args.rounds, "epochs": args.epochs}
+    return start(f"strategies:{what}", json.dumps(given).encode(), make_plan(args.ranks, None))
+
+
+def _learn(side: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Train once; the accuracy in the end, and seconds and updates until the goal was reached."""
+    import tutti
+
+    if side == DDP:
+        found = _on_ranks("learn_by_ddp", args, [], seed=seed)
+        return {"accuracy": found["accuracy"], "reached": _reached(found["points"])}
+    alone = side == SOLO
+    recipe = Recipe() if alone else RECIPES.get(side, Recipe())
+    strategy = "solo" if alone else side
+    result = tutti.train(
+        MODEL,
+        DATA,
+        strategy=strategy,
+        strategy_options=recipe.options,
+        workers=1 if alone else args.ranks,
+        threads=1,
+        batch_size=ROUND if alone or _together(side) else ROUND // int(args.ranks),
+        optimizer=recipe.optimizer,
+        optimizer_options=recipe.optimizer_options,
+        lr=recipe.lr,
+        epochs=args.epochs,
+        precision=args.precision,
+        seed=seed,
+        quiet=True,
+    )
+    points, seconds = [], 0.0
+    for record in result.history:
+        seconds += record.seconds["total"] - record.seconds["validation"]
+        points.append((seconds, record.step, record.validation.metrics["accuracy"]))
+    return {"accuracy": result.summary.test.metrics["accuracy"], "reached": _reached(points)}
+
+
+def _together(name: str) -> bool:
+    from tutti.strategies import named
+    from tutti.strategies.base import Pace
+
+    return named(name).pace is Pace.TOGETHER
+
+
+def _reached(points: Sequence[tuple[float, float, float]]) -> tuple[float, float] | None:
+    """Seconds and updates at which the accuracy crossed the goal, on the line between two epochs."""
+    before = (0.0, 0.0, 0.1)
+    for point in points:
+        if point[2] >= GOAL:
+            part = (GOAL - before[2]) / (point[2] - before[2])
+            return before[0] + part * (point[0] - before[0]), before[1] + part * (point[1] - before[1])
+        before = tuple(point)
+    return None
+
+
+# What follows runs on the ranks.
+
+
+def speeds(comm, payload: bytes) -> dict[str, Any]:
+    """Time every side in turn; seconds of a round, and staleness."""
+    import torch.distributed as dist
+
+    given = json.loads(payload)
+    _join_gloo(comm, given["port"])
+    sides: dict[str, _Side] = {
+        SOLO: _solo(comm, given),
+        DDP: _ddp(comm, given),
+        CEILING: _ceiling(comm, given),
+    }
+    sides |= {name: _by_strategy(comm, name, given) for name in given["names"]}
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(given["rounds"]):
+        order = [*sides][turn % len(sides) :] + [*sides][: turn % len(sides)]
+        for side in order:
+            seconds[side].append(_time(comm, sides[side].train, given["batches"]))
+    staleness = {name: _staleness(comm, side) for name, side in sides.items()}
+    for side in sides.values():
+        side.end()
+    dist.destroy_process_group()
+    return {"seconds": seconds, "staleness": staleness}
+
+
+def _join_gloo(comm, port: int) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size
+    )
+
+
+def _time(comm, train: Callable[[int], None], count: int) -> float:
+    train(max(2, count // 20))
+    comm.barrier()
+    began = perf_counter()
+    train(count)
+    comm.barrier()
+    return (perf_counter() - began) / count
+
+
+@dataclass
+class _Side:
+    """Something that trains for so many steps, and may have counted its exchanges."""
+
+    train: Callable[[int], None]
+    worker: Any = None
+
+    def end(self) -> None:
+        if self.worker is not None:
+            self.worker.finish()
+
+
+def _staleness(comm, side: _Side) -> dict[str, float]:
+    found = [] if side.worker is None else side.worker.traffic.take().staleness.elements()
+    stale = sorted(n for part in comm.all_gather_objects(list(found)) for n in part)
+    return {"mean": mean(stale), "p99": stale[int(0.99 * (len(stale) - 1))]} if stale else {}
+
+
+def _forward_backward(samples: int, precision: str):
+    """The model, and a function that adds the gradient of one batch, times `share`."""
+    import torch
+
+    from tutti import models
+    from tutti.training.arithmetic import Arithmetic
+
+    arithmetic = Arithmetic(precision)
+    torch.manual_seed(0)
+    module = arithmetic.prepare(models.build(MODEL, (1, 28, 28), 10, {}))
+    inputs, targets = torch.randn(samples, 1, 28, 28), torch.randint(10, (samples,))
+    loss = torch.nn.CrossEntropyLoss()
+
+    def run(share: float = 1.0, forward: Any = module) -> None:
+        (loss(arithmetic.forward(forward, inputs), targets) * share).backward()
+
+    return module, run
+
+
+def _solo(comm, given: dict[str, Any]) -> _Side:
+    """Rank 0 computes alone, with one thread; the others sleep at the barrier that follows."""
+    import torch
+
+    module, run = _forward_backward(ROUND, given["precision"])
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+
+    def train(count: int) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        for _ in range(0 if comm.rank else count):
+            run()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.set_num_threads(threads)
+
+    return _Side(train)
+
+
+def _ddp(comm, given: dict[str, Any]) -> _Side:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    module, run = _forward_backward(ROUND // comm.size, given["precision"])
+    wrapped = DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(wrapped.parameters(), fused=True)
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            run(forward=wrapped)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return _Side(train)
+
+
+def _ceiling(comm, given: dict[str, Any]) -> _Side:
+    _, run = _forward_backward(ROUND // comm.size, given["precision"])
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            run()
+
+    return _Side(train)
+
+
+def _by_strategy(comm, name: str, given: dict[str, Any]) -> _Side:
+    from tutti import optim, strategies
+    from tutti.strategies.base import Pace
+
+    recipe = RECIPES.get(name, Recipe())
+    strategy = strategies.named(name)(**recipe.options)
+    module, run = _forward_backward(ROUND // comm.size, given["precision"])
+    replica = strategies.place(module, comm, strategy.home)
+    # A learning rate of next to nothing: the same batch again and again must not lead anywhere.
+    optimizer = optim.build(recipe.optimizer, [*module.parameters()], 1e-9, recipe.optimizer_options)
+    worker = strategy.worker(replica, comm, optimizer, strategies.Clip())
+    share = 1 / comm.size if strategy.pace is Pace.TOGETHER else 1.0
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            run(share)
+            worker.step()
+
+    return _Side(train, worker)
+
+
+def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
+    """Train by DDP on the batches that `sync` would have; accuracy after each epoch, and in the end."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tutti import models
+    from tutti.data import Batches, open_data
+    from tutti.training.arithmetic import Arithmetic
+    from tutti.training.losses import LOSSES
+
+    given = json.loads(payload)
+    _join_gloo(comm, given["port"])
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    data, arithmetic = open_data(DATA, comm, seed=given["seed"]), Arithmetic(given["precision"])
+    torch.manual_seed(given["seed"])
+    module = arithmetic.prepare(models.build(MODEL, data.shape, data.classes, {}))
+    wrapped = DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=Recipe().lr, fused=True)
+    batches = Batches(data.train, ROUND, comm.rank, comm.size, seed=given["seed"])
+    loss, points, seconds = LOSSES["cross_entropy"], [], 0.0
+    for epoch in range(given["epochs"]):
+        comm.barrier()
+        began = perf_counter()
+        for update in batches.epoch(epoch):
+            (batch,) = update.passes
+            # DDP averages the ranks' gradients, so that each counts for its share of the samples.
+            outputs = arithmetic.forward(wrapped, batch.inputs)
+            (loss(outputs, batch.targets) * (batch.share * comm.size)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        comm.barrier()
+        seconds += perf_counter() - began
+        points.append((seconds, (epoch + 1) * batches.updates, _accuracy(module, data.validation, comm)))
+    accuracy = _accuracy(module, data.test, comm)
+    dist.destroy_process_group()
+    return {"accuracy": accuracy, "points": points}
+
+
+def _accuracy(module, part, comm) -> float:
+    from tutti.training.evaluate import evaluate
+    from tutti.training.losses import LOSSES
+    from tutti.training.metrics import METRICS
+
+    found = evaluate(module, part, comm, LOSSES["cross_entropy"], (METRICS["accuracy"],))
+    return found.metrics["accuracy"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Optimizers of our own, which move one parameter after the other."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class ParameterWise(Optimizer):
+    """An optimizer that treats each parameter by itself, as a whole."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move all parameters that have a gradient; returns what `closure`, if given, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.move(parameter, parameter.grad, group)
+        return loss
+
+    @abstractmethod
+    def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Move one parameter, in place.
+
+        Args:
+            weights: the parameter.
+            gradient: of its shape; to be left as it is.
+            group: its param group.
+        """

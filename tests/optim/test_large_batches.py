@@ -1,0 +1,199 @@
+"""LARS, LAMB, linear scaling and the RMSprop warm-up, in numbers worked by hand; and under `sync`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+
+from strategies.sequential import Case, by_strategy, distance, sequential
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadOption
+from tutti.optim import LAMB, LARS, LinearScalingLR, RMSpropWarmup, build, schedule
+from tutti.optim.lamb import trust_ratio
+from tutti.optim.lars import local_rate
+from tutti.optim.rmsprop_warmup import sgd_share
+from tutti.strategies import Sync
+
+
+def parameter(*values: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def step(optimizer: Optimizer, weights: nn.Parameter, *gradient: float) -> list[float]:
+    weights.grad = torch.tensor(gradient, dtype=torch.float64)
+    optimizer.step()
+    return weights.tolist()
+
+
+def test_lars() -> None:
+    # |w| = 5, |g| = 10: rate = 0.1 * 5 / (10 + 0.5 * 5) = 0.04; g + 0.5 w = (7.5, 10)
+    # v = 2 * 0.04 * (7.5, 10) = (0.6, 0.8); w = (2.4, 3.2)
+    weights = parameter(3.0, 4.0)
+    optimizer = LARS([weights], lr=2.0, momentum=0.5, weight_decay=0.5, trust=0.1)
+    assert step(optimizer, weights, 6.0, 8.0) == pytest.approx([2.4, 3.2])
+    # |w| = 4, g = 0: rate 1, g + 0.5 w = (1.2, 1.6); v = 0.5 * (0.6, 0.8) + 2 * (1.2, 1.6) = (2.7, 3.6)
+    assert step(optimizer, weights, 0.0, 0.0) == pytest.approx([-0.3, -0.4])
+
+
+def test_the_rate_of_lars() -> None:
+    weights, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
+    assert local_rate(weights, gradient, 0.0, 0.001) == pytest.approx(0.0025)
+    assert local_rate(torch.zeros(2), gradient, 0.1, 0.001) == 1.0
+    assert local_rate(weights, torch.zeros(2), 0.1, 0.001) == 1.0
+
+
+def test_lamb() -> None:
+    # After the bias correction M = g, V = g^2: M / sqrt(V) = (1, -1). u = (1 + 0.1 * 3, -1 + 0.1 * 4)
+    weights = parameter(3.0, 4.0)
+    optimizer = LAMB([weights], lr=0.2, betas=(0.5, 0.75), eps=0.0, weight_decay=0.1)
+    length = math.hypot(1.3, -0.6)
+    first = [3 - 0.2 * 5 / length * 1.3, 4 + 0.2 * 5 / length * 0.6]
+    assert step(optimizer, weights, 6.0, -8.0) == pytest.approx(first)
+    # m = (0.5 * 3 + 0.5 * 2, 0.5 * -4 + 0) = (2.5, -2), M = m / 0.75
+    # v = 0.75 * (9, 16) + 0.25 * (4, 0) = (7.75, 12), V = v / 0.4375
+    u = [
+        m / 0.75 / math.sqrt(v / 0.4375) + 0.1 * w
+        for m, v, w in zip((2.5, -2), (7.75, 12), first, strict=True)
+    ]
+    ratio = math.hypot(*first) / math.hypot(*u)
+    expected = [w - 0.2 * ratio * x for w, x in zip(first, u, strict=True)]
+    assert step(optimizer, weights, 2.0, 0.0) == pytest.approx(expected)
+
+
+def test_the_trust_ratio_of_lamb() -> None:
+    assert trust_ratio(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])) == pytest.approx(2.5)
+    assert trust_ratio(torch.zeros(2), torch.ones(2)) == 1.0
+    assert trust_ratio(torch.ones(2), torch.zeros(2)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"), [(6, 0.5 * math.exp(-2)), (10, 0.5), (11, 0.75), (12, 1.0), (50, 1.0)]
+)
+def test_the_share_of_sgd_grows(at: int, expected: float) -> None:
+    assert sgd_share(at, centre=10, period=4) == pytest.approx(expected)
+
+
+def test_the_rmsprop_warmup() -> None:
+    # t = 0 is the centre: a = 1/2. s = 0.75 * 4 = 3 for g = 2, decay 1/4.
+    # v = -(0.5 + 0.5 * (0.3 / 0.1) / (sqrt(3) + 1)) * 2, w = 1 + 0.1 v
+    weights = parameter(1.0)
+    optimizer = RMSpropWarmup(
+        [weights], lr=0.1, momentum=0.5, decay=0.25, eps=1.0, rmsprop_lr=0.3, centre=0, period=2
+    )
+    v = -(0.5 + 1.5 / (math.sqrt(3) + 1)) * 2
+    assert step(optimizer, weights, 2.0) == pytest.approx([1 + 0.1 * v])
+    # t = 1: SGD alone from here on.
+    expected = 1 + 0.1 * v + 0.1 * (0.5 * v - 4)
+    assert step(optimizer, weights, 4.0) == pytest.approx([expected])
+
+
+def test_after_its_warmup_it_is_sgd_with_momentum() -> None:
+    weights, other = parameter(1.0, -2.0), parameter(1.0, -2.0)
+    ours = RMSpropWarmup([weights], lr=0.1, momentum=0.9, centre=0, period=1e-9, weight_decay=0.1)
+    ours.state[weights].update(step=1, square=torch.zeros(2).double(), velocity=torch.zeros(2).double())
+    plain = optim.SGD([other], lr=0.1, momentum=0.9, weight_decay=0.1)
+    for number in range(4):
+        found, expected = step(ours, weights, number, 1.0), step(plain, other, number, 1.0)
+        assert found == pytest.approx(expected)
+
+
+def rates(scheduler: LinearScalingLR, updates: int) -> list[float]:
+    found = []
+    for _ in range(updates):
+        found.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_the_rate_rises_to_k_times_and_drops_later() -> None:
+    scheduler = schedule(
+        "linear_scaling",
+        optim.SGD([parameter(1.0)], lr=0.1),
+        10,
+        {"factor": 5.0, "warmup": 4, "drops": [0.6, 0.8]},
+    )
+    assert isinstance(scheduler, LinearScalingLR)
+    expected = [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.05, 0.05, 0.005, 0.005]
+    assert rates(scheduler, 10) == pytest.approx(expected)
+
+
+def test_the_warmup_lasts_an_eighteenth_of_the_run_where_nothing_else_is_said() -> None:
+    scheduler = LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 36, factor=3.0)
+    assert rates(scheduler, 4) == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_no_warmup_begins_at_the_scaled_rate() -> None:
+    assert rates(LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 9, factor=3.0, warmup=0), 2) == [
+        3.0,
+        3.0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("lars", LARS), ("LAMB", LAMB), ("rmsprop_warmup", RMSpropWarmup)]
+)
+def test_they_are_found_by_name(name: str, kind: type[Optimizer]) -> None:
+    optimizer = build(name, [parameter(1.0)], 0.25, {"weight_decay": 0.125})
+    assert type(optimizer) is kind
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["weight_decay"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lars", {"trust": 0.0}, "trust 0.0; expected .* trust above 0"),
+        ("lars", {"momentum": 1.0}, "momentum 1.0, .* momentum from 0 to below 1"),
+        ("lamb", {"betas": [0.9, 1.0]}, r"betas \(0.9, 1.0\)"),
+        ("rmsprop_warmup", {"period": 0}, "period 0"),
+        ("rmsprop_warmup", {"decay": 1.0}, "decay 1.0; expected both from 0 to below 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        build(name, [parameter(1.0)], None, options)
+
+
+@pytest.mark.parametrize("options", [{"factor": 0.0}, {"warmup": -1}, {"drops": [1.0]}, {"gamma": 0.0}])
+def test_a_schedule_out_of_range_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(BadOption, match="expected factor and gamma above 0, warmup from 0, drops between"):
+        schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10, options)
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB, RMSpropWarmup])
+def test_a_closure_is_called(kind: type[Optimizer]) -> None:
+    weights = parameter(2.0)
+    optimizer = kind([weights], lr=0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (weights**2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 4.0
+    assert weights.item() != 2.0
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 9), nn.Tanh(), nn.Linear(9, 5)).double()
+
+
+MADE = {
+    "lars": lambda module: LARS(module.parameters(), lr=0.5, trust=0.02),
+    "lamb": lambda module: LAMB(module.parameters(), lr=0.01),
+    "rmsprop_warmup": lambda module: RMSpropWarmup(module.parameters(), lr=0.05, centre=10, period=8),
+}
+
+
+@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
+@pytest.mark.parametrize("name", MADE)
+def test_sync_moves_whole_parameters_as_plain_torch_does(name: str, hosts: tuple[int, ...]) -> None:
+    case = Case(model, MADE[name], 20, dtype=torch.float64)
+    for found in VirtualWorld(3, hosts).run(by_strategy, case, Sync()):
+        assert distance(found, sequential(case)) < 1e-9
