@@ -2,20 +2,20 @@
 
     python benchmarks/strategies.py [--epochs 8] [--seeds 3] [--strategies sync,easgd] [--batches 200]
 
-First table: all sides in the same two processes, in turn, medians. 128 samples behind a round of updates, 64 of
-each rank; "ceiling" is the same ranks doing forward and backward and nothing else; "exchange" is the time of a step
-beyond the ceiling's, everything that training in parallel adds. Staleness is counted in updates by others.
+First table: all sides in the same two processes, in turn, medians. 128 samples behind a round of updates,
+64 of each rank. "ceiling" is the same ranks doing forward and backward and nothing else; "exchange" is the
+time of a step beyond the ceiling's, everything that training in parallel adds. Staleness is counted in
+updates by others.
 
 Second table: LeNet, from the start, for so many epochs and seeds. Time is that of training alone, without
-evaluations; when 90 % of the validation samples were right is interpolated between epochs. Updates are those of each
-worker. Accuracy is that on the test part at the end.
+evaluations; when 90 % of the validation samples were right is interpolated between epochs. Updates are those
+of each worker. Accuracy is that on the test part at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -113,7 +113,8 @@ def _number(value: float | None) -> str:
 
 
 def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest: object) -> Any:
-    from tutti.launch import make_plan, start
+    from tutti.launch.plan import make_plan
+    from tutti.launch.start import start
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -335,7 +336,6 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
 
     given = json.loads(payload)
     _join_gloo(comm, given["port"])
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     data, arithmetic = open_data(DATA, comm, seed=given["seed"]), Arithmetic(given["precision"])
     torch.manual_seed(given["seed"])
     module = arithmetic.prepare(models.build(MODEL, data.shape, data.classes, {}))

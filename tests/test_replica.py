@@ -249,6 +249,20 @@ def test_the_first_parameter_that_is_not_finite_is_named() -> None:
     assert replica.first_not_finite() == "0.bias"
 
 
+def test_the_module_can_look_at_other_weights_and_back_again() -> None:
+    module = mlp()
+    replica = Replica(module)
+    (flat,) = replica.flats
+    inputs = torch.randn(4, 7)
+    before = module(inputs)
+    replica.look_at([torch.zeros_like(flat.weights)])
+    assert not module(inputs).any()
+    assert flat.weights.any()
+    replica.look_at([flat.weights])
+    replica.attach()
+    assert torch.equal(module(inputs), before)
+
+
 def test_a_scalar_and_an_empty_parameter_are_fine() -> None:
     module = nn.ParameterList([nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 3))])
     replica = Replica(module)

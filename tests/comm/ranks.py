@@ -24,7 +24,10 @@ from tutti.comm.control import Layout, control_bytes
 PR_SET_PDEATHSIG = 1
 
 _context = multiprocessing.get_context("forkserver")
-set_forkserver_preload(["pytest", "tutti.comm.host"])
+# torch imports its compiler when the first optimizer is made, which takes seconds in every process.
+set_forkserver_preload(
+    ["pytest", "torch._dynamo", "tutti.comm.host", "tutti.strategies", "tutti.training.loop"]
+)
 
 
 class World:

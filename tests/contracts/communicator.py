@@ -320,6 +320,16 @@ def check_exchange_of_long_vectors_in_pairs(comm: Communicator) -> None:
     comm.barrier()
 
 
+def check_exchange_of_many_lengths_round_changing_rings(comm: Communicator) -> None:
+    lengths = torch.randint(0, 200_000, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+    for turn, length in enumerate(lengths):
+        before, after = (comm.rank - turn) % comm.size, (comm.rank + turn) % comm.size
+        theirs = torch.zeros(length)
+        comm.exchange(torch.full((length,), float(comm.rank + turn)), after, theirs, before, tag=turn % 3)
+        assert torch.equal(theirs, torch.full((length,), float(before + turn)))
+    comm.barrier()
+
+
 def check_exchange_with_a_rank_that_sends_and_receives(comm: Communicator) -> None:
     partner = comm.rank ^ 1
     if partner < comm.size:

@@ -187,12 +187,13 @@ class _Exchange:
         return [(rank, self._post._names[rank]) for rank in ranks]
 
     def go_on(self) -> bool:
-        """Move on what can be moved without waiting; returns whether anything could."""
+        """Move on what can be moved without waiting; returns whether anything could, or nothing is left."""
         moved = self._receive() | self._send()
         self._stalls = 0 if moved else self._stalls + 1
-        if self._stalls % STALLS == STALLS - 1:
+        if self._stalls % STALLS == STALLS - 1 and not self._all_sent:
             self._post._absorb()
-        return moved
+        # What came in may have been completed while all inboxes were emptied.
+        return moved or self.complete
 
     def _receive(self) -> bool:
         if self._all_received:

@@ -159,7 +159,8 @@ def plan_for(config: TrainConfig) -> Plan:
     single = config.device == "cuda" or config.strategy == "solo"
     workers = "1" if single and config.workers == "auto" and config.hosts is None else config.workers
     plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
-    if workers == "auto" and plan.workers > config.batch_size and plan.launcher is Launcher.ALONE:
+    split = config.strategy in ("auto", "sync")  # one batch over all workers: each needs a sample of it
+    if split and workers == "auto" and plan.workers > config.batch_size and plan.launcher is Launcher.ALONE:
         plan = make_plan(config.batch_size, config.threads, servers=config.servers)
     if config.device == "cuda" and plan.workers > 1:
         raise BadOption(f"--device cuda is for one worker, not {plan.workers}; use -n 1, or --device cpu")

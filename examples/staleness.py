@@ -1,0 +1,105 @@
+"""Where Downpour diverges, and what mends it: accuracy and virtual time at 1 to 256 workers, as a picture.
+
+    pip install 'tutti[plots]'
+    python staleness.py [--workers 1,4,16,64,256] [--epochs 20] [--out staleness.svg]
+
+The workers are virtual: their gradients are real, their clock is not; the same seed gives the same picture.
+Every run uses the same number of gradients, so twice the workers need half the time; but their gradients are
+computed from weights that more others have moved meanwhile.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+from tutti.comm.host import HostCommunicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.data import Batches, open_data
+from tutti.errors import NotFinite
+from tutti.strategies import Clip, Downpour, place
+from tutti.training.evaluate import evaluate
+from tutti.training.loop import Trainer
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS
+
+REMEDIES = {
+    "none": Downpour(),
+    "inverse": Downpour(staleness="inverse"),
+    "delay compensated": Downpour(staleness="delay_compensated"),
+    "delay compensated, adaptive": Downpour(staleness="delay_compensated_adaptive"),
+}
+SECONDS_PER_SAMPLE = 1e-3
+
+
+def run(comm, strategy, data, epochs, lr):
+    """One worker; the test accuracy, and the mean staleness."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    replica = place(model, comm, strategy.home)
+    loss, metrics = LOSSES["cross_entropy"], [METRICS["accuracy"]]
+    trainer = Trainer(
+        comm=comm,
+        replica=replica,
+        worker=strategy.worker(replica, comm, optimizer, Clip()),
+        optimizer=optimizer,
+        batches=Batches(data.train, 4, comm.rank, comm.size, own=True),
+        loss=loss,
+        epochs=epochs,
+        # No two workers are equally fast.
+        seconds_per_sample=SECONDS_PER_SAMPLE * (1 + 0.2 * ((comm.rank * 0.618) % 1)),
+    )
+    history = trainer.fit()
+    stale = [rank.staleness_mean or 0.0 for record in history for rank in record.ranks]
+    accuracy = evaluate(model, data.test, comm, loss, metrics).metrics["accuracy"]
+    return accuracy, sum(stale) / len(stale)
+
+
+def measure(workers, remedy, data, epochs, lr):
+    world = VirtualWorld(workers)
+    try:
+        accuracy, staleness = world.run(run, REMEDIES[remedy], data, epochs, lr)[0]
+    except NotFinite:
+        accuracy, staleness = 0.1, float(workers - 1)  # as good as guessing
+    return {
+        "workers": workers,
+        "remedy": remedy,
+        "accuracy": accuracy,
+        "virtual seconds": world.seconds,
+        "staleness": staleness,
+    }
+
+
+def draw(found, out):
+    import altair
+
+    chart = altair.Chart(altair.Data(values=found))
+    base = chart.encode(x=altair.X("workers:O", axis=altair.Axis(labelAngle=0)), color="remedy:N")
+    accuracy = base.mark_line(point=True).encode(y=altair.Y("accuracy:Q", scale=altair.Scale(domain=[0, 1])))
+    times = base.mark_line(point=True).encode(y=altair.Y("virtual seconds:Q", scale=altair.Scale(type="log")))
+    (accuracy.properties(width=380) | times.properties(width=380)).save(out)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", default="1,2,4,8,16,32,64,128,256")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--out", default="staleness.svg", help="picture to write: .svg, .png or .html")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    data = open_data("digits", HostCommunicator.alone(), validation=0.0)
+    found = []
+    for workers in map(int, args.workers.split(",")):
+        for remedy in REMEDIES:
+            found.append(measure(workers, remedy, data, args.epochs, args.lr))
+            print(*(f"{value:.4g}" if isinstance(value, float) else value for value in found[-1].values()))
+    draw(found, args.out)
+    print(f"written: {Path(args.out).resolve()}")
+
+
+if __name__ == "__main__":
+    main()

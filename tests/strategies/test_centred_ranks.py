@@ -1,0 +1,116 @@
+"""The strategies with a centre on real ranks: processes of one host, and hosts joined by MPI."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor
+
+from comm.ranks import World
+from mpi.mpirun import mpirun, needs_mpirun, results
+from strategies.alone import Setting, assert_close, batch, run, train
+from tutti.comm.base import Communicator, keep_servers
+from tutti.errors import PeerLost
+from tutti.strategies import EASGD, GEM, Downpour, Lazy, ParamServer, Strategy
+
+# The ranks cannot import this page by its name: its functions travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STRATEGIES = [
+    Downpour(),
+    Downpour(side="worker", push_every=2),
+    EASGD(every=2),
+    EASGD(every=2, momentum=0.5),
+    GEM(),
+    Lazy(slack=1, threshold=0.1),
+    ParamServer(),
+    ParamServer(quorum=0.5),
+]
+STEPS = 60
+
+
+def setting(strategy: Strategy, steps: int = STEPS, workers: int = 3) -> Setting:
+    if isinstance(strategy, ParamServer):  # its gradient is the sum of the workers' shares
+        return Setting(strategy, lambda module: torch.optim.SGD(module.parameters(), 0.1 / workers), steps)
+    return Setting(strategy, steps=steps, settle_at=steps // 2)
+
+
+def optimum(workers: int) -> Tensor:
+    """Where the mean of all workers' losses is smallest."""
+    batches = [batch(rank, step) for rank in range(workers) for step in range(STEPS)]
+    total = sum((curvature * minimum for curvature, minimum in batches), torch.zeros(5).double())
+    return total / sum((curvature for curvature, _ in batches), torch.zeros(5).double())
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World(3) as world:
+        yield world
+
+
+def with_servers(comm: Communicator, of: Setting, ranks: tuple[int, ...]) -> object:
+    return train(keep_servers(comm, ranks), of)
+
+
+@pytest.mark.parametrize("ranks", [(), (2,)], ids=["shared", "served"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_processes_learn_and_agree(world: World, strategy: Strategy, ranks: tuple[int, ...]) -> None:
+    found = [one for one in world.run(with_servers, setting(strategy), ranks) if one is not None]
+    for outcome in found:
+        assert torch.equal(outcome.final, found[0].final)
+        assert outcome.traffic.exchanges > 0
+    # Noise of the batches is all that is left between the weights and the optimum.
+    assert (found[0].final - optimum(3)).abs().max() < 1.2
+
+
+@pytest.mark.parametrize("ranks", [(), (2,)], ids=["shared", "served"])
+def test_all_gradients_of_processes_make_the_sequential_step(world: World, ranks: tuple[int, ...]) -> None:
+    of = replace(setting(ParamServer()), steps=20)
+    found = world.run(with_servers, of, ranks)
+    expected = run(replace(of, speeds=of.speeds[: 3 - len(ranks)]))
+    torch.testing.assert_close(found[0].final, expected[0].final, rtol=1e-9, atol=1e-12)
+
+
+def until_lost(comm: Communicator, of: Setting, ranks: tuple[int, ...]) -> str:
+    try:
+        train(keep_servers(comm, ranks), of)
+    except PeerLost:
+        return "lost"
+    return "done"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dead", [1, 2], ids=["worker", "server"])
+@pytest.mark.parametrize("strategy", [Downpour(), Lazy(slack=0), ParamServer()], ids=str)
+def test_a_killed_rank_is_noticed_by_all(strategy: Strategy, dead: int) -> None:
+    with World(3) as world:
+        world.start(until_lost, setting(strategy, steps=10**6), (2,))
+        world.kill(dead, signal.SIGKILL)
+        for rank in {0, 1, 2} - {dead}:
+            outcome = world.outcome(rank)
+            assert outcome == "lost" or isinstance(outcome, PeerLost)
+
+
+@needs_mpirun
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_hosts_joined_by_mpi_learn_and_agree() -> None:
+    done = mpirun(4, "centred.py", "aabb")
+    assert done.returncode == 0, done.stderr
+    (found,) = results(done)
+    assert len(found) == 7
+    for name, outcome in found.items():
+        finals = torch.tensor(outcome["finals"], dtype=torch.float64)
+        assert len(finals) == 3, name
+        assert (finals == finals[0]).all(), name
+        assert min(outcome["exchanges"]) > 0, name
+        if name != "paramserver":
+            assert (finals[0] - optimum(3)).abs().max() < 1.2, name
+    expected = run(Setting(ParamServer(), steps=60))
+    assert_close(torch.tensor(found["paramserver"]["finals"][0]).double(), expected[0].final)
