@@ -24,7 +24,7 @@ from torch import nn, optim
 
 from measure import describe_machine, interleave, table
 from tutti.centre import OptimizerRule
-from tutti.centre.shared import SharedCentre
+from tutti.centre.shared import SharedCentre, slots_for
 from tutti.comm.host import HostCommunicator
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
@@ -45,12 +45,12 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side")
     parser.add_argument("--updates", type=int, default=40, help="updates in one measurement")
-    parser.add_argument("--slots", type=int, default=2, help="parts with a lock each, as for so many workers")
+    parser.add_argument("--workers", type=int, default=2, help="the centre is cut as for so many")
     args = parser.parse_args()
     torch.set_num_threads(1)
     updates = {
         "fused Adam": fused(args.parameters),
-        "centre": centre(args.parameters, args.slots),
+        "centre": centre(args.parameters, args.workers),
         "NumPy": numpy_adam(args.parameters),
     }
     sides = {name: _timed(update, args.updates) for name, update in updates.items()}
@@ -84,14 +84,14 @@ def fused(length: int) -> Callable[[], None]:
     return optim.Adam([weights], lr=1e-3, fused=True).step
 
 
-def centre(length: int, slots: int) -> Callable[[], None]:
+def centre(length: int, workers: int) -> Callable[[], None]:
     comm = HostCommunicator.alone()
     module = Vector(length)
     replica = place(module, comm, Home.PRIVATE)
     message = [torch.randn_like(flat.grads) for flat in replica.flats]
     # The message is kept: what is measured is the centre's work, not the clearing of the worker's gradient.
     rule = OptimizerRule(optim.Adam(module.parameters(), lr=1e-3), replica, message, keep=True)
-    joined = SharedCentre(comm, replica.flats, rule, parts=slots)
+    joined = SharedCentre(comm, replica.flats, rule, parts=slots_for(replica.flats, workers))
     reply = [flat.weights for flat in replica.flats]
 
     def update() -> None:

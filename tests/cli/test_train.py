@@ -130,7 +130,7 @@ def corrupt(tmp_path: Path) -> None:
     (tmp_path / "busy").write_text("a file")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "other.txt").write_text("something")
-    (tmp_path / "models.py").write_text(
+    (tmp_path / "own_models.py").write_text(
         "from torch import nn\n"
         "def wide(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
         "def narrow(): return nn.Sequential(nn.Flatten(), nn.Linear(32, 10))\n"
@@ -159,10 +159,10 @@ def corrupt(tmp_path: Path) -> None:
         ("--data negative.npz", "-1"),
         ("--data nan.npz", "NaN"),
         ("--data whole.npz --data.classes 1", "label"),
-        ("models.py:wide", "the model's 3 outputs stand for the labels 0 to 2"),
-        ("models.py:narrow", "cannot take a batch of shape (2, 1, 8, 8)"),
-        ("models.py:number", "int"),
-        ("models.py:wade", "did you mean 'wide'?"),
+        ("own_models.py:wide", "the model's 3 outputs stand for the labels 0 to 2"),
+        ("own_models.py:narrow", "cannot take a batch of shape (2, 1, 8, 8)"),
+        ("own_models.py:number", "int"),
+        ("own_models.py:wade", "did you mean 'wide'?"),
         ("--config busy", "is not JSON"),
         ("--out busy", "busy"),
         ("--out full", "is not empty"),

@@ -37,7 +37,7 @@ from tutti.comm.virtual import Fault, VirtualWorld
 from tutti.errors import PeerLost
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Strategy
-from tutti.strategies.base import Home, Pace
+from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 
 Options = dict[str, Any]
@@ -60,6 +60,7 @@ class Setting:
         changes: for hyper-parameters whose change shows only in certain company: options for the first run,
             and what is different in the second.
         epochs: how long to learn the digits.
+        ranks: how many it takes, on two hosts, for all hyper-parameters to matter.
     """
 
     brisk: Options = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Setting:
     epochs: int = 10
     alone: Options | None = None
     changes: dict[str, tuple[Options, Options]] = field(default_factory=dict)
+    ranks: int = 4
 
 
 _BETWEEN_HOSTS: Final = {"compress_inside": True}
@@ -112,7 +114,11 @@ SETTINGS: Final[dict[str, Setting]] = {
     "local": Setting(brisk={"every": 2}, alone={}),
     "diloco": Setting(brisk={"every": 2}, alone={"outer_lr": 1.0, "outer_momentum": 0.0}),
     "gossip": Setting(alone={}, changes={"graph": ({"graph": "ring"}, {"graph": "all"})}),
-    "adpsgd": Setting(alone={}),
+    "adpsgd": Setting(
+        alone={},
+        changes={"graph": ({}, {"graph": "ring"}), "seed": ({}, {"seed": 1})},
+        ranks=6,
+    ),
     "hogwild": Setting(alone={}),
 }
 """By name of the strategy."""
@@ -218,7 +224,8 @@ def check_every_hyper_parameter_changes_the_outcome(strategy: type[Strategy]) ->
 
 def _demanding_world(strategy: Strategy) -> VirtualWorld:
     """On several hosts where that is possible: some options act between hosts alone."""
-    return world(strategy, 4, hosts=2 if on_several_hosts(strategy) else 1)
+    ranks = setting(type(strategy)).ranks
+    return world(strategy, ranks, hosts=2 if on_several_hosts(strategy) else 1)
 
 
 def _bits(found: list[Outcome]) -> list[object]:
@@ -337,13 +344,14 @@ def check_evaluation_settles_and_training_resumes(strategy: type[Strategy]) -> N
             assert not replica.flats[0].grads.any()
             if step % 2:
                 comm.barrier()
+                worker.settle()
+                worker.resume()  # exchanges that were under way have come to their end
                 own = replica.flats[0].weights.clone()
                 worker.settle()
                 evaluated = comm.all_gather_objects(replica.flats[0].weights.clone())
                 worker.resume()
                 same += [all(torch.equal(other, evaluated[0]) for other in evaluated)]
-                if options.home is Home.PRIVATE:
-                    same += [torch.equal(replica.flats[0].weights, own)]
+                same += [torch.equal(replica.flats[0].weights, own)]
         worker.finish()
         comm.barrier()
         return same

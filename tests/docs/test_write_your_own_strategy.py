@@ -54,14 +54,14 @@ def test_the_page_s_program_runs(strategy: type[Strategy]) -> None:
 
 
 def test_the_page_s_command_trains(
-    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (command,) = blocks("bash")
     words = shlex.split(command.replace("majority.py", str(file)))
     assert words[0] == "tutti"
     assert tutti.cli.main.main([*words[1:], "-n", "2"]) in (0, None)
-    accuracy = re.search(r"accuracy\D*([\d.]+)", capsys.readouterr().out.partition("\ntest:")[2])
+    accuracy = re.search(r"accuracy\D*([\d.]+)", capfd.readouterr().out.partition("\ntest:")[2])
     assert accuracy
     assert float(accuracy[1]) > 0.8
 

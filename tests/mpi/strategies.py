@@ -54,7 +54,12 @@ def main() -> None:
     torch.set_num_threads(1)
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else NAMES
     comm = MpiCommunicator.world(sys.argv[1][MPI.COMM_WORLD.rank])
-    found = {name: learn(comm, name) for name in names}
+    found = {}
+    for name in names:
+        began = comm.clock()
+        found[name] = learn(comm, name)
+        if comm.rank == 0:
+            print(f"{name}: {found[name]}, {comm.clock() - began:.1f} s", file=sys.stderr, flush=True)
     if comm.rank == 0:
         print("RESULT " + json.dumps(found))
     comm.close()

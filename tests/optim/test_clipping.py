@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tutti.optim.clipping import clip_values, scale_for, squared_norm
+from tutti.optim.clipping import clip, clip_values, scale_for, squared_norm
 
 
 def test_the_squared_norm_is_exact_to_float64() -> None:
@@ -35,3 +35,18 @@ def test_values_are_limited_in_place() -> None:
     vector = torch.tensor([-3.0, 0.5, 2.0])
     clip_values([vector], 1.0)
     assert vector.tolist() == [-1.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(("norm", "value"), [(None, None), (0.5, None), (None, 0.1), (0.5, 0.1), (1e6, 1e6)])
+def test_a_whole_gradient_is_clipped_as_torch_does(norm: float | None, value: float | None) -> None:
+    gradients = [torch.linspace(-1, 1, 7), torch.linspace(0, 2, 5)]
+    parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    if value is not None:
+        torch.nn.utils.clip_grad_value_(parameters, value)
+    if norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, norm)
+    clip(gradients, norm, value)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)

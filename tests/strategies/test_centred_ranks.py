@@ -85,11 +85,11 @@ def until_lost(comm: Communicator, of: Setting, ranks: tuple[int, ...]) -> str:
     return "done"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dead", [1, 2], ids=["worker", "server"])
 @pytest.mark.parametrize("strategy", [Downpour(), Lazy(slack=0), ParamServer()], ids=str)
 def test_a_killed_rank_is_noticed_by_all(strategy: Strategy, dead: int) -> None:
     with World(3) as world:
+        world.run(Communicator.barrier)
         world.start(until_lost, setting(strategy, steps=10**6), (2,))
         world.kill(dead, signal.SIGKILL)
         for rank in {0, 1, 2} - {dead}:
@@ -112,5 +112,5 @@ def test_hosts_joined_by_mpi_learn_and_agree() -> None:
         assert min(outcome["exchanges"]) > 0, name
         if name != "paramserver":
             assert (finals[0] - optimum(3)).abs().max() < 1.2, name
-    expected = run(Setting(ParamServer(), steps=60))
-    assert_close(torch.tensor(found["paramserver"]["finals"][0]).double(), expected[0].final)
+        else:
+            assert_close(finals[0], run(Setting(ParamServer(), steps=20))[0].final)

@@ -106,6 +106,10 @@ class Rule(ABC):
         """Prepare for `slots` of the vectors `centre`; once, by all who apply the rule (collective)."""
         return
 
+    def inbox(self, slot: int) -> tuple[Tensor, ...] | None:
+        """Where the rule wants to have a message for the slot, so as not to copy it; None: anywhere."""
+        return None
+
     @abstractmethod
     def apply(self, desk: Desk) -> Outcome:
         """Move `desk.centre` by `desk.message`, in place. The message may be overwritten."""

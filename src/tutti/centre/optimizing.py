@@ -94,8 +94,8 @@ class OptimizerRule(Rule):
         self._states[desk.slot].step(self._pieces[desk.slot])
         return Outcome.APPLIED
 
-    def messages(self, slot: int) -> tuple[Tensor, ...]:
-        """The slot's part of the vectors that the messages are in."""
+    @override
+    def inbox(self, slot: int) -> tuple[Tensor, ...]:
         return self._views[slot]
 
     @override

@@ -68,7 +68,7 @@ class Rounds(Rule):
     def apply(self, desk: Desk) -> Outcome:
         if desk.staleness:
             return Outcome.DROPPED
-        for total, message in zip(self._inner.messages(desk.slot), desk.message, strict=True):
+        for total, message in zip(self._inner.inbox(desk.slot), desk.message, strict=True):
             total.add_(message)
         self._came[desk.slot] += 1
         if not self._is_complete(desk.slot):
@@ -84,7 +84,7 @@ class Rounds(Rule):
 
     @override
     def close(self, desk: Desk) -> None:
-        totals = self._inner.messages(desk.slot)
+        totals = self._inner.inbox(desk.slot)
         came = int(self._came[desk.slot])
         if came != self._workers:
             for total in totals:

@@ -97,9 +97,9 @@ class Server:
         slot = cut_slots(self._flats, self._rule, self._count)[self._number]
         self._slot, self._own = slot, slot.views(self._weights)
         receive_all(self._comm, self._own, worker, BODY)
-        self._message = tuple(torch.zeros_like(own) for own in self._own)
-        self._reply = tuple(torch.zeros_like(own) for own in self._own)
         self._rule.open(self._weights, [slot], _own_memory)
+        self._message = self._rule.inbox(slot.number) or tuple(map(torch.zeros_like, self._own))
+        self._reply = tuple(map(torch.zeros_like, self._own))
         for client in self._clients.values():
             if self._rule.compares:
                 client.then = tuple(own.clone() for own in self._own)

@@ -22,7 +22,7 @@ from tutti.centre.steps import SharedSteps
 from tutti.comm.base import Communicator
 from tutti.replica import Flat
 
-SMALLEST_SLOT = 1 << 17
+SMALLEST_SLOT = 1 << 19
 """Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
 
 CLOSED_TAG = 1 << 20

@@ -101,7 +101,7 @@ def distribute(
     """
     comm, job = init(), _current()
     chosen = strategy if strategy is not None else strategies.Sync()
-    chosen.check(comm.size)
+    chosen.check(comm.size, comm.hosts)
     if job.steppers and chosen.pace is not job.pace:
         raise BadOption(
             f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "

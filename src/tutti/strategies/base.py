@@ -72,15 +72,16 @@ class Worker(ABC):
         return
 
     def settle(self) -> None:
-        """Before an evaluation (collective): afterwards every replica holds the weights to be evaluated.
+        """After an epoch, or before an evaluation: every replica gets the weights to be evaluated.
 
-        These are the centre's, or the workers' average, where each worker has weights of its own; those are
-        kept until `resume`.
+        Collective, and called before anything else that is: until then others may still wait for this worker.
+        The weights are the centre's, or the workers' average, where each worker has weights of its own; those
+        are kept until `resume`.
         """
         return
 
     def resume(self) -> None:
-        """After an evaluation: training goes on from the weights that `settle` put aside."""
+        """After `settle` (collective): training goes on from the weights that it put aside."""
         return
 
     @abstractmethod

@@ -145,8 +145,11 @@ class Trainer:
         began, tally, stages = self._now(), Tally(self.metrics), _Stages()
         last = min(self.updates, self._step + self.batches.updates)
         self._train(epoch, last, tally, stages)
+        # Before anything collective: others may still wait for what this worker will exchange.
         if last == self.updates:
             self.worker.finish()
+        else:
+            self.worker.settle()
         self._refuse_broken_weights()
         average_buffers(self.replica, self.comm)
         train, ranks = tally.total(self.comm), self._ranks(tally.samples, stages)
@@ -233,14 +236,11 @@ class Trainer:
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
-        if self._validation is None:
-            return [None]
-        if not final:
-            self.worker.settle()
-        self._validation.begin()
+        if self._validation is not None:
+            self._validation.begin()
         if not final:
             self.worker.resume()
-        return self._validation.collect(everything=final)
+        return [None] if self._validation is None else self._validation.collect(everything=final)
 
     def _ranks(self, samples: int, stages: _Stages) -> list[RankRecord]:
         """What each rank did in this epoch (collective)."""
