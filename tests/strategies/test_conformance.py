@@ -77,7 +77,7 @@ def test_the_loss_of_a_process_is_noticed_by_all_others(name: str) -> None:
 @pytest.mark.timeout(240)
 def test_ranks_under_mpirun_learn_and_end_with_the_same_weights() -> None:
     """Two hosts; a strategy with a centre has a server there, and all have been seen on one host above."""
-    done = mpirun(4, "strategies.py", "aabb", timeout_s=200.0)
+    done = mpirun(4, "conformance.py", "aabb", timeout_s=200.0)
     assert done.returncode == 0, done.stderr
     (found,) = results(done)
     assert found.keys() == set(NAMES)

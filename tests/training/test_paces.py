@@ -88,8 +88,9 @@ def test_a_rank_without_samples_skips_so_that_all_make_the_same_number_of_calls(
         return trains.worker.calls, [rank.updates for rank in ranks]
 
     (first, updates), (second, _) = VirtualWorld(2).run(program)
-    assert first == ["step"] * 4
-    assert second == ["step", "skip"] * 2
+    between = ["settle", "resume"]
+    assert first == ["step", "step", *between, "step", "step"]
+    assert second == ["step", "skip", *between, "step", "skip"]
     assert updates == [2, 1]
 
 

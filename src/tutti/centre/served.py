@@ -42,6 +42,8 @@ class ServedCentre(Centre):
             for server, slot in zip(self._servers, self._slots, strict=True):
                 self._ask(server, Request.START, comm.hosts)
                 send_all(self._comm, slot.views(weights), server, BODY)
+            # Another worker's message may be faster than these: it has to wait for the servers to be ready.
+            self._take(None)
         comm.barrier()
 
     @property

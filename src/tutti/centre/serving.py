@@ -105,6 +105,7 @@ class Server:
                 client.then = tuple(own.clone() for own in self._own)
             if self._rule.remembers:
                 client.last = tuple(torch.zeros_like(own) for own in self._own)
+        self._send(worker, with_weights=False)
 
     def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
         client = self._clients[worker]

@@ -1,6 +1,6 @@
 """Run under mpirun: every strategy learns the digits, on the ranks that it can use.
 
-Usage: python strategies.py HOSTS [NAMES]
+Usage: python conformance.py HOSTS [NAMES]
 
 HOSTS names the host that each rank counts to, one letter per rank ("aabb"). On several hosts, a strategy with
 a parameter centre gets the last rank as its server, and one for a single host trains on each by itself. Rank
