@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tutti.algorithms import ring
+import tutti.algorithms.ring as ring
 from tutti.algorithms.base import TAG, Hosts, Ranks
 from tutti.comm.base import cut
 

@@ -6,7 +6,7 @@ from math import isqrt
 
 from torch import Tensor
 
-from tutti.algorithms import ring
+import tutti.algorithms.ring as ring
 from tutti.algorithms.base import Hosts, Part
 from tutti.comm.base import cut
 
