@@ -5,7 +5,7 @@ The names below are loaded at their first use: `import tutti` alone imports neit
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tutti.records import EpochRecord, Evaluation, Summary
     from tutti.strategies import Clip, Solo, Strategy, Sync, Worker
 
-__version__ = metadata.version("tutti")
+    __version__: str
 
 _HOMES = {
     "tutti.comm.base": ("Communicator",),
@@ -85,6 +85,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        # Looking it up takes longer than all else here.
+        from importlib.metadata import version
+
+        return version("tutti")
     for home, names in _HOMES.items():
         if name in names:
             value: object = getattr(import_module(home), name)

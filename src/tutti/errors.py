@@ -9,6 +9,7 @@
     │   ├── BadRunFolder                     a run folder that cannot be read or written
     │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
     ├── PeerLost                      1      another rank died or gave up
+    ├── OutputClosed                  141    whoever read what is printed has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
 
 Every message says what was found, what was expected, and what to do next.
@@ -30,6 +31,13 @@ class UserError(TuttiError):
     """The input is wrong: the user can mend it. The command line prints the message alone, no traceback."""
 
     exit_code = 2
+
+
+class OutputClosed(TuttiError):
+    """Nobody reads standard output any more, as after `tutti ... | head`: no mistake, but the end."""
+
+    exit_code = 141
+    """What a shell says of a program that ended by SIGPIPE."""
 
 
 class BadOption(UserError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -84,3 +87,13 @@ def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     failing_command(monkeypatch, KeyboardInterrupt())
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "tutti: interrupted\n"
+
+
+@pytest.mark.parametrize("words", ["--help", "doctor --help", "train --steps 1 -n 2", "train --steps 1 -n 1"])
+def test_when_nobody_reads_what_is_printed_the_command_ends_quietly(words: str, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "tutti", *words.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

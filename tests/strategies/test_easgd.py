@@ -199,3 +199,9 @@ def test_values_that_cannot_be_used_are_refused(
 ) -> None:
     with pytest.raises(BadOption, match=message):
         kind(**options)
+
+
+def test_springs_that_would_throw_a_worker_beyond_the_centre_are_refused() -> None:
+    EASGD(force=2.0).check(workers=2)
+    with pytest.raises(BadOption, match=r"'force' .* is 2\.5, which throws 2 workers beyond the centre"):
+        EASGD(force=2.5).check(workers=2)

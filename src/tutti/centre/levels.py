@@ -102,9 +102,9 @@ class LevelledCentre(Centre):
 
     @override
     def read(self, into: Vectors) -> None:
-        """The weights of the centre above, after every host has taken up what it has moved."""
+        """The weights of the centre above, after every host's centre has gone up once more."""
         self._comm.barrier()
-        if self._comm.node.rank == 0 and not self._brings_weights:
+        if self._comm.node.rank == 0:
             self._climb()
         self._above.read(into)
 

@@ -49,7 +49,7 @@ class Command:
         """
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
-            parser.print_help()
+            print(parser.format_help(), end="")
             return 0
         if self.own_words:
             return self.run(parser.parse_args(words), {})

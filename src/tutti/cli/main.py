@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 
+import tutti
 from tutti.cli.command import Command
-from tutti.errors import BadOption, TuttiError, UnknownName, UserError
+from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError
+from tutti.launch.allocator import keep_memory
+from tutti.launch.reports import output_closed
 from tutti.launch.surroundings import started_by
 
 COMMANDS = {
@@ -31,11 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `tutti`; by default those of this process.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 130 interrupted.
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 130 interrupted,
+        141 nobody reads what is printed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    keep_memory()
     try:
-        return _run(words)
+        code = _run(words)
+        _flush()
+        return code
+    except (OutputClosed, BrokenPipeError) as error:
+        if isinstance(error, BrokenPipeError) and not output_closed():
+            raise
+        # Python flushes its buffer once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return OutputClosed.exit_code
     except TuttiError as error:
         _flush()
         if not _repeated():
@@ -52,7 +65,7 @@ def _run(words: list[str]) -> int:
         print(_help())
         return 0 if words else BadOption.exit_code
     if words[0] in ("-V", "--version"):
-        print(f"tutti {version('tutti')}")
+        print(f"tutti {tutti.__version__}")
         return 0
     name, *rest = words
     if name not in COMMANDS:

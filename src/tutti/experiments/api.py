@@ -161,7 +161,7 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
     known = [f.name for f in fields(TrainConfig)]
     for name in options:
         if name not in known:
-            raise UnknownName("argument", name, known, "See help(tutti.train).")
+            raise UnknownName("argument", name, [*known, "quiet"], "See help(tutti.train).")
 
 
 def _pickled(field: str, value: object) -> bytes:

@@ -66,7 +66,11 @@ class TrainConfig:
     )
     strategy: str = field(
         default="auto",
-        metadata=about("way to train in parallel: solo, sync; auto is solo for one worker, else sync"),
+        metadata=about(
+            "way to train in parallel: solo, sync, paramserver, local, diloco, downpour, lazy, easgd, "
+            "easgd_sync, gem, hogwild, gossip, adpsgd, or file.py:Class, package.module:Class; auto is solo "
+            "for one worker, else sync"
+        ),
     )
     strategy_options: Options = field(
         default_factory=dict, metadata=about("hyper-parameters of the strategy: --strategy.KEY value")

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from tutti.errors import PeerLost, UserError
+from tutti.launch.allocator import keep_memory
 from tutti.launch.surroundings import started_by
 
 if TYPE_CHECKING:
@@ -64,13 +65,17 @@ def _join() -> Communicator:
 
 
 def join_mpi(threads: int | None) -> Communicator:
-    """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores."""
+    """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores.
+
+    The rank keeps the memory that it frees.
+    """
     import torch
 
     from tutti.comm.mpi import MpiCommunicator
     from tutti.launch.cores import allowed_cores, share_of
 
     around = started_by()
+    keep_memory()
     comm = MpiCommunicator.world()
     if comm.size != around.size:
         raise UserError(

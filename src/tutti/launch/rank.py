@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Final
 
 from tutti.launch import surroundings
+from tutti.launch.allocator import keep_memory
 from tutti.launch.entry import load_entry
 from tutti.launch.leash import die_with_parent
 from tutti.launch.reports import Report, failure, without_launcher
@@ -79,8 +81,9 @@ def main() -> None:
 
 
 def _settle_in(start: Start) -> None:
-    """Leash, signals, cores: all that needs no torch."""
+    """Leash, signals, cores, memory: all that needs no torch."""
     die_with_parent(start.supervisor)
+    keep_memory()
     # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -134,7 +137,8 @@ def _fail(start: Start, error: BaseException, frames: TracebackType | None) -> N
     """Report the exception and be gone at once: the peers notice, the supervisor ends them."""
     _send(start.reports, failure(start.rank, error, frames))
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(BrokenPipeError):
+            stream.flush()
     os._exit(1)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import select
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterable
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tutti.errors import PeerLost, RankFailed, TuttiError, UserError
+from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 
 _LENGTH = 8
 _NAMES = {int(one): one.name for one in signal.Signals}
@@ -97,10 +99,19 @@ def without_launcher(frames: TracebackType | None) -> TracebackType | None:
 
 def failure(rank: int, error: BaseException, frames: TracebackType | None, at: float | None = None) -> Report:
     """The report of an exception, with the traceback of these frames."""
+    if isinstance(error, BrokenPipeError) and output_closed():
+        error = OutputClosed("nobody reads standard output any more")
     text = "".join(traceback.format_exception(type(error), error, frames))
-    known = isinstance(error, UserError | PeerLost)
+    known = isinstance(error, UserError | PeerLost | OutputClosed)
     pickled = _pickled(error) if known and isinstance(error, TuttiError) else None
     return Report(rank, at or time.monotonic(), None, pickled, text, isinstance(error, PeerLost))
+
+
+def output_closed() -> bool:
+    """Whether standard output is a pipe, a socket or a terminal whose other end is gone."""
+    poll = select.poll()
+    poll.register(sys.__stdout__ or 1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _pickled(error: TuttiError) -> bytes:

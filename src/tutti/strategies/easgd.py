@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tutti.centre import ElasticRule, Rule, join_centre
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
@@ -56,6 +57,16 @@ class EASGD(Centred):
         at_least(self, "every", 1)
         within(self, "force", 0.0, float("inf"), above=True, below=True)
         within(self, "momentum", 0.0, 1.0, below=True)
+
+    @override
+    def check(self, workers: int, hosts: int = 1, servers: int = 0) -> None:
+        super().check(workers, hosts, servers)
+        if self.force > workers:
+            raise BadOption(
+                f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {workers} "
+                f"worker{'s' if workers > 1 else ''} beyond the centre at every exchange; give at most the "
+                "number of workers"
+            )
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:

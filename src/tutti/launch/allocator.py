@@ -1,0 +1,32 @@
+"""What the C library does with memory that is given back to it: keep it, for the next step needs as much.
+
+Left alone, glibc returns the memory of large tensors to the kernel when they are freed, and asks for it again
+a moment later: each step of training then pays for clearing and mapping the same pages anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_NEVER = -1
+PAD: Final = 64 << 20
+"""Bytes by which the heap grows at the least."""
+
+
+def keep_memory() -> bool:
+    """Have this process keep what it frees, unless the user's environment says how to allocate.
+
+    Returns:
+        Whether it does from now on; not where the C library is none of GNU's.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    # No tensor gets pages of its own, the heap never shrinks, and it grows in large pieces.
+    wishes = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
+    return all([mallopt(what, value) == 1 for what, value in wishes])
