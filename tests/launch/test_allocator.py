@@ -14,13 +14,13 @@ from tutti.launch.allocator import keep_memory
 kept = keep_memory() if "keep" in sys.argv else None
 for turn in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    memory = bytearray(64 << 20)
+    memory = bytearray(32 << 20)
     memory[::4096] = bytes(len(memory[::4096]))
     del memory
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(kept, faults)
 """
-PAGES = (64 << 20) // 4096
+PAGES = (32 << 20) // 4096
 
 
 def faults(*words: str, **environment: str) -> tuple[str, int]:

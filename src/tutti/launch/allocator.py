@@ -10,8 +10,11 @@ import ctypes
 import os
 from typing import Final
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _NEVER = -1
+LARGE: Final = 64 << 20
+"""Bytes from which on memory goes back to the kernel all the same: a data set, not a layer's outputs."""
+
 PAD: Final = 64 << 20
 """Bytes by which the heap grows at the least."""
 
@@ -27,6 +30,6 @@ def keep_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    # No tensor gets pages of its own, the heap never shrinks, and it grows in large pieces.
-    wishes = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
+    # Only the largest tensors get pages of their own, the heap never shrinks, and it grows in large pieces.
+    wishes = ((_MMAP_THRESHOLD, LARGE), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
     return all([mallopt(what, value) == 1 for what, value in wishes])

@@ -26,7 +26,7 @@ def evaluate(
     metrics: Sequence[Metric] = (),
     classes: int | None = None,
     *,
-    batch_size: int = 1000,
+    batch_size: int = 250,
     arithmetic: Arithmetic = FP32,
 ) -> Evaluation:
     """How well `module` does on `part` (collective).
@@ -61,7 +61,7 @@ def tally_of(
     metrics: Sequence[Metric] = (),
     classes: int | None = None,
     *,
-    batch_size: int = 1000,
+    batch_size: int = 250,
     arithmetic: Arithmetic = FP32,
 ) -> Tally:
     """The sums of `evaluate` over some samples of `part`, on this rank alone.
