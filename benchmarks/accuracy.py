@@ -21,7 +21,7 @@ RUNS = {
     ),
     "fashion-mnist, cnn, 10 epochs": (
         0.920,
-        {"model": "cnn", "data": "fashion-mnist", "epochs": 10, "lr": 0.003},
+        {"model": "cnn", "data": "fashion-mnist", "epochs": 10, "lr": 0.003, "layout": "channels_last"},
     ),
 }
 ONE_CYCLE = {"schedule": "one_cycle", "validation": 0.0}

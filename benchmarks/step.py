@@ -8,12 +8,13 @@ The sides, all in the same two processes, in turn, `rounds` times, medians:
     all threads plain torch, one process with all threads
     DDP + Gloo  torch's DistributedDataParallel, one rank per core
     tutti       strategy sync, one rank per core
-    in step     one rank per core, forward and backward and a barrier: each step lasts as long as its slower rank
+    in step     one rank per core, forward, backward, barrier: each step lasts as long as its slower rank
     ceiling     one rank per core, forward and backward and nothing else: no exchange, no optimizer
 
 Adam (torch's fused one on every side), global batch 128, fp32, contiguous. "exchange" is the time of a step
-beyond the ceiling's: all that training in parallel adds to forward and backward, the optimizer included. What lies
-between "in step" and "ceiling" is the noise of the machine, which no synchronous training escapes.
+beyond the ceiling's: all that training in parallel adds to forward and backward, the optimizer included. What
+lies between "in step" and "ceiling" is the noise of the machine, which no synchronous training escapes. All
+sides run in ranks of tutti, which keep the memory that they free: that helps every one of them.
 """
 
 from __future__ import annotations
@@ -214,9 +215,7 @@ def _passes(barrier: bool):
     return make
 
 
-MAKERS = dict(
-    zip(SIDES, (_plain(1), _plain(None), _ddp, _tutti, _passes(True), _passes(False)), strict=True)
-)
+MAKERS = dict(zip(SIDES, (_plain(1), _plain(None), _ddp, _tutti, _passes(True), _passes(False)), strict=True))
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,15 @@
 """Every strategy beside one process and DDP + Gloo: speed, and time to 90 % on Fashion-MNIST.
 
-    python benchmarks/strategies.py [--epochs 8] [--seeds 3] [--strategies sync,easgd] [--batches 200]
+    python benchmarks/strategies.py [--epochs 4] [--seeds 3] [--strategies sync,easgd] [--batches 40]
 
 First table: all sides in the same two processes, in turn, medians. 128 samples behind a round of updates,
 64 of each rank. "ceiling" is the same ranks doing forward and backward and nothing else; "exchange" is the
 time of a step beyond the ceiling's, everything that training in parallel adds. Staleness is counted in
 updates by others.
 
-Second table: LeNet, from the start, for so many epochs and seeds. Time is that of training alone, without
-evaluations; when 90 % of the validation samples were right is interpolated between epochs. Updates are those
-of each worker. Accuracy is that on the test part at the end.
+Second table: the same network, from the start, for so many epochs and seeds. Time is that of training alone,
+without evaluations; when 90 % of the validation samples were right is interpolated between epochs. Updates
+are those of each worker. Accuracy is that on the test part at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from typing import Any
 
 ROUND = 128
 GOAL = 0.9
-MODEL, DATA = "lenet", "fashion-mnist"
+MODEL, DATA = "cnn", "fashion-mnist"
+OPTIONS = {"channels": [16, 32]}
+NAME = "cnn with 16 and 32 channels"
+"""Half as wide as the built-in model by default: it reaches the goal no later, in half the time."""
 SOLO, DDP, CEILING = "1 process, 1 thread", "DDP + Gloo", "ceiling"
 
 
@@ -37,17 +40,21 @@ class Recipe:
 
     options: dict[str, Any] = field(default_factory=dict)
     optimizer: str = "adam"
-    lr: float = 0.002
+    lr: float = 0.003
     optimizer_options: dict[str, Any] = field(default_factory=dict)
 
 
 RECIPES = {
-    "gem": Recipe(optimizer="sgd", lr=0.02),
-    "lazy": Recipe(optimizer="sgd", lr=0.05, optimizer_options={"momentum": 0.9}),
-    "easgd": Recipe({"every": 10}),
-    "diloco": Recipe({"every": 20}, optimizer="adamw"),
+    "adpsgd": Recipe(lr=0.002),
+    "diloco": Recipe({"every": 20}, "adamw", 0.002),
+    "downpour": Recipe(lr=0.002),
+    "easgd": Recipe({"every": 4}),
+    "easgd_sync": Recipe({"every": 4}),
+    "gem": Recipe(optimizer="sgd", lr=0.05),
+    "hogwild": Recipe(lr=0.001),
+    "lazy": Recipe(lr=0.002),
 }
-"""By strategy; others are trained with Adam and their own defaults."""
+"""By strategy; others are trained with Adam and their own defaults. Chosen on the validation part."""
 
 
 def main() -> None:
@@ -58,10 +65,10 @@ def main() -> None:
     )
     several = ",".join(name for name in STRATEGIES if name != "solo")
     parser.add_argument("--strategies", default=several, help="comma-separated, of: " + several)
-    parser.add_argument("--epochs", type=int, default=8, help="of the second table; 0 leaves it out")
+    parser.add_argument("--epochs", type=int, default=4, help="of the second table; 0 leaves it out")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--batches", type=int, default=200, help="steps of a turn in the first table")
+    parser.add_argument("--batches", type=int, default=40, help="steps of a turn in the first table")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side in the first table")
     parser.add_argument("--ranks", default="2")
     args = parser.parse_args()
@@ -87,7 +94,7 @@ def show_speeds(args: argparse.Namespace, names: Sequence[str]) -> None:
         share, beyond = rate[side] / rate[CEILING], 1e3 * (steps[side] - steps[CEILING])
         cells = [f"{rate[side]:,.0f}", f"{share:.3f}", f"{beyond:.3f}"]
         rows.append([side, *cells, *(_number(stale.get(key)) for key in ("mean", "p99"))])
-    print(f"\n{MODEL}, {args.precision}, {ROUND} samples a round, median of {args.rounds}\n")
+    print(f"\n{NAME}, {args.precision}, {ROUND} samples a round, median of {args.rounds}\n")
     print(table(["side", "samples/s", "/ceiling", "exchange ms", "staleness mean", "p99"], rows))
 
 
@@ -104,7 +111,7 @@ def show_learning(args: argparse.Namespace, names: Sequence[str]) -> None:
         average = f"{100 * mean(run['accuracy'] for run in runs):.2f}"
         rows.append([side, seconds, updates, average, each])
         print(f"measured {side}: {each}", file=sys.stderr)
-    print(f"\n{MODEL} on {DATA}, {args.precision}, {args.epochs} epochs, {args.seeds} seeds\n")
+    print(f"\n{NAME} on {DATA}, {args.precision}, {args.epochs} epochs, {args.seeds} seeds\n")
     print(table(["side", f"s to {GOAL:.0%}", "updates to it", "accuracy %", "each seed"], rows))
 
 
@@ -137,6 +144,7 @@ def _learn(side: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     result = tutti.train(
         MODEL,
         DATA,
+        model_options=OPTIONS,
         strategy=strategy,
         strategy_options=recipe.options,
         workers=1 if alone else args.ranks,
@@ -246,7 +254,7 @@ def _forward_backward(samples: int, precision: str):
 
     arithmetic = Arithmetic(precision)
     torch.manual_seed(0)
-    module = arithmetic.prepare(models.build(MODEL, (1, 28, 28), 10, {}))
+    module = arithmetic.prepare(models.build(MODEL, (1, 28, 28), 10, OPTIONS))
     inputs, targets = torch.randn(samples, 1, 28, 28), torch.randint(10, (samples,))
     loss = torch.nn.CrossEntropyLoss()
 
@@ -338,7 +346,7 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
     _join_gloo(comm, given["port"])
     data, arithmetic = open_data(DATA, comm, seed=given["seed"]), Arithmetic(given["precision"])
     torch.manual_seed(given["seed"])
-    module = arithmetic.prepare(models.build(MODEL, data.shape, data.classes, {}))
+    module = arithmetic.prepare(models.build(MODEL, data.shape, data.classes, OPTIONS))
     wrapped = DistributedDataParallel(module)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=Recipe().lr, fused=True)
     batches = Batches(data.train, ROUND, comm.rank, comm.size, seed=given["seed"])

@@ -15,6 +15,7 @@ import pytest
 from tutti.cli.main import COMMANDS, main
 from tutti.errors import PeerLost, RankFailed
 from tutti.experiments.config import TrainConfig, flag
+from tutti.strategies import EASGD, STRATEGIES
 
 
 def failing_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -55,6 +56,28 @@ def test_the_help_of_train_shows_defaults_and_units(capsys: pytest.CaptureFixtur
         assert flag(f.name).removesuffix("-options") in shown or f.name == "model"
     assert "samples behind one weight update" in shown
     assert "(default: 32)" in shown
+
+
+@pytest.mark.parametrize("words", [["--strategy", "easgd", "--help"], ["--strategy=easgd", "-h"]])
+def test_the_help_explains_the_options_of_a_strategy(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", *words])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "options of strategy easgd:" in shown
+    assert "--strategy.every VALUE batches of a worker between two exchanges, from 1 (default: 10)" in shown
+    assert all(f"--strategy.{f.name} VALUE" in shown for f in fields(EASGD))
+
+
+def test_the_help_names_a_strategy_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--strategy", "eazgd", "--help"]) == 2
+    assert "did you mean 'easgd'?" in capsys.readouterr().err
+
+
+def test_every_strategy_is_in_the_help_of_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}," in shown or f" {name} " in shown for name in STRATEGIES)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ class Command:
         run: does the work, given the parsed options and those of the parts; returns the exit code.
         dotted: the fields whose options are given as --NAME.KEY.
         own_words: whether what follows the first word without a dash belongs to a program of the user's.
+        more_help: what its help says beyond that, given the words after the command's name.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Command:
     run: Callable[[argparse.Namespace, dict[str, Options]], int]
     dotted: tuple[str, ...]
     own_words: bool = False
+    more_help: Callable[[Sequence[str]], str] | None = None
 
     def parser(self) -> Parser:
         """The parser of its options."""
@@ -50,6 +52,8 @@ class Command:
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
             print(parser.format_help(), end="")
+            if self.more_help is not None:
+                print("\n" + self.more_help(words), end="")
             return 0
         if self.own_words:
             return self.run(parser.parse_args(words), {})

@@ -7,6 +7,7 @@ from typing import Any
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
+from tutti.cli.parts import strategy_help
 from tutti.experiments.config import Options, TrainConfig
 from tutti.experiments.job import TrainJob
 from tutti.experiments.job import run as run_job
@@ -52,5 +53,6 @@ COMMAND = Command(
     example="tutti train lenet --data mnist --epochs 5 --schedule one_cycle --lr 0.003 -n 2",
     define=define,
     run=run,
-    dotted=(*DOTTED,),
+    dotted=DOTTED,
+    more_help=strategy_help,
 )

@@ -6,6 +6,7 @@ import argparse
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
+from tutti.cli.parts import strategy_help
 from tutti.experiments.config import Options
 from tutti.experiments.job import DTYPES, VerifyJob
 from tutti.experiments.job import run as run_job
@@ -48,4 +49,5 @@ COMMAND = Command(
     define=define,
     run=run,
     dotted=DOTTED,
+    more_help=strategy_help,
 )

@@ -42,7 +42,11 @@ class TrainConfig:
         default="cnn", metadata=about("built-in model, package.module:factory, or file.py:factory")
     )
     model_options: Options = field(
-        default_factory=dict, metadata=about("options of the model: --model.KEY value")
+        default_factory=dict,
+        metadata=about(
+            "options of the model: of mlp hidden, activation and dropout; of cnn channels, hidden and "
+            "dropout; of vgg11 dropout; or the arguments of a factory"
+        ),
     )
     data: str = field(
         default="digits",
@@ -50,9 +54,7 @@ class TrainConfig:
             "built-in data set, path (IDX, IDX.gz, NPZ), package.module:factory or file.py:factory"
         ),
     )
-    data_options: Options = field(
-        default_factory=dict, metadata=about("options of the data's factory: --data.KEY value")
-    )
+    data_options: Options = field(default_factory=dict, metadata=about("arguments of the data's factory"))
     validation: float = field(
         default=0.1, metadata=about("share of the training samples kept for validation, 0 to below 1")
     )
@@ -73,7 +75,7 @@ class TrainConfig:
         ),
     )
     strategy_options: Options = field(
-        default_factory=dict, metadata=about("hyper-parameters of the strategy: --strategy.KEY value")
+        default_factory=dict, metadata=about("hyper-parameters of the strategy")
     )
     workers: str = field(
         default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")
@@ -111,7 +113,7 @@ class TrainConfig:
     )
     epochs: int | None = field(
         default=None,
-        metadata=about("passes over the training samples; 15 when neither epochs nor steps is given"),
+        metadata=about("passes over the training samples; 20 when neither epochs nor steps is given"),
     )
     steps: int | None = field(
         default=None, metadata=about("weight updates (of each worker), instead of epochs")
@@ -126,16 +128,15 @@ class TrainConfig:
         default="adam", metadata=about("any optimizer of torch.optim by name, such as sgd, adam, adamw")
     )
     optimizer_options: Options = field(
-        default_factory=dict, metadata=about("options of the optimizer: --optimizer.KEY value")
+        default_factory=dict,
+        metadata=about("arguments of the optimizer, such as momentum, weight-decay or betas"),
     )
     lr: float | None = field(default=None, metadata=about("learning rate; by default the optimizer's own"))
     schedule: str | None = field(
         default=None,
         metadata=about("any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update"),
     )
-    schedule_options: Options = field(
-        default_factory=dict, metadata=about("options of the scheduler: --schedule.KEY value")
-    )
+    schedule_options: Options = field(default_factory=dict, metadata=about("arguments of the scheduler"))
     loss: str = field(
         default="auto",
         metadata=about(

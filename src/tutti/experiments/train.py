@@ -40,7 +40,7 @@ from tutti.training.metrics import Metric, named_metrics
 from tutti.training.progress import Silent, progress_on
 from tutti.training.run_folder import HISTORY, RunFolder, TrainedOn, check_writable
 
-DEFAULT_EPOCHS = 15
+DEFAULT_EPOCHS = 20
 """Passes over the training samples, when neither epochs nor steps is given."""
 
 

@@ -32,4 +32,5 @@ def keep_memory() -> bool:
         return False
     # Only the largest tensors get pages of their own, the heap never shrinks, and it grows in large pieces.
     wishes = ((_MMAP_THRESHOLD, LARGE), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, PAD))
-    return all([mallopt(what, value) == 1 for what, value in wishes])
+    results = [mallopt(what, value) for what, value in wishes]
+    return all(result == 1 for result in results)
