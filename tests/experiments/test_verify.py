@@ -12,9 +12,9 @@ from torch import nn
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
-from tutti.experiments import comparison, verify
-from tutti.experiments.comparison import Verdict
+from tutti.experiments import deviation, verify
 from tutti.experiments.config import TrainConfig
+from tutti.experiments.deviation import Verdict
 from tutti.experiments.job import VerifyJob
 from tutti.strategies import sync
 
@@ -61,15 +61,15 @@ def test_a_wrong_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync.Sync, "worker", twice_the_rate)
     verdict = compared(CONFIG, 2)
     assert not verdict.follows
-    assert "does NOT follow" in comparison.describe(verdict, "float64")
+    assert "does NOT follow" in deviation.describe(verdict, "float64")
 
 
 def test_batch_norm_and_dropout_are_named_as_the_reason() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Dropout(0.0))
-    named = list(comparison.reasons(module, 2))
+    named = list(deviation.reasons(module, 2))
     assert [reason.partition(" ")[0] for reason in named] == ["BatchNorm", "Dropout"]
     assert "'1'" in named[0]
-    assert list(comparison.reasons(module, 1)) == []
+    assert list(deviation.reasons(module, 1)) == []
 
 
 def test_the_command_prints_the_table_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,10 +81,8 @@ def test_the_command_prints_the_table_and_the_verdict(capsys: pytest.CaptureFixt
 
 
 def test_the_exit_code_is_1_when_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "AMPLE", -1.0)
-    monkeypatch.setitem(
-        comparison.TOLERANCES, "float64", dict.fromkeys(("loss", "gradient", "weights"), -1.0)
-    )
+    monkeypatch.setattr(deviation, "AMPLE", -1.0)
+    monkeypatch.setitem(deviation.TOLERANCES, "float64", dict.fromkeys(("loss", "gradient", "weights"), -1.0))
     assert main(["verify", "mlp", "-n", "1", "--steps", "1", "--dtype", "float64"]) == 1
 
 
@@ -102,4 +100,4 @@ def test_training_that_amplifies_rounding_is_not_called_wrong() -> None:
     verdict = compared(wild, 2, "float32")
     weights = verdict.deviations["weights"]
     assert weights.rounding.largest > weights.tolerance
-    assert verdict.follows or "nothing can be said" in comparison.describe(verdict, "float32")
+    assert verdict.follows or "nothing can be said" in deviation.describe(verdict, "float32")

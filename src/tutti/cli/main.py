@@ -16,7 +16,9 @@ from tutti.launch.surroundings import started_by
 
 COMMANDS = {
     "train": "train a network in parallel",
+    "compare": "train by several ways in turn: which is fastest here?",
     "evaluate": "evaluate the network of a run folder",
+    "report": "table and page of a comparison, from its records",
     "verify": "show that parallel training follows sequential training",
     "run": "run a program of your own on several ranks",
     "doctor": "what this machine has, and what to run on it",

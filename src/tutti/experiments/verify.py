@@ -28,7 +28,7 @@ from tutti.experiments.assemble import (
     reseed,
     seeded,
 )
-from tutti.experiments.comparison import Deviation, Distance, Verdict, describe, deviations, reasons, table
+from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, reasons, table
 from tutti.experiments.job import OBJECT, VerifyJob, load_job
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.train import Task, prepare_task

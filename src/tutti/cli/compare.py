@@ -1,0 +1,208 @@
+"""`tutti compare`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tutti.cli.command import Command
+from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
+from tutti.comparisons import FILE, SCALINGS, Comparison
+from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
+from tutti.experiments.compare import Question, compare, plan_comparison
+from tutti.experiments.config import Options
+from tutti.reports.page import write_report
+from tutti.reports.scaling import rows
+from tutti.reports.text import show
+from tutti.training.run_folder import folder_name
+
+FOLDER = Path("comparisons")
+"""Where comparisons go that the user gave no folder for."""
+
+FIXED = ("model", "strategy", "workers", "threads", "hosts", "out")
+"""Options of a training run that a comparison has not, or has of its own."""
+
+
+def define(parser: Parser) -> None:
+    """What is compared, and the options of a training run."""
+    parser.add_argument(
+        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as for 'tutti train'"
+    )
+    parser.add_argument(
+        "--strategies",
+        default="solo,sync,hogwild,easgd",
+        metavar="NAMES",
+        help="ways to train, with commas; solo is one process, with one thread and with all of them, and is "
+        "what the others are compared with (default: solo,sync,hogwild,easgd)",
+    )
+    parser.add_argument(
+        "-n",
+        "--workers",
+        default="auto",
+        metavar="NUMBERS",
+        help="how many ranks, with commas, or auto: one for each allowed core (default: auto)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="runs of each combination (default: 3)"
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        default=None,
+        metavar="X",
+        help="accuracy on the validation part, 0 to 1; the table has the seconds until it was reached",
+    )
+    parser.add_argument(
+        "--scaling",
+        default="strong",
+        metavar="KINDS",
+        help="strong: --batch-size samples behind an update for any number of workers; weak: so many of each "
+        "worker; or strong,weak (default: strong)",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="cross in an option of 'tutti train', such as batch_size=32,64 or strategy.every=1,4; may be "
+        "given several times",
+    )
+    parser.add_argument(
+        "--for",
+        dest="own",
+        action="append",
+        default=[],
+        metavar="STRATEGY:KEY=VALUE",
+        help="an option for one strategy alone, such as gem:optimizer=sgd; may be given several times",
+    )
+    parser.add_argument(
+        "--out",
+        default=None,
+        metavar="FOLDER",
+        help="where to keep the runs (default: comparisons/DATE-MODEL-DATA)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the comparison that lies in --out: runs that have ended are kept",
+    )
+    add_config_options(parser, leave_out=FIXED)
+
+
+def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
+    """Run every combination in turn and print the table. The exit code is 1 when one of them failed."""
+    given: dict[str, Any] = dict(vars(arguments))
+    own = {name: given.pop(name) for name in OWN}
+    question = Question(
+        config=config_from(given, dotted),
+        strategies=_words(own["strategies"]),
+        workers=_numbers(own["workers"]),
+        scalings=_scalings(own["scaling"]),
+        repeats=own["repeats"],
+        target=own["target"],
+        sweep=_sweep(own["sweep"]),
+        own=_own(own["own"]),
+    )
+    comparison = plan_comparison(question)
+    folder = _folder(own["out"], own["resume"], comparison)
+    comparison.write(folder)
+    try:
+        compare(question, comparison, folder, lambda line: print(line, flush=True))
+    finally:
+        found = rows(comparison, folder)
+        show(comparison, found, sys.stdout)
+        _report(comparison, folder)
+    return 1 if any(row.error is not None for row in found) else 0
+
+
+def _report(comparison: Comparison, folder: Path) -> None:
+    """Write the page, or say what it takes to have one."""
+    try:
+        print(f"report: {write_report(comparison, folder)}", flush=True)
+    except BadRunFolder:
+        raise
+    except UserError as error:
+        print(f"tutti: warning: {error}; then run 'tutti report {folder}'", file=sys.stderr, flush=True)
+
+
+OWN = ("strategies", "workers", "repeats", "target", "scaling", "sweep", "own", "out", "resume")
+"""The options that are those of the comparison, not of its runs."""
+
+
+def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:
+    """The folder of the comparison, refused when it is another's."""
+    if out is None:
+        if resume:
+            raise BadOption("--resume needs --out: the folder of the comparison to go on with")
+        return FOLDER / folder_name(comparison.model, comparison.data)
+    folder = Path(out)
+    if resume:
+        before = Comparison.read(folder)
+        if before != comparison:
+            raise BadOption(
+                f"{folder} holds a comparison with other options; give the same as before, or another --out"
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        hint = "go on with it by --resume, or " if (folder / FILE).exists() else ""
+        raise BadRunFolder(f"{folder} is not empty; {hint}name another folder with --out")
+    return folder
+
+
+def _words(text: str) -> list[str]:
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _numbers(text: str) -> list[int]:
+    if text == "auto":
+        from tutti.launch.cores import allowed_cores
+
+        return [allowed_cores().usable]
+    words = _words(text)
+    if not all(word.isdigit() for word in words):
+        raise BadOption(f"--workers is '{text}'; give whole numbers with commas, such as 1,2,4, or auto")
+    return [int(word) for word in words]
+
+
+def _scalings(text: str) -> list[str]:
+    for word in _words(text):
+        if word not in SCALINGS:
+            raise UnknownName("value of --scaling", word, SCALINGS)
+    return _words(text)
+
+
+def _sweep(given: list[str]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for text in given:
+        key, equals, values = text.partition("=")
+        if not (key and equals and values):
+            raise BadOption(f"--sweep is '{text}'; give an option and its values, such as batch_size=32,64")
+        found[_key(key)] = [parse_value(value.strip()) for value in values.split(",")]
+    return found
+
+
+def _own(given: list[str]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        strategy, colon, rest = text.partition(":")
+        key, equals, value = rest.partition("=")
+        if not (strategy and colon and key and equals and value):
+            raise BadOption(f"--for is '{text}'; give STRATEGY:KEY=VALUE, such as gem:optimizer=sgd")
+        found.setdefault(strategy, {})[_key(key)] = parse_value(value)
+    return found
+
+
+def _key(text: str) -> str:
+    return text.strip().removeprefix("--").replace("-", "_")
+
+
+COMMAND = Command(
+    name="compare",
+    about="Train the same network by several ways in turn, several times, and show in one table how long\n"
+    "each took, how much sooner that is than one process, and how accurate it became.",
+    example="tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2",
+    define=define,
+    run=run,
+    dotted=DOTTED,
+)

@@ -1,0 +1,125 @@
+"""What a comparison runs, and where: dataclasses, and as JSON. Needs neither torch nor MPI.
+
+FOLDER/comparison.json            the combinations and how often each is repeated: `Comparison`
+FOLDER/solo-1-thread/0/           the run folder of a combination's first repeat
+FOLDER/sync-2-workers/0/
+FOLDER/sync-2-workers/1.error     what became of a repeat that failed
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.errors import BadRunFolder
+
+FILE: Final = "comparison.json"
+
+STRONG: Final = "strong"
+WEAK: Final = "weak"
+SCALINGS: Final = (STRONG, WEAK)
+"""Strong: the same batch behind an update for any number of workers. Weak: the same batch for each worker."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to train, of those that are compared.
+
+    Attributes:
+        name: for people, such as "sync, 2 workers".
+        folder: of its runs, inside the comparison's.
+        strategy: how it trains.
+        workers: how many ranks train.
+        threads: of each of them.
+        scaling: one of `SCALINGS`.
+        options: the fields of the run's configuration in which it differs from the others.
+    """
+
+    name: str
+    folder: str
+    strategy: str
+    workers: int
+    threads: int
+    scaling: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cores(self) -> int:
+        """How many threads compute at the same time."""
+        return self.workers * self.threads
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        model: its name.
+        data: the data set's name.
+        repeats: how often each combination is run, with seeds that count up.
+        target: the accuracy on the validation part that a run is timed to; None: to none.
+        combinations: in the order of the table.
+    """
+
+    model: str
+    data: str
+    repeats: int
+    target: float | None
+    combinations: tuple[Combination, ...]
+
+    def write(self, folder: Path) -> None:
+        """Write it into the comparison's folder.
+
+        Raises:
+            BadRunFolder: that cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BadRunFolder(
+                f"cannot write {folder / FILE}: {error.strerror}; name a folder that you may write with --out"
+            ) from error
+
+    @classmethod
+    def read(cls, folder: Path) -> Comparison:
+        """What `write` wrote.
+
+        Raises:
+            BadRunFolder: it cannot be read, or is something else.
+        """
+        path = folder / FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            known = {f.name for f in fields(Combination)}
+            found = [
+                Combination(**{key: one[key] for key in one if key in known})
+                for one in values["combinations"]
+            ]
+            return cls(
+                model=str(values["model"]),
+                data=str(values["data"]),
+                repeats=int(values["repeats"]),
+                target=None if values["target"] is None else float(values["target"]),
+                combinations=tuple(found),
+            )
+        except OSError as error:
+            raise BadRunFolder(
+                f"cannot read {path}: {error.strerror}; give the folder that 'tutti compare' wrote"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadRunFolder(
+                f"{path} is not what 'tutti compare' wrote ({type(error).__name__}: {error}); compare again"
+            ) from error
+
+
+def run_folder(folder: Path, combination: Combination, repeat: int) -> Path:
+    """Where the run folder of a repeat is."""
+    return folder / combination.folder / str(repeat)
+
+
+def error_file(folder: Path, combination: Combination, repeat: int) -> Path:
+    """Where the error of a repeat that failed is."""
+    return folder / combination.folder / f"{repeat}.error"

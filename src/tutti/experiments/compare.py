@@ -1,0 +1,196 @@
+"""The same training by several ways in turn: who needs how long for what.
+
+    repeat 0   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers
+    repeat 1   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers    with the next seed
+
+Taking turns spreads whatever else the machine does over all combinations. Each run is a process tree of its
+own with a run folder of its own; one that fails leaves its error there, and the others still run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tutti.comparisons import STRONG, WEAK, Combination, Comparison, error_file, run_folder
+from tutti.errors import BadOption, TuttiError
+from tutti.experiments.assemble import build_strategy
+from tutti.experiments.config import TrainConfig
+from tutti.experiments.job import TrainJob, run
+from tutti.launch.cores import allowed_cores
+from tutti.launch.surroundings import Launcher, started_by
+from tutti.training.run_folder import SUMMARY, RunFolder
+
+Options = Mapping[str, Any]
+"""Fields of `TrainConfig` with their values; an option of a part is given as "strategy.every"."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out.
+
+    Attributes:
+        config: what every combination has in common.
+        strategies: ways to train.
+        workers: how many ranks, each with each strategy but solo.
+        scalings: of `tutti.comparisons.SCALINGS`.
+        repeats: of each combination.
+        target: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
+        sweep: further options, each with the values that are crossed in.
+        own: options of one strategy alone, by its name.
+    """
+
+    config: TrainConfig
+    strategies: Sequence[str]
+    workers: Sequence[int]
+    scalings: Sequence[str] = (STRONG,)
+    repeats: int = 3
+    target: float | None = None
+    sweep: Mapping[str, Sequence[Any]] | None = None
+    own: Mapping[str, Options] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.strategies or not self.workers:
+            raise BadOption("nothing to compare; give --strategies and --workers at least one value each")
+        if self.repeats < 1:
+            raise BadOption(f"--repeats is {self.repeats}; the smallest possible is 1")
+        if min(self.workers) < 1:
+            raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
+        if self.target is not None and not self.config.validation:
+            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
+        for name in self.own or {}:
+            if name not in self.strategies:
+                raise BadOption(
+                    f"--for {name}: '{name}' is not among --strategies {','.join(self.strategies)}"
+                )
+
+
+def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
+    """The combinations that answer the question.
+
+    Args:
+        question: what is to be found out.
+        cores: how many may be used; by default what the kernel allows this process.
+
+    Raises:
+        UserError: a strategy or an option is unknown, or has a value that cannot be used.
+    """
+    around = started_by()
+    if around.launcher is not Launcher.ALONE:
+        raise BadOption(
+            f"a comparison starts its ranks itself, one combination after the other; run it without "
+            f"{around.launcher.value}"
+        )
+    cores = cores or allowed_cores().usable
+    found: dict[str, Combination] = {}
+    for scaling in question.scalings:
+        for swept in _crossed(question.sweep or {}):
+            for strategy in question.strategies:
+                for workers, threads in _shapes(strategy, question.workers, cores):
+                    one = _combination(question, scaling, strategy, workers, threads, swept)
+                    build_strategy(TrainJob(config_of(question, one, 0)), workers)
+                    found[one.folder] = one
+    config = question.config
+    return Comparison(config.model, config.data, question.repeats, question.target, tuple(found.values()))
+
+
+def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
+    """The configuration of one run.
+
+    Raises:
+        UserError: an option is unknown, or its value cannot be used.
+    """
+    values = question.config.as_json()
+    values |= {"strategy": one.strategy, "workers": str(one.workers), "threads": one.threads}
+    for name, value in one.options.items():
+        part, dot, key = name.partition(".")
+        if dot:
+            values[f"{part}_options"] = {**values.get(f"{part}_options", {}), key: value}
+        else:
+            values[name] = value
+    return replace(TrainConfig.from_json(values), seed=question.config.seed + repeat)
+
+
+def compare(
+    question: Question,
+    comparison: Comparison,
+    folder: Path,
+    said: Callable[[str], None],
+    train: Callable[[TrainConfig], object] | None = None,
+) -> None:
+    """Run what has not been run yet.
+
+    Args:
+        question: what is to be found out.
+        comparison: its combinations.
+        folder: where the runs go; those that have ended there are not run again.
+        said: is told about every run, before it begins.
+        train: does one run, by default on ranks of its own.
+    """
+    left = [
+        (repeat, one)
+        for repeat, one in itertools.product(range(comparison.repeats), comparison.combinations)
+        if not (run_folder(folder, one, repeat) / SUMMARY).exists()
+    ]
+    for number, (repeat, one) in enumerate(left, start=1):
+        said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
+        place, problem = run_folder(folder, one, repeat), error_file(folder, one, repeat)
+        RunFolder(place).remove()
+        problem.unlink(missing_ok=True)
+        try:
+            (train or _train)(replace(config_of(question, one, repeat), out=str(place)))
+        except TuttiError as error:
+            RunFolder(place).remove()
+            problem.parent.mkdir(parents=True, exist_ok=True)
+            problem.write_text(f"{error}\n", encoding="utf-8")
+
+
+def _train(config: TrainConfig) -> None:
+    run("tutti.experiments.train:work", TrainJob(config, quiet=True), quiet=True)
+
+
+def _shapes(strategy: str, workers: Sequence[int], cores: int) -> Iterator[tuple[int, int]]:
+    """Numbers of workers and threads: alone with one thread and with all, else the cores shared out."""
+    if strategy == "solo":
+        yield from dict.fromkeys([(1, 1), (1, cores)])
+    else:
+        for count in workers:
+            yield count, max(1, cores // count)
+
+
+def _combination(
+    question: Question, scaling: str, strategy: str, workers: int, threads: int, swept: Options
+) -> Combination:
+    if strategy == "solo":
+        name = f"solo, {threads} thread{'s' if threads > 1 else ''}"
+    else:
+        name = f"{strategy}, {workers} worker{'s' if workers > 1 else ''}"
+    name += "".join(f", {key}={value}" for key, value in swept.items())
+    folder = "-".join([scaling, *name.replace(",", "").replace("=", "-").replace("/", "-").split()])
+    options = {**swept, **(question.own or {}).get(strategy, {})}
+    one = Combination(name, folder, strategy, workers, threads, scaling, options)
+    batch = config_of(question, one, 0).batch_size
+    if scaling == WEAK and _together(strategy):
+        options["batch_size"] = batch * workers
+    elif scaling == STRONG and not _together(strategy):
+        # A batch is one worker's own; those of all workers together are to be as large as the others'.
+        options["batch_size"] = max(1, batch // workers)
+    return one
+
+
+def _together(strategy: str) -> bool:
+    from tutti.strategies import named
+    from tutti.strategies.base import Pace
+
+    return named(strategy).pace is Pace.TOGETHER
+
+
+def _crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Each value of each option with each value of all others."""
+    for values in itertools.product(*sweep.values()):
+        yield dict(zip(sweep, values, strict=True))

@@ -1,0 +1,1 @@
+"""What runs have shown, from their records alone: no torch, no MPI, any machine."""

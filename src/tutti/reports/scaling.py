@@ -1,0 +1,149 @@
+"""The table of a comparison: time, speed-up and efficiency of each combination.
+
+    speed-up    seconds of the baseline / seconds
+    efficiency  speed-up over one process with one thread / cores
+
+Both come from the seconds as the table shows them. Where a repeat is missing, of the combination or of the
+baseline, they are left out: they would compare different work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from tutti.comparisons import Combination, Comparison, error_file, run_folder
+from tutti.errors import BadRunFolder
+from tutti.reports.runs import Run
+
+DIGITS = 2
+"""Decimals of the seconds that are shown."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination's results.
+
+    Attributes:
+        combination: which.
+        seconds: of training, without validation: the median of the repeats, rounded as it is shown; None
+            without a finished repeat.
+        spread: the shortest and the longest, likewise.
+        finished: how many repeats came to their end.
+        samples_per_s: training samples per second, the median.
+        speed_up: over one process with one thread.
+        speed_up_all: over one process with all threads.
+        efficiency: see above.
+        accuracy: mean over the repeats, in [0, 1].
+        to_target: seconds to the target, the median; None: some repeat did not reach it.
+        error: what the first repeat that failed said.
+    """
+
+    combination: Combination
+    seconds: float | None
+    spread: tuple[float, float] | None
+    finished: int
+    samples_per_s: float | None
+    speed_up: float | None
+    speed_up_all: float | None
+    efficiency: float | None
+    accuracy: float | None
+    to_target: float | None
+    error: str | None
+
+
+def rows(comparison: Comparison, folder: Path) -> list[Row]:
+    """The results of a comparison, as far as it has come.
+
+    Args:
+        comparison: what was compared.
+        folder: where its runs are.
+
+    Raises:
+        BadRunFolder: a run's summary cannot be read.
+    """
+    runs = {one.folder: finished_runs(comparison, folder, one) for one in comparison.combinations}
+    seconds = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
+    found = []
+    for one in comparison.combinations:
+        baselines = [other for other in comparison.combinations if is_baseline(other, one.scaling)]
+        few = min(baselines, key=lambda other: other.threads, default=None)
+        many = max(baselines, key=lambda other: other.threads, default=None)
+        found.append(
+            _row(
+                comparison,
+                folder,
+                one,
+                runs[one.folder],
+                seconds[few.folder] if few is not None and few.threads == 1 else None,
+                seconds[many.folder] if many is not None and many is not few else None,
+            )
+        )
+    return found
+
+
+def is_baseline(one: Combination, scaling: str) -> bool:
+    """Whether others of this scaling are compared with it: one process that trains alone."""
+    return one.strategy == "solo" and one.workers == 1 and one.scaling == scaling
+
+
+def finished_runs(comparison: Comparison, folder: Path, one: Combination) -> list[Run]:
+    """The runs of a combination that came to their end."""
+    found = []
+    for repeat in range(comparison.repeats):
+        path = run_folder(folder, one, repeat)
+        if (path / "summary.json").exists():
+            found.append(Run.read(path))
+    return found
+
+
+def _seconds(runs: Sequence[Run], repeats: int) -> float | None:
+    """What others are compared with: nothing when a repeat is missing."""
+    return round(median(run.seconds for run in runs), DIGITS) if len(runs) == repeats else None
+
+
+def _row(
+    comparison: Comparison,
+    folder: Path,
+    one: Combination,
+    runs: Sequence[Run],
+    one_thread_s: float | None,
+    all_threads_s: float | None,
+) -> Row:
+    seconds = [run.seconds for run in runs]
+    whole = _seconds(runs, comparison.repeats)
+    speed_up = _ratio(one_thread_s, whole)
+    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
+    reached = [run.seconds_to(comparison.target) for run in runs] if comparison.target is not None else []
+    times = [s for s in reached if s is not None]
+    return Row(
+        combination=one,
+        seconds=round(median(seconds), DIGITS) if seconds else None,
+        spread=(round(min(seconds), DIGITS), round(max(seconds), DIGITS)) if seconds else None,
+        finished=len(runs),
+        samples_per_s=median(run.samples_per_s for run in runs) if runs else None,
+        speed_up=speed_up,
+        speed_up_all=_ratio(all_threads_s, whole),
+        efficiency=speed_up / one.cores if speed_up is not None else None,
+        accuracy=mean(accuracies) if accuracies else None,
+        to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
+        error=_error(comparison, folder, one),
+    )
+
+
+def _ratio(of: float | None, to: float | None) -> float | None:
+    return of / to if of is not None and to is not None and to > 0 else None
+
+
+def _error(comparison: Comparison, folder: Path, one: Combination) -> str | None:
+    for repeat in range(comparison.repeats):
+        path = error_file(folder, one, repeat)
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise BadRunFolder(f"cannot read {path}: {error.strerror}") from error
+    return None

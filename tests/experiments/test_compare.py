@@ -1,0 +1,243 @@
+"""Which combinations a comparison has, in which order they run, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tutti.cli.main import main
+from tutti.comparisons import STRONG, WEAK, Comparison, error_file, run_folder
+from tutti.errors import BadOption, RankFailed, UnknownName
+from tutti.experiments.compare import Question, compare, config_of, plan_comparison
+from tutti.experiments.config import TrainConfig
+
+CONFIG = TrainConfig(model="mlp", batch_size=32, epochs=1)
+
+
+def question(**changes: Any) -> Question:
+    values: dict[str, Any] = {"config": CONFIG, "strategies": ["solo", "sync", "easgd"], "workers": [1, 2]}
+    return Question(**{**values, **changes})
+
+
+def names(asked: Question) -> list[str]:
+    return [one.name for one in plan_comparison(asked, cores=4).combinations]
+
+
+def test_solo_is_the_baseline_with_one_thread_and_with_all() -> None:
+    found = plan_comparison(question(), cores=4).combinations
+    assert [(one.name, one.workers, one.threads) for one in found] == [
+        ("solo, 1 thread", 1, 1),
+        ("solo, 4 threads", 1, 4),
+        ("sync, 1 worker", 1, 4),
+        ("sync, 2 workers", 2, 2),
+        ("easgd, 1 worker", 1, 4),
+        ("easgd, 2 workers", 2, 2),
+    ]
+
+
+def test_on_one_core_there_is_one_baseline() -> None:
+    assert [one.name for one in plan_comparison(question(workers=[1]), cores=1).combinations] == [
+        "solo, 1 thread",
+        "sync, 1 worker",
+        "easgd, 1 worker",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [(STRONG, {"solo": 32, "sync": 32, "easgd": 16}), (WEAK, {"solo": 32, "sync": 64, "easgd": 32})],
+)
+def test_strong_scaling_keeps_the_whole_batch_and_weak_scaling_each_worker_s(
+    scaling: str, expected: dict[str, int]
+) -> None:
+    asked = question(workers=[2], scalings=[scaling])
+    found = plan_comparison(asked, cores=2).combinations
+    assert {one.strategy: config_of(asked, one, 0).batch_size for one in found} == expected
+
+
+def test_both_scalings_lie_in_folders_of_their_own() -> None:
+    found = plan_comparison(question(scalings=[STRONG, WEAK]), cores=2).combinations
+    assert len({one.folder for one in found}) == len(found) == 12
+
+
+def test_a_sweep_crosses_every_value_with_every_combination() -> None:
+    asked = question(
+        strategies=["sync"], workers=[2], sweep={"batch_size": [32, 64], "strategy.every": [1, 4]}
+    )
+    found = plan_comparison(asked, cores=2).combinations
+    configs = [config_of(asked, one, 0) for one in found]
+    assert [(c.batch_size, c.strategy_options["every"]) for c in configs] == [
+        (32, 1),
+        (32, 4),
+        (64, 1),
+        (64, 4),
+    ]
+    assert found[1].name == "sync, 2 workers, batch_size=32, strategy.every=4"
+
+
+def test_an_option_may_be_one_strategy_s_own() -> None:
+    asked = question(own={"easgd": {"lr": 0.5, "strategy.every": 3}})
+    for one in plan_comparison(asked, cores=2).combinations:
+        config = config_of(asked, one, 0)
+        assert config.lr == (0.5 if one.strategy == "easgd" else None)
+        assert config.strategy_options == ({"every": 3} if one.strategy == "easgd" else {})
+
+
+def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
+    asked = question(config=replace(CONFIG, seed=7), strategies=["solo", "sync"], workers=[2], repeats=2)
+    seen: list[tuple[str, int]] = []
+    comparison = plan_comparison(asked, cores=2)
+    compare(
+        asked,
+        comparison,
+        tmp_path,
+        lambda _: None,
+        lambda config: seen.append((config.strategy, config.seed)),
+    )
+    assert seen == [
+        ("solo", 7),
+        ("solo", 7),
+        ("sync", 7),
+        ("solo", 8),
+        ("solo", 8),
+        ("sync", 8),
+    ]
+
+
+def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> None:
+    def train(config: TrainConfig) -> None:
+        if config.strategy == "sync":
+            raise RankFailed(1, "ValueError: broken")
+        finish(config)
+
+    asked = question(workers=[2], repeats=1)
+    comparison = plan_comparison(asked, cores=2)
+    compare(asked, comparison, tmp_path, lambda _: None, train)
+    for one in comparison.combinations:
+        assert error_file(tmp_path, one, 0).exists() == (one.strategy == "sync")
+        assert run_folder(tmp_path, one, 0).exists() == (one.strategy != "sync")
+    assert "ValueError: broken" in error_file(tmp_path, comparison.combinations[2], 0).read_text()
+
+
+def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
+    asked = question(strategies=["sync", "easgd"], workers=[2], repeats=2)
+    comparison = plan_comparison(asked, cores=2)
+    seen: list[str | None] = []
+
+    def interrupted(config: TrainConfig) -> None:
+        if len(seen) == 3:
+            Path(config.out or "").mkdir(parents=True)
+            (Path(config.out or "") / "history.jsonl").write_text("{}\n")
+            raise KeyboardInterrupt
+        seen.append(config.out)
+        finish(config)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(asked, comparison, tmp_path, lambda _: None, interrupted)
+    again: list[str | None] = []
+
+    def train(config: TrainConfig) -> None:
+        assert not Path(config.out or "").exists()
+        again.append(config.out)
+
+    compare(asked, comparison, tmp_path, lambda _: None, train)
+    assert len(again) == 1
+    assert again[0] not in seen
+
+
+def finish(config: TrainConfig) -> None:
+    """Leave what a finished run leaves."""
+    assert config.out is not None
+    Path(config.out).mkdir(parents=True)
+    (Path(config.out) / "summary.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategies": []}, "nothing to compare"),
+        ({"repeats": 0}, "--repeats is 0"),
+        ({"workers": [0, 1]}, "--workers has 0"),
+        ({"target": 90.0}, "--target is 90.0"),
+        ({"config": replace(CONFIG, validation=0.0), "target": 0.9}, "give --validation a share above 0"),
+        ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        question(**changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"strategies": ["synk"]}, UnknownName),
+        ({"sweep": {"batchsize": [1]}}, UnknownName),
+        ({"sweep": {"strategy.evry": [1]}, "strategies": ["sync"]}, UnknownName),
+        ({"sweep": {"batch_size": ["x"]}}, BadOption),
+        ({"own": {"easgd": {"strategy.every": 0}}}, BadOption),
+    ],
+)
+def test_unknown_strategies_and_options_are_named_before_anything_runs(
+    changes: dict[str, Any], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        plan_comparison(question(**changes), cores=2)
+
+
+def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(BadOption, match="run it without mpirun"):
+        plan_comparison(question(), cores=2)
+
+
+def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "found"
+    words = ["compare", "mlp", "--strategies", "solo,sync,easgd", "-n", "2", "--repeats", "2"]
+    words += ["--epochs", "1", "--target", "0.2", "--out", str(out), "--for", "easgd:strategy.every=2"]
+    assert main(words) == 0
+    shown = capfd.readouterr()
+    assert "Traceback" not in shown.err
+    assert "8 of 8: easgd, 2 workers, repeat 2" in shown.out
+    line = next(line for line in shown.out.splitlines() if line.strip().startswith("sync, 2 workers"))
+    cores, seconds = line.split()[3], float(line.split()[4])
+    assert cores == "2"
+    assert seconds > 0
+    comparison = Comparison.read(out)
+    assert len(comparison.combinations) == 4
+    for one in comparison.combinations:
+        for repeat in range(2):
+            assert (run_folder(out, one, repeat) / "summary.json").exists()
+            config = TrainConfig.read(run_folder(out, one, repeat))
+            assert config.seed == repeat
+    assert main([*words, "--resume"]) == 0
+    shown = capfd.readouterr()
+    assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
+    assert main(words) == 2
+    assert "go on with it by --resume" in capfd.readouterr().err
+    assert main([*words, "--resume", "--lr", "0.5", "--repeats", "1"]) == 2
+    assert "holds a comparison with other options" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "two"], "--workers is 'two'"),
+        (["--scaling", "week"], "did you mean 'weak'?"),
+        (["--sweep", "batch_size"], "--sweep is 'batch_size'"),
+        (["--for", "lr=1"], "--for is 'lr=1'"),
+        (["--resume"], "--resume needs --out"),
+        (["--strategies", "synk"], "did you mean 'sync'?"),
+        (["--model", "mlp"], "unknown option '--model'"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["compare", *words]) == 2
+    assert message in capfd.readouterr().err

@@ -1,0 +1,155 @@
+"""The table of a comparison, from records with known times."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from reports.recorded import write_run
+from tutti.comparisons import STRONG, WEAK, Combination, Comparison, error_file, run_folder
+from tutti.errors import BadRunFolder
+from tutti.records import Evaluation
+from tutti.reports.runs import Run
+from tutti.reports.scaling import Row, rows
+from tutti.reports.text import show
+
+ONE = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+ALL = Combination("solo, 2 threads", "all", "solo", 1, 2, STRONG)
+TEST = Evaluation(100, 0.5, {"accuracy": 0.7})
+SYNC = Combination("sync, 2 workers", "sync", "sync", 2, 1, STRONG)
+
+
+def comparison(*combinations: Combination, repeats: int = 2, target: float | None = None) -> Comparison:
+    return Comparison("mlp", "digits", repeats, target, combinations)
+
+
+def table(folder: Path, asked: Comparison) -> dict[str, Row]:
+    return {row.combination.folder: row for row in rows(asked, folder)}
+
+
+def write_all(folder: Path) -> None:
+    for one, times in ((ONE, (10.0, 12.0)), (ALL, (8.0, 8.5)), (SYNC, (5.0, 6.0))):
+        for repeat, seconds in enumerate(times):
+            write_run(run_folder(folder, one, repeat), [(seconds / 2, 0.6), (seconds / 2, 0.8)], test=TEST)
+
+
+def test_every_number_follows_from_the_times(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    found = table(tmp_path, comparison(ONE, ALL, SYNC, target=0.7))
+    row = found["sync"]
+    assert (row.seconds, row.spread, row.finished) == (5.5, (5.0, 6.0), 2)
+    assert row.samples_per_s == pytest.approx((2000 / 5 + 2000 / 6) / 2)
+    assert row.speed_up == pytest.approx(11.0 / 5.5)
+    assert row.speed_up_all == pytest.approx(8.25 / 5.5)
+    assert row.efficiency == pytest.approx(11.0 / 5.5 / 2)
+    assert row.accuracy == pytest.approx(0.7)
+    assert row.to_target == pytest.approx(5.5 * 0.75, abs=0.005)
+    assert row.error is None
+    assert found["one"].speed_up == found["one"].efficiency == 1.0
+    assert found["all"].speed_up == pytest.approx(11.0 / 8.25)
+    assert found["all"].efficiency == pytest.approx(11.0 / 8.25 / 2)
+
+
+def test_speed_up_and_efficiency_come_from_the_seconds_that_are_shown(tmp_path: Path) -> None:
+    for one, seconds in ((ONE, 1.004), (SYNC, 0.3349)):
+        write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+    row = table(tmp_path, comparison(ONE, SYNC, repeats=1))["sync"]
+    assert row.seconds == 0.33
+    assert row.speed_up == 1.0 / 0.33
+
+
+@pytest.mark.parametrize("lacks", ["one", "sync"])
+def test_a_missing_repeat_leaves_the_speed_up_blank(tmp_path: Path, lacks: str) -> None:
+    write_all(tmp_path)
+    (tmp_path / lacks / "1" / "summary.json").unlink()
+    found = table(tmp_path, comparison(ONE, ALL, SYNC))
+    assert found["sync"].speed_up is found["sync"].efficiency is None
+    assert found[lacks].finished == 1
+    assert found[lacks].seconds is not None
+    assert (found["all"].speed_up is None) == (lacks == "one")
+    assert (found["sync"].speed_up_all is None) == (lacks == "sync")
+
+
+def test_without_a_baseline_nothing_is_compared(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    row = table(tmp_path, comparison(SYNC))["sync"]
+    assert row.seconds == 5.5
+    assert row.speed_up is row.speed_up_all is row.efficiency is None
+
+
+def test_kinds_of_scaling_have_baselines_of_their_own(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    weak = Combination("sync, 2 workers", "weak", "sync", 2, 1, WEAK)
+    for repeat in range(2):
+        write_run(run_folder(tmp_path, weak, repeat), [(4.0, 0.5)])
+    found = table(tmp_path, comparison(ONE, SYNC, weak))
+    assert found["sync"].speed_up is not None
+    assert found["weak"].speed_up is None
+
+
+def test_a_combination_that_failed_says_why(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    bad = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
+    error_file(tmp_path, bad, 0).parent.mkdir()
+    error_file(tmp_path, bad, 0).write_text("rank 1 failed:\nValueError: broken\n")
+    asked = comparison(ONE, ALL, SYNC, bad)
+    found = rows(asked, tmp_path)
+    assert found[-1].error == "rank 1 failed:\nValueError: broken"
+    assert found[-1].seconds is found[-1].accuracy is None
+    stream = io.StringIO()
+    show(asked, found, stream)
+    shown = stream.getvalue()
+    assert "easgd, 2 workers failed: ValueError: broken" in shown
+    assert "easgd, 2 workers (0 of 2 runs)" in shown
+
+
+def test_the_text_shows_the_numbers_of_the_rows(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    asked = comparison(ONE, ALL, SYNC, target=0.7)
+    stream = io.StringIO()
+    show(asked, rows(asked, tmp_path), stream)
+    line = next(line for line in stream.getvalue().splitlines() if "sync, 2 workers" in line)
+    assert line.split()[3:] == ["2", "5.50", "5.00,", "6.00", "367", "2.00", "1.50", "100%", "70.00", "4.12"]
+    assert "strong scaling" in stream.getvalue()
+    assert "weak scaling" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("target", "expected"), [(0.25, 1.0), (0.5, 2.0), (0.6, 4.4), (1.0, 6.0)])
+def test_the_time_to_a_target_lies_between_the_epochs(tmp_path: Path, target: float, expected: float) -> None:
+    write_run(tmp_path / "run", [(2.0, 0.5), (2.0, 0.5), (2.0, 1.0)])
+    assert Run.read(tmp_path / "run").seconds_to(target) == pytest.approx(expected)
+
+
+def test_a_target_that_was_not_reached_has_no_time(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [(2.0, 0.5), (2.0, 0.4)])
+    assert Run.read(tmp_path / "run").seconds_to(0.6) is None
+
+
+def test_a_record_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [(2.0, 0.5), (3.0, 0.6)], finished=False)
+    path = tmp_path / "run" / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    run = Run.read(tmp_path / "run")
+    assert run.seconds == 2.0
+    assert len(run.damage) == 1
+    assert run.summary is None
+    assert run.accuracy == 0.5
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text("")
+    with pytest.raises(BadRunFolder, match="has no records"):
+        Run.read(tmp_path)
+    with pytest.raises(BadRunFolder, match="cannot read"):
+        Run.read(tmp_path / "nowhere")
+
+
+def test_a_comparison_survives_its_file(tmp_path: Path) -> None:
+    asked = comparison(ONE, SYNC, target=0.9)
+    asked.write(tmp_path)
+    assert Comparison.read(tmp_path) == asked
+    (tmp_path / "comparison.json").write_text("{}")
+    with pytest.raises(BadRunFolder, match="is not what 'tutti compare' wrote"):
+        Comparison.read(tmp_path)
