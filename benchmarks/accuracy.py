@@ -8,6 +8,7 @@ mnist and fashion-mnist are trained on all 60,000 training samples; the test par
 from __future__ import annotations
 
 import argparse
+import sys
 from statistics import mean
 
 import tutti
@@ -40,6 +41,7 @@ def main() -> None:
             schedule = ONE_CYCLE if options else {}
             result = tutti.train(seed=seed, quiet=True, **options, **schedule)
             found.append(result.summary.test.metrics["accuracy"])
+            print(f"{name}, seed {seed}: {100 * found[-1]:.2f}", file=sys.stderr, flush=True)
         each = ", ".join(f"{100 * accuracy:.2f}" for accuracy in found)
         rows.append([name, each, f"{100 * mean(found):.2f}", f"{100 * wanted:.1f}"])
     print(describe_machine())

@@ -60,7 +60,7 @@ def test_strong_scaling_keeps_the_whole_batch_and_weak_scaling_each_worker_s(
 
 def test_both_scalings_lie_in_folders_of_their_own() -> None:
     found = plan_comparison(question(scalings=[STRONG, WEAK]), cores=2).combinations
-    assert len({one.folder for one in found}) == len(found) == 12
+    assert len({one.folder for one in found}) == len({one.name for one in found}) == len(found) == 12
 
 
 def test_a_sweep_crosses_every_value_with_every_combination() -> None:

@@ -23,8 +23,8 @@ from tutti.reports.scaling import finished_runs, rows
 WAYS = (
     Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG),
     Combination("sync, 2 workers", "sync", "sync", 2, 1, STRONG),
-    Combination("solo, 1 thread", "weak-one", "solo", 1, 1, WEAK),
-    Combination("sync, 2 workers", "weak-sync", "sync", 2, 1, WEAK),
+    Combination("solo, 1 thread, weak", "weak-one", "solo", 1, 1, WEAK),
+    Combination("sync, 2 workers, weak", "weak-sync", "sync", 2, 1, WEAK),
 )
 
 
@@ -74,20 +74,18 @@ def test_learning_is_drawn_against_the_time_of_training(folder: Path) -> None:
     assert {(row["epoch"], row["seconds"], row["accuracy"], row["loss"]) for row in found} == {
         (1, 2.5, 0.5, 0.5),
         (2, 5.0, 0.75, 0.25),
-        (1, 2.0, 0.5, 0.5),
-        (2, 4.0, 0.75, 0.25),
     }
 
 
 def test_the_speed_up_is_that_of_the_table(folder: Path) -> None:
     found = {(row["name"], row["scaling"]): row for row in values(folder, "speed-up")}
     assert found["sync, 2 workers", "strong scaling"]["speed-up"] == 8.0 / 5.0
-    assert found["sync, 2 workers", "weak scaling"]["speed-up"] == 8.0 / 4.0
-    assert found["sync, 2 workers", "weak scaling"]["efficiency"] == 1.0
+    assert found["sync, 2 workers, weak", "weak scaling"]["speed-up"] == 8.0 / 4.0
+    assert found["sync, 2 workers, weak", "weak scaling"]["efficiency"] == 1.0
 
 
 def test_the_stages_add_up_over_the_epochs(folder: Path) -> None:
-    found = [row for row in values(folder, "stages") if row["way"] == "sync, 2 workers"][:4]
+    found = [row for row in values(folder, "stages") if row["way"] == "sync, 2 workers"]
     assert {row["stage"]: row["seconds"] for row in found} == {
         "data": 1.0,
         "compute": 3.5,
@@ -97,7 +95,7 @@ def test_the_stages_add_up_over_the_epochs(folder: Path) -> None:
 
 
 def test_the_accuracy_of_each_class_is_its_share_that_was_right(folder: Path) -> None:
-    found = [row for row in values(folder, "classes") if row["way"] == "solo, 1 thread"][:2]
+    found = [row for row in values(folder, "classes") if row["way"] == "solo, 1 thread"]
     assert [(row["class"], row["accuracy"]) for row in found] == [(0, 0.9), (1, 0.7)]
 
 

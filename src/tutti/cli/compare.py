@@ -25,69 +25,73 @@ FIXED = ("model", "strategy", "workers", "threads", "hosts", "out")
 """Options of a training run that a comparison has not, or has of its own."""
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--strategies": {
+        "default": "solo,sync,hogwild,easgd",
+        "metavar": "NAMES",
+        "help": "ways to train, with commas; solo is one process, with one thread and with all of them, and "
+        "is what the others are compared with (default: solo,sync,hogwild,easgd)",
+    },
+    "-n, --workers": {
+        "default": "auto",
+        "metavar": "NUMBERS",
+        "help": "how many ranks, with commas, or auto: one for each allowed core (default: auto)",
+    },
+    "--repeats": {
+        "type": int,
+        "default": 3,
+        "metavar": "N",
+        "help": "runs of each combination (default: 3)",
+    },
+    "--target": {
+        "type": float,
+        "default": None,
+        "metavar": "X",
+        "help": "accuracy on the validation part, 0 to 1; the table has the seconds until it was reached",
+    },
+    "--scaling": {
+        "default": "strong",
+        "metavar": "KINDS",
+        "help": "strong: --batch-size samples behind an update for any number of workers; weak: so many of "
+        "each worker; or strong,weak (default: strong)",
+    },
+    "--sweep": {
+        "action": "append",
+        "default": [],
+        "metavar": "KEY=VALUES",
+        "help": "cross in an option of 'tutti train', such as batch_size=32,64 or strategy.every=1,4; may be "
+        "given several times",
+    },
+    "--for": {
+        "dest": "own",
+        "action": "append",
+        "default": [],
+        "metavar": "STRATEGY:KEY=VALUE",
+        "help": "an option for one strategy alone, such as gem:optimizer=sgd; may be given several times",
+    },
+    "--out": {
+        "default": None,
+        "metavar": "FOLDER",
+        "help": "where to keep the runs (default: comparisons/DATE-MODEL-DATA)",
+    },
+    "--resume": {
+        "action": "store_true",
+        "help": "go on with the comparison that lies in --out: runs that have ended are kept",
+    },
+}
+"""The options that are those of the comparison, not of its runs: what argparse is told of each."""
+
+OWN = ("strategies", "workers", "repeats", "target", "scaling", "sweep", "own", "out", "resume")
+"""What they are called once they have been read."""
+
+
 def define(parser: Parser) -> None:
     """What is compared, and the options of a training run."""
     parser.add_argument(
         "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as for 'tutti train'"
     )
-    parser.add_argument(
-        "--strategies",
-        default="solo,sync,hogwild,easgd",
-        metavar="NAMES",
-        help="ways to train, with commas; solo is one process, with one thread and with all of them, and is "
-        "what the others are compared with (default: solo,sync,hogwild,easgd)",
-    )
-    parser.add_argument(
-        "-n",
-        "--workers",
-        default="auto",
-        metavar="NUMBERS",
-        help="how many ranks, with commas, or auto: one for each allowed core (default: auto)",
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=3, metavar="N", help="runs of each combination (default: 3)"
-    )
-    parser.add_argument(
-        "--target",
-        type=float,
-        default=None,
-        metavar="X",
-        help="accuracy on the validation part, 0 to 1; the table has the seconds until it was reached",
-    )
-    parser.add_argument(
-        "--scaling",
-        default="strong",
-        metavar="KINDS",
-        help="strong: --batch-size samples behind an update for any number of workers; weak: so many of each "
-        "worker; or strong,weak (default: strong)",
-    )
-    parser.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="KEY=VALUES",
-        help="cross in an option of 'tutti train', such as batch_size=32,64 or strategy.every=1,4; may be "
-        "given several times",
-    )
-    parser.add_argument(
-        "--for",
-        dest="own",
-        action="append",
-        default=[],
-        metavar="STRATEGY:KEY=VALUE",
-        help="an option for one strategy alone, such as gem:optimizer=sgd; may be given several times",
-    )
-    parser.add_argument(
-        "--out",
-        default=None,
-        metavar="FOLDER",
-        help="where to keep the runs (default: comparisons/DATE-MODEL-DATA)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the comparison that lies in --out: runs that have ended are kept",
-    )
+    for flags, settings in OPTIONS.items():
+        parser.add_argument(*flags.split(", "), **settings)
     add_config_options(parser, leave_out=FIXED)
 
 
@@ -125,10 +129,6 @@ def _report(comparison: Comparison, folder: Path) -> None:
         raise
     except UserError as error:
         print(f"tutti: warning: {error}; then run 'tutti report {folder}'", file=sys.stderr, flush=True)
-
-
-OWN = ("strategies", "workers", "repeats", "target", "scaling", "sweep", "own", "out", "resume")
-"""The options that are those of the comparison, not of its runs."""
 
 
 def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:

@@ -85,9 +85,13 @@ class MpiJob:
                 raise
 
     def _means_death(self, error: Exception) -> bool:
-        mpi = self.mpi
-        gone = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
-        return self._ulfm and cast("Any", error).Get_error_class() in gone
+        mpi, kind = self.mpi, cast("Any", error).Get_error_class()
+        if not self._ulfm:
+            return False
+        if kind == mpi.ERR_OTHER:
+            # All that a collective says that was under way just then.
+            return any(comm.Is_revoked() for comm in self.comms) or mpi.COMM_WORLD.Get_failed().size > 0
+        return kind in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
 
     def explained(self, error: Exception) -> Exception:
         """`PeerLost`, if an MPI exception means that; else the exception itself."""

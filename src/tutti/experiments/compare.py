@@ -171,7 +171,9 @@ def _combination(
     else:
         name = f"{strategy}, {workers} worker{'s' if workers > 1 else ''}"
     name += "".join(f", {key}={value}" for key, value in swept.items())
-    folder = "-".join([scaling, *name.replace(",", "").replace("=", "-").replace("/", "-").split()])
+    if len(question.scalings) > 1 and scaling == WEAK:
+        name += ", weak"
+    folder = "-".join([*name.replace(",", "").replace("=", "-").replace("/", "-").split()])
     options = {**swept, **(question.own or {}).get(strategy, {})}
     one = Combination(name, folder, strategy, workers, threads, scaling, options)
     batch = config_of(question, one, 0).batch_size

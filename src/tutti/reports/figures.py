@@ -75,14 +75,14 @@ def progress(results: Results) -> Picture:
     base = alt.Chart(_table(data)).mark_line(point=True)
     panels = [
         base.encode(
-            x=alt.X(f"{x}:Q", title=x),
+            x=alt.X(f"{x}:Q", title=x, axis=axis),
             y=alt.Y(f"{y}:Q", title=f"validation {y}", scale=alt.Scale(zero=False)),
             detail="repeat:N",
             **_ways(),
             tooltip=["way:N", "repeat:N", "epoch:Q", "seconds:Q", "accuracy:Q", "loss:Q"],
         ).properties(width=WIDTH, height=HEIGHT)
         for y in ("accuracy", "loss")
-        for x in ("seconds", "epoch")
+        for x, axis in (("seconds", alt.Axis()), ("epoch", alt.Axis(tickMinStep=1)))
     ]
     return _in_rows([panels[0].add_params(PICK), *panels[1:]])
 

@@ -32,7 +32,7 @@ body {{ color: var(--ink); background: var(--paper); font: 15px/1.5 system-ui, s
 table {{ border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }}
 caption {{ text-align: left; font-weight: 600; padding: .3rem 0; }}
 th, td {{ padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }}
-th:first-child, td:first-child {{ text-align: left; }}
+th:first-child, td:first-child {{ text-align: left; white-space: nowrap; }}
 tr.failed td, p.failed {{ color: var(--bad); }}
 figure {{ margin: 2rem 0; overflow-x: auto; }}
 figcaption {{ font-weight: 600; margin-bottom: .5rem; }}

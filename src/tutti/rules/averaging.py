@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
-    """Add the others to `total`, in place and in their order.
+    """Add the others to `total`, in place and in their order; they are zero afterwards.
 
         g = g_0 + g_1 + g_2 + ...
 
@@ -22,3 +22,4 @@ def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
     """
     for other in others:
         total.add_(other)
+        other.zero_()

@@ -32,16 +32,15 @@ class Sync(Strategy):
     optimizer on that slice of the one vector of weights. Across hosts, the owners of a slice add up what
     their hosts have. No rank holds more than its slice of the optimizer's state.
 
-        rank 0  backward │ sum 0  (across)  optimizer 0  zero 0 │ zero the rest  forward
-        rank 1  backward │ sum 1  (across)  optimizer 1  zero 1 │ zero the rest  forward
-        rank 2  backward │ sum 2  (across)  optimizer 2  zero 2 │ zero the rest  forward
+        rank 0  backward │ sum 0  (across)  optimizer 0  zero 0 │ next forward
+        rank 1  backward │ sum 1  (across)  optimizer 1  zero 1 │ next forward
+        rank 2  backward │ sum 2  (across)  optimizer 2  zero 2 │ next forward
                          A                                      B
 
-    Barrier A: every gradient of the host is complete. Barrier B: every slice of the weights is new, and none
-    reads the gradients of others any more: each sets what is left of its own to zero. Clipping by norm needs
-    one more barrier before the optimizer, which waits for all slices' sums of squares. `sum`, `optimizer` and
-    `zero` run over one piece of the slice after the other where nothing comes between, so that a gradient is
-    fetched from memory once.
+    Barrier A: every gradient of the host is complete. Barrier B: every slice of the weights is new, and every
+    slice of the gradients zero. Clipping by norm needs one more barrier before the optimizer, which waits for
+    all slices' sums of squares. `sum`, `optimizer` and `zero` run over one piece of the slice after the other
+    where nothing comes between, so that a gradient is fetched from memory once.
 
     The options replace the sum. `compress` acts on what goes across, between the owners of a slice. Any other
     `collective`, `reduce="adasum"` and `compress_inside` act on whole gradients of all workers instead:

@@ -29,14 +29,15 @@ class _Part:
 
     def __init__(self, piece: Piece, rows: Sequence[Tensor]) -> None:
         self._piece = piece
+        # Rows are added in the order of ranks, so that the sum is the same in every run.
         self.total, *self._others = (row[piece.place] for row in rows)
 
     def sum(self) -> None:
-        """Add up the host's rows in the first one."""
+        """Add up the host's rows in the first one; leave the others at zero for the next backward pass."""
         add_up(self.total, self._others)
 
     def move(self) -> None:
-        """Move the weights by the sum, and leave that at zero."""
+        """Move the weights by the sum, and leave that at zero too."""
         self._piece.step()
         self.total.zero_()
 
@@ -75,13 +76,6 @@ class SyncWorker(Worker):
         self._totals = [
             total[own] for total, own in zip(totals, self._slices, strict=True) if own.start < own.stop
         ]
-        # What others have read of this rank's own gradients; where its lines of cache are, zeros cost least.
-        self._rests = [
-            rest
-            for flat, own in zip(replica.flats, self._slices, strict=True)
-            for rest in (flat.grads[: own.start], flat.grads[own.stop :])
-            if len(rest)
-        ]
         self._squares = comm.node.shared(lanes, dtype=torch.float64) if clip.norm is not None else None
 
     @override
@@ -93,8 +87,6 @@ class SyncWorker(Worker):
         sent = self._sum_and_move()
         moved = self._clock()
         self._node.barrier()
-        for rest in self._rests:
-            rest.zero_()
         self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
 
     @override
@@ -147,13 +139,7 @@ class SharedWorker(SyncWorker):
         between: MakeReduction,
         whole: bool,
     ) -> None:
-        # This rank's own row, which the sum is formed in, and then the others in the order of ranks: so the
-        # sum is the same in every run.
-        rows = [
-            [flat.grads, *(row for rank, row in enumerate(flat.rows) if rank != comm.node.rank)]
-            for flat in replica.flats
-        ]
-        super().__init__(replica, comm, optimizer, clip, rows, whole)
+        super().__init__(replica, comm, optimizer, clip, [list(flat.rows) for flat in replica.flats], whole)
         owned = [
             (flat, own) for flat, own in zip(replica.flats, self._slices, strict=True) if own.start < own.stop
         ]
@@ -215,4 +201,6 @@ class WholeWorker(SyncWorker):
     @override
     def _sum_and_move(self) -> int:
         self._clip_and_move()
+        for grads in self._grads:
+            grads.zero_()
         return self._sent
