@@ -35,6 +35,7 @@ class Combination:
         threads: of each of them.
         scaling: one of `SCALINGS`.
         options: the fields of the run's configuration in which it differs from the others.
+        sweep: those of them that were crossed in: only runs with equal ones are compared.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Combination:
     threads: int
     scaling: str
     options: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
@@ -61,6 +63,7 @@ class Comparison:
         repeats: how often each combination is run, with seeds that count up.
         target: the accuracy on the validation part that a run is timed to; None: to none.
         combinations: in the order of the table.
+        config: the configuration that all runs have in common, as JSON values.
     """
 
     model: str
@@ -68,6 +71,7 @@ class Comparison:
     repeats: int
     target: float | None
     combinations: tuple[Combination, ...]
+    config: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into the comparison's folder.
@@ -104,6 +108,7 @@ class Comparison:
                 repeats=int(values["repeats"]),
                 target=None if values["target"] is None else float(values["target"]),
                 combinations=tuple(found),
+                config=dict(values["config"]),
             )
         except OSError as error:
             raise BadRunFolder(

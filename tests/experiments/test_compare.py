@@ -220,7 +220,7 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
     assert main(words) == 2
     assert "go on with it by --resume" in capfd.readouterr().err
-    assert main([*words, "--resume", "--lr", "0.5", "--repeats", "1"]) == 2
+    assert main([*words, "--resume", "--lr", "0.5"]) == 2
     assert "holds a comparison with other options" in capfd.readouterr().err
 
 

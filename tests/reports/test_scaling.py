@@ -89,6 +89,19 @@ def test_kinds_of_scaling_have_baselines_of_their_own(tmp_path: Path) -> None:
     assert found["weak"].speed_up is None
 
 
+def test_a_swept_option_has_baselines_of_its_own(tmp_path: Path) -> None:
+    asked = []
+    for batch, alone, together in ((32, 8.0, 4.0), (64, 6.0, 2.0)):
+        for name, seconds, workers in (("solo", alone, 1), ("sync", together, 2)):
+            sweep = {"batch_size": batch}
+            one = Combination(name, f"{name}-{batch}", name, workers, 1, STRONG, sweep, sweep)
+            write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+            asked.append(one)
+    found = table(tmp_path, comparison(*asked, repeats=1))
+    assert found["sync-32"].speed_up == 2.0
+    assert found["sync-64"].speed_up == 3.0
+
+
 def test_a_combination_that_failed_says_why(tmp_path: Path) -> None:
     write_all(tmp_path)
     bad = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)

@@ -95,8 +95,8 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
                     one = _combination(question, scaling, strategy, workers, threads, swept)
                     build_strategy(TrainJob(config_of(question, one, 0)), workers)
                     found[one.folder] = one
-    config = question.config
-    return Comparison(config.model, config.data, question.repeats, question.target, tuple(found.values()))
+    config, ways = question.config, tuple(found.values())
+    return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())
 
 
 def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
@@ -175,7 +175,7 @@ def _combination(
         name += ", weak"
     folder = "-".join([*name.replace(",", "").replace("=", "-").replace("/", "-").split()])
     options = {**swept, **(question.own or {}).get(strategy, {})}
-    one = Combination(name, folder, strategy, workers, threads, scaling, options)
+    one = Combination(name, folder, strategy, workers, threads, scaling, options, dict(swept))
     batch = config_of(question, one, 0).batch_size
     if scaling == WEAK and _together(strategy):
         options["batch_size"] = batch * workers

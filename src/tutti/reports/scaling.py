@@ -68,7 +68,7 @@ def rows(comparison: Comparison, folder: Path) -> list[Row]:
     seconds = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
     for one in comparison.combinations:
-        baselines = [other for other in comparison.combinations if is_baseline(other, one.scaling)]
+        baselines = [other for other in comparison.combinations if is_baseline(other, one)]
         few = min(baselines, key=lambda other: other.threads, default=None)
         many = max(baselines, key=lambda other: other.threads, default=None)
         found.append(
@@ -84,9 +84,10 @@ def rows(comparison: Comparison, folder: Path) -> list[Row]:
     return found
 
 
-def is_baseline(one: Combination, scaling: str) -> bool:
-    """Whether others of this scaling are compared with it: one process that trains alone."""
-    return one.strategy == "solo" and one.workers == 1 and one.scaling == scaling
+def is_baseline(other: Combination, one: Combination) -> bool:
+    """Whether `one` is compared with `other`: one process that trains alone, with the same swept options."""
+    alone = other.strategy == "solo" and other.workers == 1
+    return alone and other.scaling == one.scaling and other.sweep == one.sweep
 
 
 def finished_runs(comparison: Comparison, folder: Path, one: Combination) -> list[Run]:
