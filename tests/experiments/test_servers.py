@@ -46,6 +46,7 @@ def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(
     [
         ({"strategy": "sync", "servers": 1, "workers": "2"}, "'sync' has no parameter centre"),
         ({"servers": 2, "workers": "2"}, "leave --servers out"),
+        ({"strategy": "paramserver", "servers": 1, "levels": 2, "workers": "2"}, "--levels 1"),
         ({"strategy": "downpour", "hosts": "a:1,b:1"}, "--servers 1"),
         ({"strategy": "solo", "workers": "2"}, "runs on 1 worker, not 2"),
         ({"strategy": "downpuor", "servers": 1}, "did you mean 'downpour'"),

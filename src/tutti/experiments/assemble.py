@@ -153,7 +153,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
             if key not in known:
                 raise UnknownName(f"option of strategy '{kind.name}'", key, known)
         given = kind(**job.config.strategy_options)
-    given.check(workers, hosts, servers)
+    given.check(workers, hosts, servers, job.config.levels)
     return given
 
 

@@ -117,6 +117,10 @@ class Strategy(ABC):
         """The largest number of hosts that the strategy can use, or None."""
         return None
 
+    def most_levels(self) -> int:
+        """How many levels of parameter centres it works with: one for each host below the servers, or not."""
+        return 2
+
     @abstractmethod
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         """Make this rank's worker (collective).
@@ -129,19 +133,25 @@ class Strategy(ABC):
             clip: gradient clipping.
         """
 
-    def check(self, workers: int, hosts: int = 1, servers: int = 0) -> None:
+    def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
         """Refuse a world that the strategy cannot use.
 
         Args:
             workers: how many ranks train.
             hosts: on how many hosts they are.
             servers: how many further ranks there are for a parameter centre.
+            levels: how many levels of centres there are.
 
         Raises:
-            BadOption: there are too many workers or hosts, or there are servers for a strategy without a
-                centre, or none for one with a centre on several hosts.
+            BadOption: there are too many workers, hosts or levels; or servers for a strategy without
+                a centre, or none for one with a centre on several hosts.
         """
         self._check_size(workers, hosts)
+        if levels > self.most_levels():
+            raise BadOption(
+                f"--levels is {levels}, but the parameter centre of strategy '{self.name}' has one level; "
+                "use '--levels 1', or one with more, such as '--strategy downpour'"
+            )
         if Centre in self.needs:
             check_reachable(hosts, servers)
         elif servers:

@@ -59,8 +59,8 @@ class EASGD(Centred):
         within(self, "momentum", 0.0, 1.0, below=True)
 
     @override
-    def check(self, workers: int, hosts: int = 1, servers: int = 0) -> None:
-        super().check(workers, hosts, servers)
+    def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
+        super().check(workers, hosts, servers, levels)
         if self.force > workers:
             raise BadOption(
                 f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {workers} "

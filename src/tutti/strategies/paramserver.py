@@ -49,6 +49,11 @@ class ParamServer(Centred):
         within(self, "quorum", 0.0, 1.0, above=True)
 
     @override
+    def most_levels(self) -> int:
+        # A round closes everywhere at once.
+        return 1
+
+    @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
         return Rounds(optimizer, replica, workers, self.quorum, clip.norm, clip.value)
 
