@@ -5,7 +5,7 @@
 
 The workers are virtual: their gradients are real, their clock is not; the same seed gives the same picture.
 Every run uses the same number of gradients, so twice the workers need half the time; but their gradients are
-computed from weights that more others have moved meanwhile.
+computed from weights that more others have moved meanwhile. A run that diverges has no time.
 """
 
 import argparse
@@ -58,17 +58,12 @@ def run(comm, strategy, data, epochs, lr):
 
 def measure(workers, remedy, data, epochs, lr):
     world = VirtualWorld(workers)
+    found = {"workers": workers, "remedy": remedy}
     try:
         accuracy, staleness = world.run(run, REMEDIES[remedy], data, epochs, lr)[0]
     except NotFinite:
-        accuracy, staleness = 0.1, float(workers - 1)  # as good as guessing
-    return {
-        "workers": workers,
-        "remedy": remedy,
-        "accuracy": accuracy,
-        "virtual seconds": world.seconds,
-        "staleness": staleness,
-    }
+        return {**found, "accuracy": 0.1, "virtual seconds": None, "staleness": None}  # as good as guessing
+    return {**found, "accuracy": accuracy, "virtual seconds": world.seconds, "staleness": staleness}
 
 
 def draw(found, out):
@@ -87,7 +82,7 @@ def main():
     )
     parser.add_argument("--workers", default="1,2,4,8,16,32,64,128,256")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--out", default="staleness.svg", help="picture to write: .svg, .png or .html")
     args = parser.parse_args()
     torch.set_num_threads(1)
