@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import BadRunFolder
+from tutti.json_lines import append_line, to_json
 from tutti.records import (
     EpochRecord,
     Evaluation,
     RankRecord,
     Summary,
     World,
-    append_line,
     read_history,
-    to_json,
 )
 
 TRAIN = Evaluation(samples=1000, loss=0.25, metrics={"accuracy": 0.9})

@@ -1,14 +1,10 @@
 """What a run produced, as dataclasses, and as JSON. Needs neither torch nor MPI.
 
-A run's history is a file of JSON lines, one `EpochRecord` each. JSON knows no NaN and no infinity: these are
-written as the strings "NaN", "Infinity" and "-Infinity" and read back as numbers.
+A run's history is a file of JSON lines, one `EpochRecord` each.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -17,10 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tutti.errors import BadRunFolder
-
-Json = dict[str, Any]
-"""A JSON object."""
+from tutti.json_lines import Json, Lines, read_lines
 
 
 @dataclass(frozen=True)
@@ -273,19 +266,6 @@ class Summary:
         )
 
 
-@dataclass(frozen=True)
-class History:
-    """What a file of records holds.
-
-    Attributes:
-        records: those that could be read, in order.
-        damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
-    """
-
-    records: list[EpochRecord]
-    damage: list[str]
-
-
 def now() -> str:
     """The time (UTC, ISO 8601, whole seconds)."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -297,62 +277,13 @@ def versions() -> dict[str, str]:
     return {**found, "python": platform.python_version()}
 
 
-def to_json(values: object, indent: int | None = None) -> str:
-    """Valid JSON text of `values`; a number that JSON does not know becomes a string that `float` reads."""
-    return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
-
-
-def append_line(path: Path, record: EpochRecord) -> None:
-    """Append `record` to a file of JSON lines; it is on the disk when this returns.
-
-    A line that an earlier run left unfinished is ended first, so that it costs only itself.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with open(path, "a+b") as file:
-        unfinished = file.tell() > 0 and _last_byte(path) != b"\n"
-        file.write((b"\n" if unfinished else b"") + to_json(record.as_json()).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_history(path: Path) -> History:
-    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`.
+def read_history(path: Path) -> Lines[EpochRecord]:
+    """The epochs of a run; lines that cannot be read are left out and reported.
 
     Raises:
         BadRunFolder: the file cannot be opened.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
-    history = History([], [])
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            history.records.append(EpochRecord.from_json(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = "is cut off" if number == len(lines) else f"is no record ({type(error).__name__}: {error})"
-            history.damage.append(f"line {number} of {path} {what}; it was left out")
-    return history
-
-
-def _last_byte(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)
-
-
-def _writable(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        return {name: _writable(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
-    return value
+    return read_lines(path, EpochRecord.from_json)
 
 
 def _floats(values: Json) -> dict[str, float]:

@@ -41,7 +41,14 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"run folder: runs/{folder.name}" in out
     assert folder.name.endswith("-mlp-digits")
-    files = {"config.json", "data.json", "history.jsonl", "summary.json", "weights.safetensors"}
+    files = {
+        "config.json",
+        "data.json",
+        "history.jsonl",
+        "summary.json",
+        "usage.jsonl",
+        "weights.safetensors",
+    }
     assert {path.name for path in folder.iterdir()} == files
     summary = RunFolder.open(folder).summary()
     assert summary.test is not None

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from tutti.records import EpochRecord, Evaluation, Summary, World, append_line, now, to_json
+from tutti.json_lines import append_line, to_json
+from tutti.records import EpochRecord, Evaluation, Summary, World, now
 
 SAMPLES = 1000
 """Of an epoch."""

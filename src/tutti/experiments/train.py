@@ -26,8 +26,10 @@ from tutti.experiments.assemble import (
 )
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, load_job
+from tutti.experiments.observing import begin_sampling, crew_of, seen_folder
 from tutti.experiments.pacing import check_pace, deal
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
+from tutti.launch.sampling import Sampler, sampling
 from tutti.records import EpochRecord, Evaluation, Summary, World
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.placement import place
@@ -86,12 +88,13 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
         strategy = build_strategy(job, comm.size - config.servers, comm.hosts, config.servers)
         check_pace(config, strategy)
         team = take_sides(comm, config)
-        task = prepare_task(job, open_config_data(job, comm))
         outcome = None
-        if serves(team):
-            serve(job, team, task.module, strategy)
-        else:
-            outcome = _run(job, team, task, *prepare_trainer(job, team, task, strategy))
+        with sampling(crew_of(team), job.write) as sampler:
+            task = prepare_task(job, open_config_data(job, comm))
+            if serves(team):
+                serve(job, team, task.module, strategy)
+            else:
+                outcome = _run(job, team, task, *prepare_trainer(job, team, task, strategy), sampler)
         return result_for_all(comm, team, outcome)
 
 
@@ -161,7 +164,14 @@ def _metric_names(config: TrainConfig, metrics: tuple[Metric, ...]) -> str:
     return ",".join(metric.name for metric in metrics) or "none"
 
 
-def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config: TrainConfig) -> Outcome:
+def _run(
+    job: TrainJob,
+    comm: Communicator,
+    task: Task,
+    trainer: Trainer,
+    config: TrainConfig,
+    sampler: Sampler | None,
+) -> Outcome:
     """Train, evaluate, write and print."""
     speaks, folder = comm.rank == 0 and not job.quiet, None
     if speaks:
@@ -173,7 +183,9 @@ def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config
         folder.write_config(config.as_json())
         folder.write_data(_trained_on(task.dataset))
         trainer.on_epoch = folder.append
-    history = _fit(trainer, folder)
+    if job.write:
+        begin_sampling(comm, seen_folder(comm, folder), sampler)
+    history = _fit(trainer, folder, sampler)
     test = task.evaluate(task.dataset.test, comm)
     world = World(comm.size, comm.hosts, torch.get_num_threads())
     summary = Summary.of(history, test, trainer.replica.count, world)
@@ -193,12 +205,14 @@ def _run(job: TrainJob, comm: Communicator, task: Task, trainer: Trainer, config
     )
 
 
-def _fit(trainer: Trainer, folder: RunFolder | None) -> list[EpochRecord]:
+def _fit(trainer: Trainer, folder: RunFolder | None, sampler: Sampler | None) -> list[EpochRecord]:
     """Train; a run that fails in its first epoch leaves no folder, so that the name is free again."""
     try:
         return trainer.fit()
     except Exception:
         if folder is not None and not (folder.path / HISTORY).exists():
+            if sampler is not None:
+                sampler.abandon()
             folder.remove()
         raise
 

@@ -3,11 +3,12 @@
     config.json           the resolved configuration, which alone repeats the run
     data.json             how the model saw its data: `TrainedOn`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
+    usage.jsonl           cores and memory while the run went on: `tutti.usage`
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
 
-Every file but the history is written under another name, flushed to the disk and renamed: it is whole or not
-there.
+Files that are not appended to are written under another name, flushed to the disk and renamed: they are whole
+or not there.
 Needs torch for the weights alone.
 """
 
@@ -27,7 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import BadRunFolder
-from tutti.records import EpochRecord, History, Json, Summary, append_line, read_history, to_json
+from tutti.json_lines import Json, Lines, append_line, to_json
+from tutti.records import EpochRecord, Summary, read_history
+from tutti.usage import usage_files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -175,7 +178,7 @@ class RunFolder:
         with _refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record)
 
-    def history(self) -> History:
+    def history(self) -> Lines[EpochRecord]:
         """The epochs so far, and what of the file could not be read.
 
         Raises:
@@ -230,8 +233,8 @@ class RunFolder:
     def remove(self) -> None:
         """Take back a run that came to nothing: delete its files, and the folder if nothing else is in it."""
         with _refusing(self.path):
-            for name in FILES:
-                (self.path / name).unlink(missing_ok=True)
+            for path in (*(self.path / name for name in FILES), *usage_files(self.path)):
+                path.unlink(missing_ok=True)
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
 

@@ -1,0 +1,104 @@
+"""Files of JSON lines: one object a line, appended as a run goes on. Needs neither torch nor MPI.
+
+JSON knows no NaN and no infinity: these are written as the strings "NaN", "Infinity" and "-Infinity" and read
+back as numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from tutti.errors import BadRunFolder
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+T = TypeVar("T")
+
+
+class Record(Protocol):
+    """Something that can be a line."""
+
+    def as_json(self) -> Json:
+        """It as JSON values."""
+
+
+@dataclass(frozen=True)
+class Lines(Generic[T]):
+    """What a file of JSON lines holds.
+
+    Attributes:
+        records: those that could be read, in order.
+        damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
+    """
+
+    records: list[T]
+    damage: list[str]
+
+
+def to_json(values: object, indent: int | None = None) -> str:
+    """Valid JSON text of `values`; a number that JSON does not know becomes a string that `float` reads."""
+    return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Append `record` to a file of JSON lines; it is on the disk when this returns.
+
+    A line that an earlier run left unfinished is ended first, so that it costs only itself.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with open(path, "a+b") as file:
+        unfinished = file.tell() > 0 and _last_byte(path) != b"\n"
+        file.write((b"\n" if unfinished else b"") + to_json(record.as_json()).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, parse: Callable[[Json], T]) -> Lines[T]:
+    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`.
+
+    Args:
+        path: the file.
+        parse: makes a record of a line's values; raises KeyError, TypeError or ValueError where it cannot.
+
+    Raises:
+        BadRunFolder: the file cannot be opened.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+    found: Lines[T] = Lines([], [])
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.records.append(parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = "is cut off" if number == len(lines) else f"is no record ({type(error).__name__}: {error})"
+            found.damage.append(f"line {number} of {path} {what}; it was left out")
+    return found
+
+
+def _last_byte(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+def _writable(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {name: _writable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    return value
