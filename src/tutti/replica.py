@@ -83,6 +83,8 @@ class Replica:
     Attributes:
         module: the module.
         flats: one `Flat` for each dtype, in order of first appearance.
+        scattered: the names and trainable parameters that stay where they are, because they are no plain
+            tensors in this process's memory: torch.distributed's DTensors.
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
 
     Raises:
@@ -104,6 +106,8 @@ class Replica:
             raise BadModel(
                 f"the model lies on {' and '.join(devices)}; move it to one of them: model.to('{devices[0]}')"
             )
+        self.scattered = tuple((name, p) for name, p in named if type(p.data) is not Tensor)
+        named = [(name, p) for name, p in named if type(p.data) is Tensor]
         dtypes = dict.fromkeys(p.dtype for _, p in named)
         self.flats = tuple(
             _flatten([(n, p) for n, p in named if p.dtype == dtype], dtype, memory) for dtype in dtypes
@@ -150,12 +154,23 @@ class Replica:
             for name, span in zip(flat.names, flat.spans, strict=True):
                 if not (flat.grads[span].isfinite().all() and flat.weights[span].isfinite().all()):
                     return name
+        for name, parameter in self.scattered:
+            held = [parameter] if parameter.grad is None else [parameter, parameter.grad]
+            if not all(local(tensor.detach()).isfinite().all() for tensor in held):
+                return name
         return None
 
     @property
     def count(self) -> int:
         """How many trainable numbers the model has."""
-        return sum(p.numel() for flat in self.flats for p in flat.parameters)
+        laid_out = sum(p.numel() for flat in self.flats for p in flat.parameters)
+        return laid_out + sum(p.numel() for _, p in self.scattered)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor: its own part of a DTensor, any other tensor whole."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder.write_data(TRAINED_ON)
     folder.append(RECORD)
     summary = Summary.of([RECORD], RECORD.train, 15, World())
-    folder.write_weights(module)
+    folder.write_weights(module.state_dict())
     folder.write_summary(summary)
     again, other = RunFolder.open(folder.path), nn.Linear(4, 3)
     again.load_weights(other)
@@ -72,7 +72,7 @@ def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> 
     module, other = Tied(), Tied()
     Replica(module)
     replica = Replica(other)
-    folder.write_weights(module)
+    folder.write_weights(module.state_dict())
     folder.load_weights(other)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
@@ -84,7 +84,7 @@ def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> 
 def test_channels_last_weights_are_stored_as_they_are_read(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "cnn", "digits")
     module, other = nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last), nn.Conv2d(3, 5, 2)
-    folder.write_weights(module)
+    folder.write_weights(module.state_dict())
     folder.load_weights(other)
     assert torch.equal(module.weight, other.weight)
 
@@ -93,7 +93,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
     module = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
     module[1].weight = module[0].weight
-    folder.write_weights(module)
+    folder.write_weights(module.state_dict())
     assert (folder.path / run_folder.WEIGHTS).stat().st_size < 1.5 * 200 * 200 * 4
 
 
@@ -173,7 +173,7 @@ def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
 
 def test_broken_weights_are_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_weights(nn.Linear(4, 3))
+    folder.write_weights(nn.Linear(4, 3).state_dict())
     path = tmp_path / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
@@ -182,7 +182,7 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_weights(nn.Linear(4, 3))
+    folder.write_weights(nn.Linear(4, 3).state_dict())
     with pytest.raises(BadModel, match="do not fit the model"):
         folder.load_weights(nn.Linear(4, 2))
 
@@ -193,7 +193,7 @@ def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
             return {"count": 3}
 
     with pytest.raises(BadModel, match="_extra_state"):
-        RunFolder(tmp_path).write_weights(Extra(2, 2))
+        RunFolder(tmp_path).write_weights(Extra(2, 2).state_dict())
 
 
 def test_a_run_that_came_to_nothing_is_taken_back(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tutti.training.run_folder import folder_name
 FOLDER = Path("comparisons")
 """Where comparisons go that the user gave no folder for."""
 
-FIXED = ("model", "strategy", "workers", "threads", "hosts", "out")
+FIXED = ("model", "strategy", "parallel", "workers", "threads", "hosts", "out")
 """Options of a training run that a comparison has not, or has of its own."""
 
 

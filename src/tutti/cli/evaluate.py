@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     trained = TrainConfig.from_json(RunFolder.open(folder).config())
     other_data = "data" in given or bool(dotted)
     here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "climb_every": None}
+    here |= {"parallel": None, "parallel_options": {}}
     if other_data and part == "train":
         here["validation"] = 0.0
     if not _fits(trained):

@@ -77,6 +77,17 @@ class TrainConfig:
     strategy_options: Options = field(
         default_factory=dict, metadata=about("hyper-parameters of the strategy")
     )
+    parallel: str | None = field(
+        default=None,
+        metadata=about(
+            "hold one model on several ranks: tensor, with =N on N ranks, and data=N for so many such teams: "
+            "data=2,tensor=2"
+        ),
+    )
+    parallel_options: Options = field(
+        default_factory=dict,
+        metadata=about("options of the way to share a model"),
+    )
     workers: str = field(
         default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")
     )
@@ -269,6 +280,11 @@ def _check(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < smallest:
             raise BadOption(f"{flag(name)} is {value}; the smallest possible is {smallest}")
+    if config.parallel is None and config.parallel_options:
+        raise BadOption(
+            f"--parallel.{next(iter(config.parallel_options))} is given, but no --parallel; name a way, such "
+            "as --parallel pipeline"
+        )
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

@@ -12,6 +12,7 @@ from tutti.experiments.config import TrainConfig
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
 from tutti.launch.surroundings import Launcher
+from tutti.parallel.layout import Layout, ranks_of
 from tutti.records import EpochRecord, Summary
 
 PARTS: Final = ("test", "validation", "train")
@@ -135,6 +136,8 @@ def _refuse_unfit(job: Job, plan: Plan) -> None:
         UserError: the strategy does not fit, or there is none such.
     """
     starts = plan.launcher is Launcher.ALONE or bool(plan.hosts)
+    if job.config.parallel is not None:
+        return
     solo = job.config.strategy == "solo" and plan.workers > 1
     if starts and (solo or plan.servers or len(plan.hosts) > 1):
         from tutti.experiments.assemble import build_strategy
@@ -150,12 +153,31 @@ def announce(line: str) -> None:
         print(f"plan: {line}", flush=True)
 
 
+def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
+    """How so many ranks hold one model together; None: each has all of it.
+
+    Raises:
+        UserError: the layout does not fit them, or what else the configuration says.
+    """
+    if config.parallel is None:
+        return None
+    if config.servers:
+        raise BadOption("--servers keep the centre of whole models; leave them out, or --parallel")
+    if config.balance != "none":
+        raise BadOption(
+            f"--balance {config.balance} is for ranks with whole models; leave it or --parallel out"
+        )
+    return Layout.of(config.parallel, config.parallel_options, ranks)
+
+
 def plan_for(config: TrainConfig) -> Plan:
     """Which ranks run where, for a run of this configuration.
 
     Raises:
         BadOption: it asks for what cannot be had.
     """
+    if config.parallel is not None:
+        return _parallel_plan(config, config.parallel)
     single = config.device == "cuda" or config.strategy == "solo"
     workers = "1" if single and config.workers == "auto" and config.hosts is None else config.workers
     plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
@@ -164,4 +186,17 @@ def plan_for(config: TrainConfig) -> Plan:
         plan = make_plan(config.batch_size, config.threads, servers=config.servers)
     if config.device == "cuda" and plan.workers > 1:
         raise BadOption(f"--device cuda is for one worker, not {plan.workers}; use -n 1, or --device cpu")
+    return plan
+
+
+def _parallel_plan(config: TrainConfig, parallel: str) -> Plan:
+    """The plan for ranks that hold one model together."""
+    if config.device == "cuda":
+        raise BadOption(f"--parallel {parallel} computes on the CPU; leave --device cuda out")
+    asked = ranks_of(parallel)
+    workers = (
+        str(asked) if asked is not None and config.workers == "auto" and not config.hosts else config.workers
+    )
+    plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
+    layout_of(config, plan.workers)
     return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,14 +25,16 @@ from tutti.experiments.assemble import (
     seeded,
 )
 from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, load_job
+from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, layout_of, load_job
 from tutti.experiments.observing import begin_sampling, crew_of, seen_folder
 from tutti.experiments.pacing import check_pace, deal
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.launch.sampling import Sampler, sampling
+from tutti.parallel.base import Portion
+from tutti.parallel.choice import check_together, portion_of
+from tutti.parallel.layout import Layout
 from tutti.records import EpochRecord, Evaluation, Summary, World
 from tutti.strategies import Clip, Strategy
-from tutti.strategies.placement import place
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.evaluate import evaluate
 from tutti.training.fitting import check_fit
@@ -85,8 +87,12 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
     if job.write and comm.rank == 0:
         check_writable(config.out)
     with seeded(config.seed):
-        strategy = build_strategy(job, comm.size - config.servers, comm.hosts, config.servers)
+        layout = layout_of(config, comm.size)
+        workers = comm.size - config.servers if layout is None else layout.data
+        strategy = build_strategy(job, workers, comm.hosts, config.servers)
         check_pace(config, strategy)
+        if layout is not None:
+            check_together(strategy)
         team = take_sides(comm, config)
         outcome = None
         with sampling(crew_of(team), job.write) as sampler:
@@ -94,7 +100,7 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
             if serves(team):
                 serve(job, team, task.module, strategy)
             else:
-                outcome = _run(job, team, task, *prepare_trainer(job, team, task, strategy), sampler)
+                outcome = _train(job, team, task, strategy, layout, sampler)
         return result_for_all(comm, team, outcome)
 
 
@@ -113,21 +119,40 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     return Task(dataset, module, loss, metrics, arithmetic)
 
 
+def _train(
+    job: TrainJob,
+    comm: Communicator,
+    task: Task,
+    strategy: Strategy,
+    layout: Layout | None,
+    sampler: Sampler | None,
+) -> Outcome:
+    """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
+    portion = portion_of(layout, comm, task.module, task.dataset.train, task.loss, task.arithmetic)
+    try:
+        task = replace(task, module=portion.module)
+        trainer, config = prepare_trainer(job, comm, task, strategy, portion)
+        return _run(job, comm, task, trainer, config, sampler, portion)
+    finally:
+        portion.close()
+
+
 def prepare_trainer(
-    job: TrainJob, comm: Communicator, task: Task, strategy: Strategy
+    job: TrainJob, comm: Communicator, task: Task, strategy: Strategy, portion: Portion
 ) -> tuple[Trainer, TrainConfig]:
     """Everything that trains, and the configuration with all that was left to us filled in (collective)."""
     config = job.config
-    batches, balance = deal(config, strategy, task.dataset.train, comm)
+    batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
     epochs = config.epochs or (DEFAULT_EPOCHS if config.steps is None else None)
-    optimizer = build_optimizer(job, task.module)
+    optimizer = build_optimizer(job, portion.module)
     lr = float(optimizer.param_groups[0]["lr"])
-    replica = place(task.module, comm, strategy.home)
+    replica = portion.place(strategy)
     schedule = build_schedule(job, optimizer, run_length(batches, epochs, config.steps))
-    worker = strategy.worker(replica, comm, optimizer, Clip(config.clip_norm, config.clip_value))
-    reseed(config.seed, 1 + comm.rank)
+    clip = Clip(config.clip_norm, config.clip_value)
+    worker = portion.worker(strategy, replica, optimizer, clip)
+    reseed(config.seed, 1 + portion.peers.rank)
     trainer = Trainer(
-        comm=comm,
+        comm=portion.peers,
         replica=replica,
         worker=worker,
         optimizer=optimizer,
@@ -142,6 +167,8 @@ def prepare_trainer(
         schedule=schedule,
         balance=balance,
         arithmetic=task.arithmetic,
+        compute=portion.compute,
+        everyone=comm,
         progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank),
     )
     found = {
@@ -171,13 +198,14 @@ def _run(
     trainer: Trainer,
     config: TrainConfig,
     sampler: Sampler | None,
+    portion: Portion,
 ) -> Outcome:
     """Train, evaluate, write and print."""
     speaks, folder = comm.rank == 0 and not job.quiet, None
     if speaks:
         sizes, shape = part_sizes(task.dataset), task.dataset.shape
         name = config.model.removeprefix(OBJECT)
-        print(report.counts(name, trainer.replica.count, task.dataset.name, sizes, shape), flush=True)
+        print(report.counts(name, portion.parameters, task.dataset.name, sizes, shape), flush=True)
     if job.write and comm.rank == 0:
         folder = RunFolder.create(job.config.out, config.model.removeprefix(OBJECT), task.dataset.name)
         folder.write_config(config.as_json())
@@ -186,11 +214,12 @@ def _run(
     if job.write:
         begin_sampling(comm, seen_folder(comm, folder), sampler)
     history = _fit(trainer, folder, sampler)
-    test = task.evaluate(task.dataset.test, comm)
+    test = task.evaluate(task.dataset.test, trainer.comm)
     world = World(comm.size, comm.hosts, torch.get_num_threads())
-    summary = Summary.of(history, test, trainer.replica.count, world)
+    summary = Summary.of(history, test, portion.parameters, world)
+    state = portion.state()
     if folder is not None:
-        folder.write_weights(task.module)
+        folder.write_weights(state)
         folder.write_summary(summary)
     if speaks:
         _print_end(summary, task.dataset, folder, history, config.validate)
@@ -201,7 +230,7 @@ def _run(
         str(folder.path) if folder else None,
         task.dataset.shape,
         outputs_for(task.dataset),
-        _state(task.module) if job.bring_weights else None,
+        _own(state) if job.bring_weights else None,
     )
 
 
@@ -235,7 +264,6 @@ def _print_end(
     sys.stdout.flush()
 
 
-def _state(module: nn.Module) -> dict[str, Any]:
-    """The module's state in memory of its own: views would be pickled with all that they are views of."""
-    state = module.state_dict()
+def _own(state: dict[str, Any]) -> dict[str, Any]:
+    """A state in memory of its own: views would be pickled with all that they are views of."""
     return {name: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}

@@ -48,15 +48,14 @@ def evaluate(
     Returns:
         The evaluation over all ranks, equal on all of them. Its `samples` were counted as they came.
     """
-    mine = cut(len(part), comm.size)[comm.rank]
     rest = loss, metrics, classes
-    return tally_of(module, part, mine, *rest, batch_size=batch_size, arithmetic=arithmetic).total(comm)
+    return tally_of(module, part, comm, *rest, batch_size=batch_size, arithmetic=arithmetic).total(comm)
 
 
 def tally_of(
     module: nn.Module,
     part: Part,
-    samples: slice,
+    comm: Communicator,
     loss: Loss,
     metrics: Sequence[Metric] = (),
     classes: int | None = None,
@@ -64,28 +63,35 @@ def tally_of(
     batch_size: int = 250,
     arithmetic: Arithmetic = FP32,
 ) -> Tally:
-    """The sums of `evaluate` over some samples of `part`, on this rank alone.
+    """The sums of `evaluate` over this rank's share of `part`.
+
+    All ranks make the same number of passes, the last of which may count nothing: where several ranks hold
+    one model, each pass needs all of them.
 
     Args:
         module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
         part: where the samples are.
-        samples: consecutive positions in the part.
+        comm: all ranks that have a share; nothing is exchanged with them.
         loss: the mean over a batch.
         metrics: what to compute besides.
         classes: how many classes the confusion matrix tells apart; None: no matrix.
         batch_size: samples of one forward pass.
         arithmetic: how the model computes.
     """
-    tally = Tally(metrics, classes)
+    tally, shares = Tally(metrics, classes), cut(len(part), comm.size)
+    mine, longest = shares[comm.rank], shares[0]
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():
-        for start in range(samples.start, samples.stop, batch_size):
-            inputs, targets = part.take(torch.arange(start, min(start + batch_size, samples.stop)))
+        for start in range(mine.start, mine.start + longest.stop, batch_size):
+            stop = min(start + batch_size, mine.stop)
+            counts = start < stop
+            inputs, targets = part.take(torch.arange(start, stop) if counts else torch.arange(1))
             outputs, targets = (
                 arithmetic.forward(module, arithmetic.inputs(inputs)),
                 arithmetic.targets(targets),
             )
-            tally.add(loss(outputs, targets).item(), outputs, targets)
+            if counts:
+                tally.add(loss(outputs, targets).item(), outputs, targets)
     return tally
 
 

@@ -33,6 +33,25 @@ from tutti.training.tally import Tally
 from tutti.training.validation import Task, Validation, named_validation
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What forward and backward of a batch gave, the gradients aside.
+
+    Attributes:
+        loss: the mean over the samples; 0 without any.
+        outputs: of the model, of shape (samples, ...), without gradient.
+        targets: of shape (samples, ...), where the outputs are.
+    """
+
+    loss: float
+    outputs: Tensor
+    targets: Tensor
+
+
+Compute = Callable[[Batch], Computed]
+"""Adds the gradient of a batch, weighted by its share of the update, to that which is there."""
+
+
 @dataclass
 class _Stages:
     """Where the seconds of an epoch went, and how many steps this rank made in it."""
@@ -48,7 +67,7 @@ class Trainer:
     """Trains a replica, on every rank of a communicator at once.
 
     Attributes:
-        comm: all ranks of the job.
+        comm: the ranks over which samples are dealt: all of the job, unless several hold one model together.
         replica: the model.
         worker: this rank's part in the strategy.
         optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
@@ -68,6 +87,9 @@ class Trainer:
         seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
             clock measures all times. None: time is real.
         arithmetic: how the model computes; the module was prepared by it.
+        compute: forward and backward of a batch, also of one without samples, where several ranks do that
+            together; None: the replica's module gives outputs, and these the loss.
+        everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
         progress: shows the run.
         on_epoch: called on every rank with the record of each epoch, when its validation is known.
     """
@@ -88,6 +110,8 @@ class Trainer:
     balance: SpeedBalance | None = None
     seconds_per_sample: float | None = None
     arithmetic: Arithmetic = FP32
+    compute: Compute | None = None
+    everyone: Communicator | None = None
     progress: Progress = field(default_factory=Silent)
     on_epoch: Callable[[EpochRecord], None] | None = None
 
@@ -212,7 +236,8 @@ class Trainer:
     def _compute(self, update: Update, epoch: int, tally: Tally) -> int:
         """Forward and backward of this rank's part of an update; returns how many samples that is."""
         before = tally.samples
-        loss = sum([self._forward_backward(batch, tally) for batch in update.passes if batch.share])
+        together = self.compute is not None
+        loss = sum([self._pass(batch, tally) for batch in update.passes if batch.share or together])
         if not math.isfinite(loss):
             self._refuse_loss(epoch, loss)
         samples = tally.samples - before
@@ -220,8 +245,14 @@ class Trainer:
             self.comm.compute(self.seconds_per_sample * samples)
         return samples
 
-    def _forward_backward(self, batch: Batch, tally: Tally) -> float:
-        """Add this batch's gradient, weighted by its share of the update; returns its loss."""
+    def _pass(self, batch: Batch, tally: Tally) -> float:
+        """Add this batch's gradient, and count its samples; returns its loss."""
+        computed = (self.compute or self._forward_backward)(batch)
+        tally.add(computed.loss, computed.outputs, computed.targets)
+        return computed.loss
+
+    def _forward_backward(self, batch: Batch) -> Computed:
+        """Add this batch's gradient, weighted by its share of the update."""
         inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
         outputs = self.arithmetic.forward(self.replica.module, inputs)
         loss = self.loss(outputs, targets)
@@ -230,9 +261,7 @@ class Trainer:
         if share is None:
             share = self._shares[batch.share] = loss.new_tensor(batch.share)
         torch.autograd.backward(loss, share)
-        value = loss.item()
-        tally.add(value, outputs.detach(), targets)
-        return value
+        return Computed(loss.item(), outputs.detach(), targets)
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
@@ -246,7 +275,7 @@ class Trainer:
         """What each rank did in this epoch (collective)."""
         figures = cast("dict[str, Any]", self.worker.traffic.take().figures())
         mine = RankRecord(updates=stages.steps, samples=samples, compute_s=stages.compute, **figures)
-        return cast("list[RankRecord]", self.comm.all_gather_objects(mine))
+        return cast("list[RankRecord]", (self.everyone or self.comm).all_gather_objects(mine))
 
     def _refuse_loss(self, epoch: int, loss: float) -> None:
         name = self.replica.first_not_finite()
@@ -258,9 +287,9 @@ class Trainer:
 
     def _refuse_broken_weights(self) -> None:
         """The last update may break weights without any loss having shown it."""
-        if all(bool(flat.weights.isfinite().all()) for flat in self.replica.flats):
-            return
         name = self.replica.first_not_finite()
+        if name is None:
+            return
         raise NotFinite(
             f"parameter '{name}' is no longer finite after step {self._step} on rank {self.comm.rank}, "
             f"though the loss was. {_REMEDY}"

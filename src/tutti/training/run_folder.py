@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -208,16 +208,16 @@ class RunFolder:
                 f"{self.path / SUMMARY} is no summary of a run ({type(error).__name__}: {error}); train again"
             ) from error
 
-    def write_weights(self, module: nn.Module) -> None:
-        """Write the weights of `module`.
+    def write_weights(self, state: Mapping[str, object]) -> None:
+        """Write the weights of a model: what its `state_dict` gives.
 
         Raises:
             BadRunFolder: they cannot be written.
-            BadModel: the module's state has something that is no tensor.
+            BadModel: the state has something that is no tensor.
         """
         from tutti.training.weights import weights_to_bytes
 
-        self._write(WEIGHTS, weights_to_bytes(module))
+        self._write(WEIGHTS, weights_to_bytes(state))
 
     def load_weights(self, module: nn.Module) -> None:
         """Set the weights of `module`, in place, to the trained ones.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tutti.comm.base import Communicator, cut
+from tutti.comm.base import Communicator
 from tutti.data.parts import Part
 from tutti.errors import BadOption, UnknownName
 from tutti.records import Evaluation
@@ -39,9 +39,8 @@ class Task:
 
     def tally(self) -> Tally:
         """What the module does on this rank's share of the samples."""
-        mine = cut(len(self.part), self.comm.size)[self.comm.rank]
         rest = self.loss, self.metrics, self.classes
-        return tally_of(self.replica.module, self.part, mine, *rest, arithmetic=self.arithmetic)
+        return tally_of(self.replica.module, self.part, self.comm, *rest, arithmetic=self.arithmetic)
 
 
 class Validation(ABC):

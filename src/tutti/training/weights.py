@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -16,18 +17,18 @@ TIED = "tied"
 """The entry of the file's metadata that says which names stand for a tensor stored under another name."""
 
 
-def weights_to_bytes(module: nn.Module) -> bytes:
-    """All parameters and buffers of `module` that belong to its state, as a safetensors file.
+def weights_to_bytes(state: Mapping[str, object]) -> bytes:
+    """The state of a module, as its `state_dict` gives it, as a safetensors file.
 
     Tied ones are stored once; frozen ones are there too.
 
     Raises:
-        BadModel: the module's state has something that is no tensor.
+        BadModel: the state has something that is no tensor.
     """
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
-    for name, tensor in module.state_dict().items():
+    for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise BadModel(
                 f"the model's state '{name}' is a {type(tensor).__name__}; only tensors can be stored"

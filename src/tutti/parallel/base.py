@@ -1,0 +1,114 @@
+"""What one rank holds of a model, and how it trains that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.parallel.layout import Layout
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.strategies.placement import place
+from tutti.training.loop import Compute
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The communicators of a layout.
+
+    Attributes:
+        every: all ranks of the job.
+        team: those that hold one model together.
+        data: those that hold the same portion, one of each team.
+    """
+
+    every: Communicator
+    team: Communicator
+    data: Communicator
+
+    @classmethod
+    def of(cls, layout: Layout, comm: Communicator) -> Ranks:
+        """Split `comm` as the layout says (collective)."""
+        number, member = divmod(comm.rank, layout.team)
+        team, data = comm.split(number), comm.split(member)
+        assert team is not None, "every rank is in a team"
+        assert data is not None, "every rank has a place in its team"
+        return cls(comm, team, data)
+
+    def close(self) -> None:
+        """Leave the communicators that were split off."""
+        self.team.close()
+        self.data.close()
+
+
+class Portion(ABC):
+    """One rank's portion of a model.
+
+    Attributes:
+        module: takes whole inputs and gives whole outputs, on every rank; the ranks of a team call it
+            together.
+        peers: the ranks over which samples are dealt and results added up: one of each group that computes
+            the same samples together.
+        parameters: how many trainable numbers the whole model has.
+        compute: forward and backward of a batch; None: as for any module, outputs first, then the loss.
+    """
+
+    module: nn.Module
+    peers: Communicator
+    parameters: int
+    compute: Compute | None = None
+
+    @abstractmethod
+    def place(self, strategy: Strategy) -> Replica:
+        """Lay this portion out for training (collective)."""
+
+    @abstractmethod
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        """What moves this portion, given its gradient (collective).
+
+        Raises:
+            BadOption: the gradient cannot be clipped like that.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """The state of the whole model by name, as the undivided module would give it (collective)."""
+
+    def close(self) -> None:
+        """Give back what this holds besides memory (collective)."""
+        return
+
+
+class Whole(Portion):
+    """The whole model on every rank: data parallelism.
+
+    Args:
+        module: the model.
+        comm: all ranks that train.
+    """
+
+    def __init__(self, module: nn.Module, comm: Communicator) -> None:
+        self.module, self.peers, self.parameters = module, comm, count_of(module)
+
+    @override
+    def place(self, strategy: Strategy) -> Replica:
+        return place(self.module, self.peers, strategy.home)
+
+    @override
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        return strategy.worker(replica, self.peers, optimizer, clip)
+
+    @override
+    def state(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+
+def count_of(module: nn.Module) -> int:
+    """How many trainable numbers a module has."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -1,0 +1,140 @@
+"""How many ranks hold one model together, in which way, and how many such teams there are. Needs no torch.
+
+data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
+                     the same portion: ranks 0 and 2, ranks 1 and 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from tutti.errors import BadOption, UnknownName
+
+DATA: Final = "data"
+"""The direction in which every team has samples of its own."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`--parallel tensor` has no options."""
+
+
+Options = Tensor
+
+WAYS: Final[dict[str, type[Options]]] = {"tensor": Tensor}
+"""The ways in which ranks hold a model together, and the options of each."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which ranks hold what.
+
+    Attributes:
+        way: one of `WAYS`.
+        team: how many ranks hold one model together; they are neighbours.
+        data: how many such teams there are.
+        options: of the way.
+    """
+
+    way: str
+    team: int
+    data: int
+    options: Options
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return self.team * self.data
+
+    def describe(self) -> str:
+        """The layout as it would be written: data=2,tensor=2."""
+        return f"{DATA}={self.data},{self.way}={self.team}" if self.data > 1 else f"{self.way}={self.team}"
+
+    @classmethod
+    def of(cls, text: str, options: Mapping[str, Any], ranks: int) -> Layout:
+        """The layout that `text` means on so many ranks.
+
+        Args:
+            text: `tensor`, with `=N` for the ranks that hold one model together; and
+                `data=N` for the teams, with a comma. A number that is left out follows from the others.
+            options: of the way, by name.
+            ranks: how many there are.
+
+        Raises:
+            UnknownName: there is no such way, or it has no such option.
+            BadOption: the numbers do not make so many ranks, or a value cannot be used.
+        """
+        sizes = _sizes(text)
+        way = _way(text, sizes)
+        team, data = sizes[way], sizes.get(DATA, 1)
+        if team is None and data is None:
+            raise BadOption(f"--parallel {text} leaves both numbers open; give one, as in data=2,{way}")
+        team = ranks // (data or 1) if team is None else team
+        data = ranks // team if data is None else data
+        layout = cls(way, team, data, _options(way, options))
+        if layout.ranks != ranks or team < 1:
+            raise BadOption(
+                f"--parallel {text} does not fit {ranks} rank{'' if ranks == 1 else 's'}: "
+                f"{_hint(way, team, data, ranks)}"
+            )
+        if team < 2:
+            raise BadOption(f"--parallel {text} on {ranks} rank leaves nothing to share; use -n 2 or more")
+        return layout
+
+
+def ranks_of(text: str) -> int | None:
+    """How many ranks a layout asks for; None where that is left open.
+
+    Raises:
+        UnknownName, BadOption: it is no layout.
+    """
+    sizes = _sizes(text)
+    team, data = sizes[_way(text, sizes)], sizes.get(DATA, 1)
+    return team * data if team is not None and data is not None else None
+
+
+def _sizes(text: str) -> dict[str, int | None]:
+    sizes: dict[str, int | None] = {}
+    for word in text.split(","):
+        name, equals, number = (piece.strip() for piece in word.partition("="))
+        if name not in (DATA, *WAYS):
+            raise UnknownName("way of --parallel", name, [*WAYS, DATA], "Write it as data=2,tensor=2.")
+        if name in sizes:
+            raise BadOption(f"--parallel {text} has '{name}' twice; give each once, as in data=2,tensor=2")
+        if equals and not (number.isdigit() and int(number) >= 1):
+            raise BadOption(f"--parallel {text} has {name}={number}; give a whole number from 1")
+        sizes[name] = int(number) if equals else None
+    return sizes
+
+
+def _way(text: str, sizes: Mapping[str, int | None]) -> str:
+    """The one way that a layout names."""
+    ways = [name for name in sizes if name != DATA]
+    if not ways:
+        raise BadOption(
+            f"--parallel {text} is data parallelism alone, which needs no --parallel; leave it out, or name "
+            f"one of {', '.join(WAYS)} beside it"
+        )
+    if len(ways) > 1:
+        raise BadOption(
+            f"--parallel {text} has {' and '.join(ways)}; one model is shared in one way: take one of them, "
+            f"and data beside it, as in data=2,{ways[0]}=2"
+        )
+    return ways[0]
+
+
+def _options(way: str, given: Mapping[str, Any]) -> Options:
+    known = [field.name for field in fields(WAYS[way])]
+    for key in given:
+        if key not in known:
+            raise UnknownName(f"option of --parallel {way}", key, known)
+    return WAYS[way](**given)
+
+
+def _hint(way: str, team: int, data: int, ranks: int) -> str:
+    product = team * data
+    if product and ranks % team == 0 and ranks > product:
+        return f"it makes {product}; use -n {product}, or data={ranks // team},{way}={team}"
+    return f"{data} x {team} is {product}; use -n {product or 2}, or numbers whose product is {ranks}"

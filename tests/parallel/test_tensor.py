@@ -1,0 +1,94 @@
+"""Tensor parallelism: layers cut over the ranks learn what the undivided model learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from parallel.models import grouped, recurrent
+from parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.errors import BadModel
+from tutti.parallel.tensor import split
+
+TENSOR: Run = {"parallel": "tensor"}
+OWN: Run = MLP | TENSOR | {"model_options": {}}
+
+EQUAL: dict[str, Run] = {
+    "mlp": MLP | TENSOR,
+    "lenet": LENET | TENSOR,
+    "cnn": CNN | TENSOR,
+    "one step": CNN | TENSOR | {"steps": 1, "lr": 1.0},
+    "adam": MLP | TENSOR | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "clipped": LENET | TENSOR | {"clip_norm": 0.1, "clip_value": 0.05},
+    "dropout": CNN | TENSOR | {"model_options": {"channels": [6, 8], "hidden": 16, "dropout": 0.3}},
+    "norm": OWN | {"model": "parallel.models:normalised"},
+    "tied": OWN | {"model": "parallel.models:tied"},
+}
+"""Runs that must come out as on one rank."""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
+    return on_ranks(request.param, EQUAL)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
+    assert deviation(trained[name], alone(EQUAL[name])) < 1e-5
+
+
+def test_teams_with_samples_of_their_own_follow_it_too() -> None:
+    found = on_ranks(4, {"lenet": LENET | {"parallel": "data=2,tensor=2"}})["lenet"]
+    assert deviation(found, alone(LENET)) < 1e-5
+    first, second = (rank.samples for rank in found.history[0].ranks[::2])
+    assert [rank.samples for rank in found.history[0].ranks] == [first, first, second, second]
+    assert first + second == found.history[0].train.samples
+
+
+def test_every_rank_has_its_share_of_the_weights_alone() -> None:
+    def program(comm: Communicator) -> list[int]:
+        module = nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU(), nn.Flatten(), nn.Linear(28, 4))
+        split(module, comm)
+        return [len(parameter) for parameter in module.parameters()]
+
+    assert VirtualWorld(3).run(program) == [[3, 3, 2, 2], [2, 2, 1, 1], [2, 2, 1, 1]]
+
+
+def test_outputs_are_those_of_the_undivided_model() -> None:
+    def program(comm: Communicator) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU(), nn.Flatten(), nn.Linear(28, 4))
+        if comm.size > 1:
+            split(module, comm)
+        with torch.no_grad():
+            return module(torch.ones(2, 3, 4, 4))
+
+    (expected,) = VirtualWorld(1).run(program)
+    for found in VirtualWorld(3).run(program):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            recurrent(),
+            r"layer '3' of the model is a LSTM, which cannot be cut by its outputs; use --strategy sync",
+        ),
+        (grouped(), r"layer '1' of the model is a Conv2d of 2 groups"),
+        (
+            nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)),
+            r"layer '1' .* 2 outputs, .* over 3 ranks; use tensor=2",
+        ),
+        (nn.Conv2d(3, 2, 3), r"layer 'Conv2d' of the model \(Conv2d\) has 2 channels"),
+    ],
+)
+def test_a_layer_that_cannot_be_cut_is_named_with_a_remedy(module: nn.Module, message: str) -> None:
+    def program(comm: Communicator) -> None:
+        split(module, comm)
+
+    with pytest.raises(BadModel, match=message):
+        VirtualWorld(3).run(program)
