@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
 
 from tutti.cli.command import Command
-from tutti.cli.options import config_from, parse_value, split_dotted
+from tutti.cli.options import command_words, config_from, parse_value, split_dotted
 from tutti.cli.train import COMMAND, config_of
 from tutti.errors import BadOption, UnknownName
 from tutti.experiments.config import TrainConfig
@@ -110,3 +111,27 @@ def test_another_model_than_the_file_s_does_not_inherit_its_options() -> None:
     base = TrainConfig(model="mlp", model_options={"hidden": [3]})
     assert config_from({"model": "lenet"}, {}, base).model_options == {}
     assert config_from({"model": "mlp"}, {}, base).model_options == {"hidden": [3]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(),
+        TrainConfig(
+            model="lenet", data="my data.npz", workers="2", threads=1, layout="channels_last", lr=1e-4
+        ),
+        TrainConfig(
+            model="mlp",
+            model_options={"hidden": [256, 128], "activation": "relu", "dropout": 0.1, "wide": True},
+            optimizer_options={
+                "betas": [0.9, 0.99],
+                "weight_decay": 0,
+                "name": "0.5",
+                "none": None,
+                "list": [],
+            },
+        ),
+    ],
+)
+def test_the_words_of_a_configuration_make_the_same_configuration(config: TrainConfig) -> None:
+    assert parsed(*shlex.split(shlex.join(command_words(config)))) == config

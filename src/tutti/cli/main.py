@@ -16,6 +16,7 @@ from tutti.launch.surroundings import started_by
 
 COMMANDS = {
     "train": "train a network in parallel",
+    "plan": "measure which ranks, threads, layout and precision are fastest here",
     "compare": "train by several ways in turn: which is fastest here?",
     "evaluate": "evaluate the network of a run folder",
     "report": "table and page of a comparison, from its records",

@@ -198,3 +198,25 @@ def config_from(
     for part, options in dotted.items():
         values[part] = {**values.get(part, {}), **options}
     return TrainConfig.from_json(values)
+
+
+def command_words(config: TrainConfig) -> list[str]:
+    """The words after `tutti train` that make this configuration; what is as by default is left out."""
+    words: list[str] = []
+    for f in fields(TrainConfig):
+        value = getattr(config, f.name)
+        if f.name in DOTTED:
+            for key, item in value.items():
+                words += [f"{_stem(f.name)}.{key.replace('_', '-')}", _text_of(item)]
+        elif f.name == "model":
+            words = [value, *words]
+        elif value != f.default:
+            words += ["-n" if f.name == "workers" else flag(f.name), str(value)]
+    return words
+
+
+def _text_of(value: object) -> str:
+    """What `parse_value` reads as this value."""
+    if isinstance(value, str):
+        return value if parse_value(value) == value else json.dumps(value)
+    return json.dumps(value)

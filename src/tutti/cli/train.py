@@ -11,6 +11,7 @@ from tutti.cli.parts import strategy_help
 from tutti.experiments.config import Options, TrainConfig
 from tutti.experiments.job import TrainJob
 from tutti.experiments.job import run as run_job
+from tutti.experiments.plan import planned
 
 
 def define(parser: Parser) -> None:
@@ -29,18 +30,29 @@ def define(parser: Parser) -> None:
         metavar="FILE",
         help="repeat the run of this config.json (or of this run folder); other options change it",
     )
+    parser.add_argument(
+        "--plan",
+        choices=("auto",),
+        default=argparse.SUPPRESS,
+        metavar="auto",
+        help="measure first, for some seconds, which ranks, threads and layout are fastest on this machine; "
+        "those that are given as options are kept",
+    )
     add_config_options(parser, leave_out=("model",))
 
 
 def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     """Train as the options say; the ranks print, rank 0 writes the run folder."""
-    run_job("tutti.experiments.train:work", TrainJob(config_of(arguments, dotted)))
+    config = config_of(arguments, dotted)
+    if "plan" in arguments:
+        config = planned(config, vars(arguments), lambda line: print(f"plan: {line}", flush=True))
+    run_job("tutti.experiments.train:work", TrainJob(config))
     return 0
 
 
 def config_of(arguments: argparse.Namespace, dotted: dict[str, Options]) -> TrainConfig:
     """The configuration that the options make, on top of that of --config."""
-    given: dict[str, Any] = dict(vars(arguments))
+    given: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name != "plan"}
     path = given.pop("config", None)
     return config_from(given, dotted, TrainConfig.read(path) if path else None)
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tutti.errors import BadOption
+from tutti.experiments.candidates import Choices
 from tutti.experiments.config import TrainConfig
+from tutti.launch.cores import Cores
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
 from tutti.launch.surroundings import Launcher
@@ -76,7 +78,33 @@ class VerifyJob:
     objects: dict[str, bytes] = field(default_factory=dict)
 
 
-Job = TrainJob | EvaluateJob | VerifyJob
+@dataclass(frozen=True)
+class PlanJob:
+    """Measurements of the ways in which a training could be run.
+
+    Attributes:
+        config: what to train.
+        choices: what may be chosen.
+        shown: further precisions to measure, for information.
+        cores: of this host, that the ranks share.
+        deadline: when the measurements are to end, by the clock of the host's communicators.
+        least_s: seconds that they get at least, however late they begin.
+        exhaustive: measure all ways until then, however slow they seem.
+        quiet: print nothing.
+    """
+
+    config: TrainConfig
+    choices: Choices
+    shown: tuple[str, ...]
+    cores: Cores
+    deadline: float
+    least_s: float = 0.0
+    exhaustive: bool = False
+    quiet: bool = False
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+
+Job = TrainJob | EvaluateJob | VerifyJob | PlanJob
 
 
 @dataclass(frozen=True)

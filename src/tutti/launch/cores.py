@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -46,6 +47,14 @@ def allowed_cores() -> Cores:
     allowed = sorted(os.sched_getaffinity(0))
     quota = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
     return Cores(group_siblings(allowed, TOPOLOGY), None if quota is None else max(1, int(quota)))
+
+
+def bind(cpus: Iterable[int]) -> None:
+    """Bind every thread of this process to these logical CPUs."""
+    # The kernel's call is for one thread; those of a pool were made before, with the cores of that time.
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cpus)
 
 
 def group_siblings(allowed: Iterable[int], topology: Path) -> tuple[tuple[int, ...], ...]:

@@ -1,0 +1,84 @@
+"""`tutti plan` and `tutti train --plan auto`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutti.cli.main import main
+from tutti.experiments import plan as planning
+
+SMALL = ("mlp", "--model.hidden", "16")
+
+
+def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: Path) -> None:
+    choice = ["-n", "2", "--precision", "fp32", "--batch-sizes", "16,64"]
+    command = [sys.executable, "-m", "tutti", "plan", *SMALL, *choice, "--budget", "4", "--json", "plan.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "plan: measuring for at most 4 s"
+    assert lines[1].startswith("model mlp: 1,210 parameters")
+    assert sum(line.split()[:2] == ["2", "1"] for line in lines) == 2
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["pick"]["ranks"] == 2
+    assert found["command"] == lines[-1]
+    assert lines[-1].startswith("tutti train mlp --model.hidden 16 -n 2 --threads 1 --batch-size ")
+    assert {one["batch_size"] for one in found["candidates"]} == {16, 64}
+    assert {"samples_per_s", "turns", "fate"} <= found["candidates"][0].keys()
+
+
+def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(planning, "SHORT_BUDGET_S", 0.5)
+    assert main(["train", *SMALL, "--epochs", "1", "-n", "1", "--plan", "auto", "--out", "a"]) == 0
+    planned = capsys.readouterr().out
+    assert planned.startswith("plan: measuring for at most 0.5 s\nplan: measured ")
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    assert (config["workers"], config["layout"], config["batch_size"]) == ("1", "contiguous", 32)
+    assert f"1 rank x {config['threads']} thread" in planned
+    assert main(["train", "--config", "a", "--out", "b"]) == 0
+    assert "measur" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "b/config.json").read_text()) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("mpl", "unknown model 'mpl'; did you mean 'mlp'?"),
+        ("--data mnits", "unknown data set 'mnits'"),
+        ("--strategy easgd", "use 'tutti compare'"),
+        ("--budget 0", "--budget is 0"),
+        ("--budget soon", "invalid float value: 'soon'"),
+        ("--batch-sizes 64,x", "--batch-sizes is '64,x'"),
+        ("--batch-size 64 --batch-sizes 32,64", "both --batch-size and --batch-sizes are given"),
+        ("--precision bf16 --precisions fp32,bf16", "both --precision and --precisions are given"),
+        ("--precisions fp23", "did you mean 'fp32'?"),
+        ("--hosts a:2", "--hosts"),
+        ("--json no/plan.json", "cannot write --json no/plan.json"),
+    ],
+)
+def test_bad_input_is_one_clear_message(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = [] if "hosts" in words else ["-n", "1", "--threads", "1"]
+    assert main(["plan", *words.split(), *alone]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("tutti: error: ")
+    assert message in shown
+
+
+def test_another_way_to_plan_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--plan", "best"]) == 2
+    assert "'best'" in capsys.readouterr().err
