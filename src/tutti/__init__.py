@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from tutti.backend.registration import register_with_torch
+
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.errors import (
@@ -82,6 +84,8 @@ __all__ = [
     "shard",
     "train",
 ]
+
+register_with_torch()
 
 
 def __getattr__(name: str) -> object:

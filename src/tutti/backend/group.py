@@ -1,0 +1,233 @@
+"""The process group that torch.distributed talks to: how it begins, who is in it, messages, how it ends."""
+
+# torch's stubs list operations twice, as they are called from C++ and as they may be called from Python.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from tutti.backend.arguments import Tensors, asynchronous, listed
+from tutti.backend.collectives import Collectives, chain
+from tutti.backend.failures import RankLost, Unusable
+from tutti.backend.messages import Messages, Receiving
+from tutti.backend.progress import Progress
+from tutti.backend.rendezvous import Registry, host_key, share
+from tutti.backend.rows import Rows
+from tutti.backend.tensors import Loan
+from tutti.backend.work import Operation
+from tutti.comm.base import ANY
+from tutti.comm.control import LEFT, Layout
+from tutti.comm.waiting import Peers
+from tutti.errors import PeerLost
+
+_open: Final[weakref.WeakSet[Group]] = weakref.WeakSet()
+
+
+def create(options: Any, backend_options: object) -> Group:
+    """Make a group of the ranks that call this (what `torch.distributed` calls; collective).
+
+    Args:
+        options: torch's `_DistributedBackendOptions`.
+        backend_options: ignored.
+    """
+    names = options.global_ranks_in_group or range(options.group_size)
+    return Group(options.store, options.group_rank, names, options.timeout)
+
+
+class Group(Collectives):
+    """One rank's end of a process group.
+
+    Args:
+        store: of torch's; the group's own part of it.
+        rank: this process's number in the group.
+        names: the numbers of the group's ranks in the job.
+        timeout: how long an operation may take.
+
+    Raises:
+        TuttiError: a rank did not come, or the ranks share no memory.
+    """
+
+    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
+        size = len(names)
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._rank, self._size, self._names, self._store = rank, size, tuple(names), store
+        self._name, self._description, self._splits = "", "", 0
+        self._owner = os.getpid()
+        registry = Registry(store, rank, self._names, timeout.total_seconds())
+        _on_one_host(registry.gather("host", host_key()))
+        place = share(registry, rank, size)
+        self._arena, self._words = place.arena, place.words
+        try:
+            self._peers = Peers(place.words, rank, size, self._names, timeout.total_seconds(), None)
+        except PeerLost as error:
+            raise RankLost(error.ranks, error.why) from error
+        self._rows = Rows(place.arena, place.block, place.words, rank, self._names)
+        self._messages = Messages(place.arena, place.block, place.words, rank, self._names)
+        self._progress = Progress(
+            self._peers, place.words, self._names, lambda: self._rows.absent, timeout.total_seconds()
+        )
+        _open.add(self)
+
+    # --- what it is called
+
+    def rank(self) -> int:
+        """Which number this process has in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._size
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "tutti"
+
+    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:
+        """The group's name; what C++ asks for."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """The group's description; what C++ asks for."""
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+    group_name = pg_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def get_group_store(self) -> Store:
+        """The store that the ranks met in."""
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: mismatched calls are always found."""
+
+    def __repr__(self) -> str:
+        return f"Group(rank {self._rank} of {self._size}, ranks {list(self._names)} of the job)"
+
+    # --- barriers
+
+    def barrier(
+        self, options: Any = None, timeout: timedelta | None = None, *, opts: Any = None
+    ) -> Operation | None:
+        """Wait until every rank has come here.
+
+        Raises:
+            Absent: ranks did not come in time; it names them.
+        """
+        options = opts if options is None else options
+        if isinstance(options, timedelta):
+            options, timeout = None, options
+        limit = timeout or getattr(options, "timeout", None) or timedelta(0)
+        return self._progress.collective(
+            self._rows.barrier(), (), "barrier", asynchronous(options), limit.total_seconds()
+        )
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank has come here; the error of those who wait in vain names who did not come."""
+        limit_s = timeout.total_seconds() if timeout is not None else 0.0
+        self._progress.collective(self._rows.barrier(), (), "monitored_barrier", False, limit_s)
+
+    # --- messages
+
+    def send(self, tensors: Tensors, to: int, tag: int = 0) -> Operation:
+        """Send a tensor to a rank of the group."""
+        loan, (tensor,) = Loan(), listed(tensors)
+        self._check_rank("send", to)
+        vector = loan.take(tensor, write=False)
+        steps = self._messages.send(vector, to, tag)
+        return self._progress.message(steps, [tensor], f"send to rank {self._names[to]}", lambda: [to])
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Operation:
+        """Receive a tensor from a rank of the group."""
+        self._check_rank("recv", source)
+        what = f"recv from rank {self._names[source]}"
+        return self._receive(tensors, Receiving(source, tag), what, [source])
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Operation:
+        """Receive a tensor from whichever rank sends first."""
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        return self._receive(tensors, Receiving(ANY, tag), "recv from any rank", others)
+
+    def _receive(self, tensors: Tensors, receiving: Receiving, what: str, needed: list[int]) -> Operation:
+        loan, (tensor,) = Loan(), listed(tensors)
+        steps = self._messages.recv(loan.take(tensor, read=False), receiving)
+        return self._progress.message(chain([steps], loan), [tensor], what, lambda: needed, receiving)
+
+    def _check_rank(self, what: str, rank: int) -> None:
+        if not 0 <= rank < self._size:
+            raise Unusable(
+                f"{what} names rank {rank}, but the group has {self._size}; give 0 to {self._size - 1}"
+            )
+
+    # --- parts, the end
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> Group | None:
+        """A group of some of these ranks; on the others None (collective)."""
+        self._splits += 1
+        name = group_name or f"{self._name}:split:{self._splits}"
+        if self._rank not in ranks:
+            return None
+        store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
+        limit = timeout or timedelta(seconds=self._progress.timeout_s)
+        part = Group(store, list(ranks).index(self._rank), [self._names[rank] for rank in ranks], limit)
+        part._set_group_name(name)
+        part._set_group_desc(group_desc or f"{self._description}:split:{self._splits}")
+        return part
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long an operation may take from now on."""
+        self._progress.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Leave: what is under way fails, and the group gives back all that it holds."""
+        if self in _open:
+            _open.discard(self)
+            self._progress.close()
+            self._words[Layout(self._size).line(self._rank) + LEFT] = 1
+            self._peers.close()
+            self._arena.close()
+
+    abort = shutdown
+
+
+def _on_one_host(keys: Sequence[str]) -> None:
+    if len(set(keys)) > 1:
+        hosts = sorted({key.split()[0] for key in keys})
+        raise Unusable(
+            f"the ranks share no memory: they are on {len(set(keys))} hosts or in as many containers "
+            f"({', '.join(hosts)}); start them with mpirun or srun, or use the backend gloo"
+        )
+
+
+@atexit.register
+def _leave() -> None:
+    """Tell the others that this process ends in an orderly way, and let its threads end."""
+    for group in list(_open):
+        if group._owner == os.getpid():
+            group.shutdown()

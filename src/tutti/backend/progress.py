@@ -1,0 +1,292 @@
+"""Who runs a group's operations, and how it waits.
+
+    caller      │ starts an operation ── runs it as long as nobody has to be waited for long ──▶ done
+                │                                    │ else, without async_op
+                │                                    ▼
+                │                       waits: runs all that is under way, naps between
+                │ with async_op: goes on
+    progress    │ . . . . . . . . . . . runs what nobody waits for, naps between
+
+Collectives run one after the other, in the order of the calls; messages run beside them. Whoever has the lock
+runs. The thread is started when it is first needed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from torch import Tensor
+
+from tutti.backend.failures import Absent, Closed, RankLost
+from tutti.backend.work import Operation
+from tutti.comm.control import LEFT, LINE
+from tutti.comm.waiting import CROWDED_YIELD_S, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
+from tutti.errors import PeerLost
+
+if TYPE_CHECKING:
+    from tutti.backend.messages import Receiving
+    from tutti.backend.rows import Steps
+
+SPIN_S: Final = 200e-6
+"""How long whoever starts an operation runs it without letting go of the core."""
+
+CHECK_S: Final = LONGEST_NAP_S / NAP_SHARE
+"""After how long a wait begins to look for dead ranks."""
+
+
+class Progress:
+    """Runs the operations of one rank of a group.
+
+    Args:
+        peers: the group's processes.
+        words: the group's control words.
+        names: the ranks' numbers in the job.
+        absent: tells who has not come to the collective under way, by rank in the group.
+        timeout_s: how long an operation may take.
+
+    Attributes:
+        lock: held by whoever runs operations.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        words: memoryview,
+        names: Sequence[int],
+        absent: Callable[[], list[int]],
+        timeout_s: float,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.timeout_s = timeout_s
+        self._peers, self._words, self._names, self._absent = peers, words, tuple(names), absent
+        self._spin_s = 0.0 if peers.crowded else SPIN_S
+        self._wake = threading.Condition(self.lock)
+        self._collectives: deque[Operation] = deque()
+        self._messages: list[Operation] = []
+        self._waiting = 0
+        self._broken: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def collective(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        asynchronous: bool,
+        timeout_s: float = 0.0,
+    ) -> Operation | None:
+        """Run a collective after those before it.
+
+        Args:
+            steps: what is to be done.
+            outputs: the tensors that hold its result.
+            what: its name in errors.
+            asynchronous: whether the caller goes on as soon as somebody has to be waited for.
+            timeout_s: how long it may take; 0 or less: as long as the group allows.
+
+        Returns:
+            The operation under way; None without `asynchronous`.
+        """
+        with self.lock:
+            if self._broken is not None:
+                raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+            if not self._collectives:
+                try:
+                    if self._sprint(steps):
+                        return Operation(None, None, outputs) if asynchronous else None
+                except Exception as error:
+                    if asynchronous:
+                        return Operation.failed(error)
+                    raise
+            operation = Operation(self, steps, outputs, what, self._absent)
+            operation.timeout_s = timeout_s if timeout_s > 0 else self.timeout_s
+            self._collectives.append(operation)
+            if asynchronous:
+                self._rouse()
+        if asynchronous:
+            return operation
+        operation.wait()
+        return None
+
+    def message(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        absent: Callable[[], list[int]],
+        receiving: Receiving | None = None,
+    ) -> Operation:
+        """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
+        operation = Operation(self, steps, outputs, what, absent, receiving)
+        operation.timeout_s = self.timeout_s
+        with self.lock:
+            if self._broken is not None:
+                raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+            ended: list[Operation] = []
+            self._advance(operation, ended)
+            if not operation.done:
+                self._messages.append(operation)
+                self._rouse()
+        return operation
+
+    def _sprint(self, steps: Steps) -> bool:
+        """Run an operation while others are at it too; whether it is done."""
+        started = 0.0
+        for tries, moves in enumerate(steps):
+            if moves:
+                started = 0.0
+            elif tries & 0xF == 0xF or not self._spin_s:
+                now = time.monotonic()
+                started = started or now
+                if now - started >= self._spin_s:
+                    return False
+        return True
+
+    def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
+        """Return when an operation is over; run it, and all others, meanwhile."""
+        with self.lock:
+            self._waiting += 1
+        try:
+            limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+            pause = _Pause(self._peers)
+            while not operation.done:
+                if self._run():
+                    pause = _Pause(self._peers)
+                    continue
+                if time.monotonic() > limit and not operation.done:
+                    raise Absent(operation.what, self._named(operation.absent()), timeout_s)
+                self._rest(pause)
+        finally:
+            with self.lock:
+                self._waiting -= 1
+                if not self._waiting and (self._collectives or self._messages):
+                    self._rouse()
+
+    def _run(self) -> bool:
+        """Run what can go on; whether anything did."""
+        moved, ended = False, list[Operation]()
+        with self.lock:
+            while self._collectives and self._advance(self._collectives[0], ended):
+                moved = True
+                if self._collectives and self._collectives[0].done:
+                    self._collectives.popleft()
+            for operation in tuple(self._messages):
+                if self._advance(operation, ended):
+                    moved = True
+                    if operation.done and operation in self._messages:
+                        self._messages.remove(operation)
+        for operation in ended:
+            operation.publish()
+        return moved
+
+    def _advance(self, operation: Operation, ended: list[Operation]) -> bool:
+        try:
+            moved = operation.advance()
+            if operation.done:
+                operation.end(None)
+            elif not operation.deadline_s:
+                operation.deadline_s = time.monotonic() + operation.timeout_s
+        except Exception as error:
+            operation.end(error)
+            moved = True
+        if operation.done:
+            ended.append(operation)
+        return moved
+
+    def _rest(self, pause: _Pause) -> None:
+        """Wait a moment; notice who is dead, has left, or is late."""
+        try:
+            long = pause.rest()
+            if long:
+                self._look_around()
+        except (RankLost, Absent) as error:
+            self.fail(error)
+        except PeerLost as error:
+            self.fail(RankLost(error.ranks, error.why))
+
+    def _look_around(self) -> None:
+        self._peers.check()
+        with self.lock:
+            heads = [*list(self._collectives)[:1], *self._messages]
+        now = time.monotonic()
+        for operation in heads:
+            missing = operation.absent()
+            left = [rank for rank in missing if self._words[LINE * (1 + rank) + LEFT]]
+            # Whoever has left may have done what we wait for with its last breath.
+            if left and set(left) >= set(operation.absent()) and not self._run() and not operation.done:
+                raise RankLost(self._named(left), "it left while others still waited for it")
+            if operation.deadline_s and now > operation.deadline_s and not operation.done:
+                raise Absent(operation.what, self._named(missing), operation.timeout_s)
+
+    def _named(self, ranks: Sequence[int]) -> list[int]:
+        return [self._names[rank] for rank in ranks]
+
+    def fail(self, error: BaseException) -> None:
+        """End all that is under way with an error; nothing can follow."""
+        with self.lock:
+            self._broken = self._broken or error
+            ended = [*self._collectives, *self._messages]
+            self._collectives.clear()
+            self._messages.clear()
+            for operation in ended:
+                operation.end(error)
+        for operation in ended:
+            operation.publish()
+
+    # --- the thread
+
+    def _rouse(self) -> None:
+        """See that somebody runs what is under way; with the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="tutti progress", daemon=True)
+            self._thread.start()
+        elif not self._waiting:
+            self._wake.notify()
+
+    def _serve(self) -> None:
+        while True:
+            with self.lock:
+                while self._waiting or not (self._collectives or self._messages):
+                    if self._stopped:
+                        return
+                    self._wake.wait()
+            pause = _Pause(self._peers)
+            while not self._waiting and not self._stopped and (self._collectives or self._messages):
+                if self._run():
+                    pause = _Pause(self._peers)
+                else:
+                    self._rest(pause)
+            if self._stopped:
+                return
+
+    def close(self) -> None:
+        """Stop: what is under way fails, the thread ends."""
+        self.fail(Closed("it was destroyed"))
+        with self.lock:
+            self._stopped = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class _Pause:
+    """Short naps at first, longer ones later, as in `tutti.comm.waiting`."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers, self._started = peers, time.monotonic()
+        self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
+
+    def rest(self) -> bool:
+        """Let others work; whether the wait is a long one by now."""
+        waited_s = time.monotonic() - self._started
+        if waited_s < self._yield_s:
+            os.sched_yield()
+            return False
+        self._peers.nap(waited_s)
+        return waited_s > CHECK_S

@@ -1,0 +1,305 @@
+"""The collectives of the ranks of one host, over the arena and nothing else.
+
+Vectors pass through two sets of rows, one row per rank, used in turn:
+
+    rank 0   put slice 1 into row 0 of set A ┐         ┌ sum slice 0 ┐         ┌ take slice 1
+    rank 1   put slice 0 into row 1 of set A ┴ barrier ┴ sum slice 1 ┴ barrier ┴ take slice 0    set B is next
+
+A rank that is back in set A has passed a barrier in set B, which nobody enters before they are done with set
+A: no further barrier is needed. Sums are formed in rank order, each element by one rank alone or by all in
+the same way, so that they are bit-equal everywhere.
+
+Every collective is a generator: it yields False when it has to wait for somebody, and True when it has moved
+something. Whoever runs it decides how to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tutti.backend.calls import Call, Kind, check_sum
+from tutti.backend.failures import Mismatch
+from tutti.backend.operations import Reduction
+from tutti.comm.arena import Arena
+from tutti.comm.base import cut
+from tutti.comm.control import CALLS, EPOCH, ROW, Layout
+from tutti.comm.fence import ORDERED, fence
+from tutti.comm.rings import as_bytes
+
+Steps = Generator[bool, None, None]
+
+ONE_HOP: Final = 32 << 10
+"""Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
+
+_VIEWS: Final = 512
+
+
+class Rows:
+    """One group's part of the arena, as one of its ranks sees it.
+
+    Args:
+        arena: the memory that the ranks share.
+        block: where in it the group's control block begins.
+        words: the control words.
+        rank: this process's number in the group.
+        names: what the group's ranks are called in errors: their numbers in the job.
+    """
+
+    def __init__(self, arena: Arena, block: int, words: memoryview, rank: int, names: Sequence[int]) -> None:
+        self.rank, self.size, self._names = rank, len(names), tuple(names)
+        layout = Layout(self.size)
+        self._words, self._own = words, layout.line(rank)
+        others = [(rank + step) % self.size for step in range(1, self.size)]
+        self._others = tuple((other, layout.line(other)) for other in others)
+        self._memory = arena.tensor(block + layout.scratch, (2, self.size, ROW), torch.uint8)
+        self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
+        self._short: dict[tuple[torch.dtype, int], list[list[Tensor]]] = {}
+        self._set = self._epoch = 0
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that have not come where this one waits."""
+        return [other for other, line in self._others if self._words[line + EPOCH] < self._epoch]
+
+    def barrier(self) -> Steps:
+        """Wait until every rank has come here."""
+        yield from self._meet(Call.of(Kind.BARRIER))
+
+    def _meet(self, call: Call) -> Steps:
+        words = self._words
+        self._epoch = epoch = self._epoch + 1
+        place = CALLS + (epoch & 1)
+        words[self._own + place] = call
+        if not ORDERED:
+            fence()
+        words[self._own] = epoch
+        for _, line in self._others:
+            while words[line] < epoch:
+                yield False
+        if not ORDERED:
+            fence()
+        for other, line in self._others:
+            if words[line + place] != call:
+                self._complain(call, other, Call(words[line + place]))
+
+    def _complain(self, call: Call, other: int, theirs: Call) -> None:
+        raise Mismatch(
+            f"rank {self._names[self.rank]} called {call} while rank {self._names[other]} called {theirs}; "
+            "all ranks of a group must call the same collectives in the same order, with the same sizes and "
+            "dtypes"
+        )
+
+    def _rows(self, dtype: torch.dtype) -> list[Tensor]:
+        """The rows that may be written now: one of ROW bytes for each rank."""
+        self._set ^= 1
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = self._typed[dtype] = [list(rows) for rows in self._memory.view(dtype)]
+        return typed[self._set]
+
+    def _short_rows(self, dtype: torch.dtype, length: int) -> list[Tensor]:
+        """The beginnings of the rows that may be written now."""
+        self._set ^= 1
+        found = self._short.get((dtype, length))
+        if found is None:
+            if len(self._short) >= _VIEWS:
+                self._short.clear()
+            found = [[row[:length] for row in rows] for rows in self._memory.view(dtype)]
+            self._short[dtype, length] = found
+        return found[self._set]
+
+    # --- reductions
+
+    def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
+        """Overwrite `vector` on every rank with what the ranks' vectors make together."""
+        length, dtype = vector.numel(), vector.dtype
+        if self.size == 1:
+            way.finish(vector, 1)
+            return
+        call = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=way.number)
+        if length * dtype.itemsize <= ONE_HOP:
+            rows = self._short_rows(dtype, length)
+            rows[self.rank].copy_(vector)
+            yield from self._meet(call)
+            way.fold(rows, vector)
+            return
+        for piece in torch.split(vector, ROW // dtype.itemsize):
+            yield from self._reduce_piece(piece, way, call)
+
+    def _reduce_piece(self, piece: Tensor, way: Reduction, call: Call) -> Steps:
+        rows, rank = self._rows(piece.dtype), self.rank
+        slices = cut(len(piece), self.size)
+        parts = [piece[part] for part in slices]
+        for other, _ in self._others:
+            rows[rank][slices[other]].copy_(parts[other])
+        yield from self._meet(call)
+        own = slices[rank]
+        found = [parts[rank] if other == rank else row[own] for other, row in enumerate(rows)]
+        result = found[_home(rank)]
+        way.fold(found, result)
+        parts[rank].copy_(result)
+        yield from self._meet(call)
+        for other, _ in self._others:
+            parts[other].copy_(rows[_home(other)][slices[other]])
+        yield True
+
+    def reduce(self, vector: Tensor, way: Reduction, root: int) -> Steps:
+        """Overwrite `vector` on rank `root` with what the ranks' vectors make together."""
+        if self.size == 1:
+            way.finish(vector, 1)
+            return
+        call = Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=way.number, root=root)
+        for piece in torch.split(vector, ROW // vector.itemsize):
+            rows = self._rows(vector.dtype)
+            rows[self.rank][: len(piece)].copy_(piece)
+            yield from self._meet(call)
+            if self.rank == root:
+                way.fold([row[: len(piece)] for row in rows], piece)
+            yield True
+
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, way: Reduction) -> Steps:
+        """Overwrite `output` with what the ranks' vectors for this rank make together.
+
+        Args:
+            inputs: one vector for each rank.
+            output: this rank's.
+            way: what is made of them.
+        """
+        if self.size == 1:
+            output.copy_(inputs[0])
+            way.finish(output, 1)
+            return
+        lengths, dtype = [len(vector) for vector in inputs], output.dtype
+        call = Call.of(
+            Kind.REDUCE_SCATTER, dtype, sum(lengths), reduction=way.number, root=check_sum(lengths)
+        )
+        most, rank = ROW // dtype.itemsize // self.size, self.rank
+        for begin in range(0, max(*lengths, 1), most):
+            rows = self._rows(dtype)
+            for other, _ in self._others:
+                piece = inputs[other][begin : begin + most]
+                rows[rank][other * most : other * most + len(piece)].copy_(piece)
+            yield from self._meet(call)
+            target, mine = output[begin : begin + most], inputs[rank][begin : begin + most]
+            if len(target):
+                place = slice(rank * most, rank * most + len(target))
+                found = [mine if other == rank else row[place] for other, row in enumerate(rows)]
+                result = found[_home(rank)]
+                way.fold(found, result)
+                target.copy_(result)
+            yield True
+
+    # --- moves
+
+    def broadcast(self, vector: Tensor, root: int) -> Steps:
+        """Overwrite `vector` on every rank with that of rank `root`."""
+        call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
+        vector = as_bytes(vector)
+        for piece in torch.split(vector, ROW):
+            row = self._rows(torch.uint8)[root]
+            if self.rank == root:
+                row[: len(piece)].copy_(piece)
+            yield from self._meet(call)
+            if self.rank != root:
+                piece.copy_(row[: len(piece)])
+            yield True
+
+    def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
+        """Overwrite `outputs` with the ranks' vectors, which may differ in length."""
+        lengths = [len(output) for output in outputs]
+        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
+        if outputs[self.rank].data_ptr() != vector.data_ptr():
+            outputs[self.rank].copy_(vector)
+        vector = as_bytes(vector)
+        places = [as_bytes(output) for output in outputs]
+        for begin in range(0, max(*map(len, places), 1), ROW):
+            rows = self._rows(torch.uint8)
+            mine = vector[begin : begin + ROW]
+            rows[self.rank][: len(mine)].copy_(mine)
+            yield from self._meet(call)
+            for other, _ in self._others:
+                piece = places[other][begin : begin + ROW]
+                piece.copy_(rows[other][: len(piece)])
+            yield True
+
+    def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
+        """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
+        call = Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root)
+        if self.rank == root:
+            outputs[root].copy_(vector)
+        vector = as_bytes(vector)
+        places = [as_bytes(output) for output in outputs]
+        for begin in range(0, max(len(vector), 1), ROW):
+            rows = self._rows(torch.uint8)
+            mine = vector[begin : begin + ROW]
+            if self.rank != root:
+                rows[self.rank][: len(mine)].copy_(mine)
+            yield from self._meet(call)
+            if self.rank == root:
+                for other, _ in self._others:
+                    places[other][begin : begin + ROW].copy_(rows[other][: len(mine)])
+            yield True
+
+    def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
+        """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
+        call = Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root)
+        if self.rank == root:
+            vector.copy_(inputs[root])
+        vector = as_bytes(vector)
+        places = [as_bytes(each) for each in inputs]
+        for begin in range(0, max(len(vector), 1), ROW):
+            rows = self._rows(torch.uint8)
+            mine = vector[begin : begin + ROW]
+            if self.rank == root:
+                for other, _ in self._others:
+                    rows[other][: len(mine)].copy_(places[other][begin : begin + ROW])
+            yield from self._meet(call)
+            if self.rank != root:
+                mine.copy_(rows[self.rank][: len(mine)])
+            yield True
+
+    def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
+        """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
+        call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
+        sources = [as_bytes(vector) for vector in inputs]
+        places = [as_bytes(vector) for vector in outputs]
+        table = yield from self._exchange_lengths([*map(len, sources), *map(len, places)], call)
+        self._check_lengths(table, inputs[0].itemsize)
+        most, rank = ROW // self.size, self.rank
+        places[rank].copy_(sources[rank])
+        for begin in range(0, max(map(max, table)), most):
+            rows = self._rows(torch.uint8)
+            for other, _ in self._others:
+                piece = sources[other][begin : begin + most]
+                rows[rank][other * most : other * most + len(piece)].copy_(piece)
+            yield from self._meet(call)
+            for other, _ in self._others:
+                piece = places[other][begin : begin + most]
+                piece.copy_(rows[other][rank * most : rank * most + len(piece)])
+            yield True
+
+    def _exchange_lengths(self, lengths: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        rows = self._short_rows(torch.int64, len(lengths))
+        rows[self.rank].copy_(torch.tensor(lengths))
+        yield from self._meet(call)
+        return [row.tolist() for row in rows]
+
+    def _check_lengths(self, table: Sequence[Sequence[int]], itemsize: int) -> None:
+        for sender in range(self.size):
+            for receiver in range(self.size):
+                sent, expected = table[sender][receiver], table[receiver][self.size + sender]
+                if sent != expected:
+                    raise Mismatch(
+                        f"rank {self._names[sender]} called all_to_all with {sent // itemsize} elements for "
+                        f"rank {self._names[receiver]}, which called it to receive {expected // itemsize} "
+                        "from there; give splits that agree"
+                    )
+
+
+def _home(owner: int) -> int:
+    """The row in which the owner of a slice leaves the result: one that it has read already."""
+    return 0 if owner else 1

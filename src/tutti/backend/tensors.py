@@ -1,0 +1,61 @@
+"""Any tensor as a flat vector on the CPU: itself where it is one, else a copy that is written back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.backend.failures import Unusable
+
+
+class Loan:
+    """The vectors that one operation works on, and where they belong.
+
+    What is contiguous and on the CPU is worked on where it lies. All else is copied, at once: an
+    accelerator's tensors into pinned host memory.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
+        """The elements of a tensor as a vector.
+
+        Args:
+            tensor: of any shape; complex numbers come as pairs of real ones.
+            read: whether what the tensor holds is needed.
+            write: whether the vector's elements go back into the tensor with `give_back`.
+
+        Raises:
+            Unusable: the tensor is on a device without memory, or sparse.
+        """
+        tensor = tensor.data
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        if tensor.is_cpu and tensor.layout is torch.strided:
+            if tensor.is_contiguous():
+                return tensor.view(-1)
+        elif tensor.device.type == "meta" or tensor.layout is not torch.strided:
+            what = "sparse" if tensor.layout is not torch.strided else f"on the device {tensor.device}"
+            raise Unusable(
+                f"a tensor of shape {tuple(tensor.shape)} is {what}; give a dense tensor that is on the CPU "
+                "or on an accelerator"
+            )
+        pinned = not tensor.is_cpu and tensor.device.type == "cuda"
+        vector = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=pinned)
+        if read:
+            vector.view(tensor.shape).copy_(tensor)
+        if write:
+            self._copies.append((tensor, vector))
+        return vector
+
+    def give_back(self) -> None:
+        """Copy what was written back to where it belongs."""
+        for tensor, vector in self._copies:
+            tensor.copy_(vector.view(tensor.shape))
+        self._copies.clear()
+
+    @property
+    def copied(self) -> bool:
+        """Whether `give_back` has something to do."""
+        return bool(self._copies)
