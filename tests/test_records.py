@@ -32,11 +32,14 @@ RECORD = EpochRecord(
     complete=True,
     train=TRAIN,
     validation=VALIDATION,
-    seconds={"data": 0.1, "compute": 1.0, "exchange": 0.4, "validation": 0.5, "total": 2.5},
+    seconds={"validation": 0.5, "total": 2.5},
     samples_per_s=500.0,
     lr=0.001,
     time="2026-01-02T03:04:05+00:00",
-    ranks=[RankRecord(updates=8, samples=500, compute_s=0.9), RankRecord(updates=8, staleness_p99=3.0)],
+    ranks=[
+        RankRecord(updates=8, samples=500, stages={"forward": 0.25, "backward": 0.5, "wait": 0.125}),
+        RankRecord(updates=8, staleness={0: 98, 1: 1, 64: 1}, age_s_mean=0.5),
+    ],
 )
 
 
@@ -53,6 +56,19 @@ def test_class_accuracy_counts_predictions_of_no_known_class_as_wrong() -> None:
 @pytest.mark.parametrize("record", [RECORD, replace(RECORD, validation=None, complete=False)])
 def test_a_record_survives_json(record: EpochRecord) -> None:
     assert EpochRecord.from_json(json.loads(to_json(record.as_json()))) == record
+
+
+def test_the_staleness_of_a_rank_is_summed_up_by_mean_percentile_and_maximum() -> None:
+    assert (RECORD.ranks[1].staleness_mean, RECORD.ranks[1].staleness_max) == (0.65, 64)
+    assert RECORD.ranks[1].staleness_p99 == 64
+    assert RankRecord(staleness={0: 99, 3: 1}).staleness_p99 == 3
+    assert RankRecord(staleness={0: 1990, 3: 10}).staleness_p99 == 0
+    assert RankRecord().staleness_mean is RankRecord().staleness_p99 is RankRecord().staleness_max is None
+
+
+def test_computing_is_forward_and_backward() -> None:
+    assert (RECORD.ranks[0].compute_s, RECORD.ranks[0].wait_s) == (0.75, 0.125)
+    assert (RECORD.ranks[1].compute_s, RECORD.ranks[1].wait_s) == (0.0, 0.0)
 
 
 def test_a_record_of_an_older_version_has_no_ranks() -> None:

@@ -11,9 +11,28 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tutti.json_lines import Json, Lines, read_lines
+
+STAGES: Final = (
+    "data",
+    "copy",
+    "forward",
+    "backward",
+    "wait",
+    "reduce",
+    "update",
+    "validation",
+    "checkpoint",
+)
+"""Where the time of a rank goes; wait, reduce and update are the parts of an exchange.
+
+data: getting a batch. copy: to the device, and into the precision and layout of the model. forward: with the
+loss. backward: with the metrics. wait: for other ranks, in exchanges and at the end of an epoch. reduce: the
+rest of an exchange: sums, messages, copies. update: moving the weights. validation: what it held training up.
+checkpoint: writing weights.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,16 +87,16 @@ class RankRecord:
     Attributes:
         updates: steps that it made.
         samples: training samples that it computed.
-        compute_s: seconds of forward and backward.
+        stages: its seconds by stage, one of `STAGES`. Where validation is distributed, those since the record
+            before: the time of a validation is in the next record, of the last one in the last.
+        measuring_s: how long it took to find these seconds out, as estimated from the cost of one look at the
+            clock; they contain it.
         exchanges: how many times it exchanged something with others.
         bytes_sent: what it sent or wrote for others to read, in bytes.
-        wait_s: seconds that it waited for others in these exchanges.
         dropped: gradients of its own that came too late and were not used.
         skipped: exchanges that its strategy left out as not worth their while.
-        staleness_mean: updates by others between what a gradient was computed from and what it was applied
-            to, on average; None where nothing is stale.
-        staleness_p99: their 99th percentile.
-        staleness_max: their maximum.
+        staleness: how many updates by others came between what a gradient was computed from and what it was
+            applied to: {updates: how often}. From 64 on a power of two stands for all up to the next one.
         age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
         age_s_p99: their 99th percentile.
         age_s_max: their maximum.
@@ -85,18 +104,49 @@ class RankRecord:
 
     updates: int = 0
     samples: int = 0
-    compute_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    measuring_s: float = 0.0
     exchanges: int = 0
     bytes_sent: int = 0
-    wait_s: float = 0.0
     dropped: int = 0
     skipped: int = 0
-    staleness_mean: float | None = None
-    staleness_p99: float | None = None
-    staleness_max: float | None = None
+    staleness: dict[int, int] = field(default_factory=dict)
     age_s_mean: float | None = None
     age_s_p99: float | None = None
     age_s_max: float | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward."""
+        return self.stages.get("forward", 0.0) + self.stages.get("backward", 0.0)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that it waited for others."""
+        return self.stages.get("wait", 0.0)
+
+    @property
+    def staleness_mean(self) -> float | None:
+        """The mean of `staleness`; None where nothing was counted."""
+        if not self.staleness:
+            return None
+        total = sum(updates * count for updates, count in self.staleness.items())
+        return total / sum(self.staleness.values())
+
+    @property
+    def staleness_p99(self) -> int | None:
+        """The 99th percentile of `staleness`."""
+        left = int(0.99 * sum(self.staleness.values()))
+        for updates, count in sorted(self.staleness.items()):
+            left -= count
+            if left < 0:
+                return updates
+        return None
+
+    @property
+    def staleness_max(self) -> int | None:
+        """The largest of `staleness`."""
+        return max(self.staleness, default=None)
 
     @classmethod
     def from_json(cls, values: Json) -> RankRecord:
@@ -107,6 +157,7 @@ class RankRecord:
         """
         kinds: dict[str, Callable[[Any], object]]
         kinds = {"int": int, "float": float, "float | None": _number}
+        kinds |= {"dict[str, float]": _floats, "dict[int, int]": _counts}
         found: Json = {f.name: kinds[str(f.type)](values[f.name]) for f in fields(cls)}
         return cls(**found)
 
@@ -122,8 +173,8 @@ class EpochRecord:
         complete: whether the epoch was trained to its end.
         train: loss and metrics of its training samples, each as it was when its update was made.
         validation: on the validation part after the epoch; None without such a part.
-        seconds: rank 0's time, by stage: data, compute (forward and backward), exchange (all that a step does
-            beyond these), validation (what it held training up), and total.
+        seconds: of rank 0: "validation", what it held training up, and "total", both without the writing of
+            checkpoints. `ranks` has the stages.
         samples_per_s: training samples of all ranks per second, validation not counted.
         lr: the learning rate of the first parameter group in rank 0's last update.
         time: when the epoch ended (UTC, ISO 8601).
@@ -288,6 +339,10 @@ def read_history(path: Path) -> Lines[EpochRecord]:
 
 def _floats(values: Json) -> dict[str, float]:
     return {name: float(number) for name, number in values.items()}
+
+
+def _counts(values: Json) -> dict[int, int]:
+    return {int(number): int(count) for number, count in values.items()}
 
 
 def _number(value: str | float | None) -> float | None:

@@ -43,14 +43,11 @@ def test_nothing_is_said_of_exchanges_that_are_neither_stale_nor_waited_for() ->
 
 
 def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
-    stale = {"staleness_mean": 1.0, "staleness_p99": 2.0, "staleness_max": 4.0}
     aged = {"age_s_mean": 0.001, "age_s_p99": 0.002, "age_s_max": 0.003}
-    first = RankRecord(exchanges=10, wait_s=1.0, dropped=2, **stale, **aged)
-    second = RankRecord(
-        exchanges=30, wait_s=3.0, **{**stale, "staleness_mean": 3.0, "staleness_p99": 6.0}, **aged
-    )
+    first = RankRecord(exchanges=10, stages={"wait": 1.0}, dropped=2, staleness={1: 100}, **aged)
+    second = RankRecord(exchanges=30, stages={"wait": 3.0}, staleness={3: 298, 6: 1, 7: 1}, **aged)
     assert report.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
-        "staleness: mean 2.5, 99th percentile 6, at most 4 updates",
+        "staleness: mean 2.52, 99th percentile 3, at most 7 updates",
         "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
         "waiting for others: 10.0% of the time; rank 1 the most, 3.0 s",
         "dropped: 2 gradients that came too late",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from tutti.json_lines import append_line, to_json
-from tutti.records import EpochRecord, Evaluation, Summary, World, now
+from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World, now
 
 SAMPLES = 1000
 """Of an epoch."""
@@ -18,7 +17,7 @@ def write_run(
     epochs: Sequence[tuple[float, float]],
     *,
     validation_s: float = 5.0,
-    stages: Mapping[str, float] = MappingProxyType({}),
+    stages: Sequence[Mapping[str, float]] = (),
     test: Evaluation | None = None,
     finished: bool = True,
 ) -> None:
@@ -28,7 +27,7 @@ def write_run(
         path: the folder.
         epochs: of each the seconds of training, and the accuracy on the validation part after it.
         validation_s: seconds of each validation.
-        stages: seconds of further stages of each epoch.
+        stages: seconds by stage of each epoch; one for each rank.
         test: on the test part.
         finished: whether the run has come to its end.
     """
@@ -42,10 +41,11 @@ def write_run(
                 complete=True,
                 train=Evaluation(SAMPLES, 0.5),
                 validation=Evaluation(100, 1.0 - accuracy, {"accuracy": accuracy}),
-                seconds={**stages, "validation": validation_s, "total": seconds + validation_s},
+                seconds={"validation": validation_s, "total": seconds + validation_s},
                 samples_per_s=SAMPLES / seconds,
                 lr=0.1,
                 time=now(),
+                ranks=[RankRecord(stages=dict(one)) for one in stages],
             )
         )
         append_line(path / "history.jsonl", history[-1])

@@ -35,8 +35,8 @@ TEST = Evaluation(20, 0.4, {"accuracy": 0.8}, [[9, 1], [3, 7]])
 def folder(tmp_path: Path) -> Path:
     for one, seconds in zip(WAYS, (4.0, 2.5, 4.0, 2.0), strict=True):
         for repeat in range(2):
-            stages = {"data": 0.5, "compute": seconds - 0.75, "exchange": 0.25}
-            path = run_folder(tmp_path, one, repeat)
+            rank = {"data": 0.5, "forward": 1.0, "backward": seconds - 1.75, "wait": 0.25, "validation": 1.0}
+            path, stages = run_folder(tmp_path, one, repeat), [rank] * one.workers
             write_run(path, [(seconds, 0.5), (seconds, 0.75)], validation_s=1.0, stages=stages, test=TEST)
     Comparison("lenet", "mnist", 2, 0.7, WAYS).write(tmp_path)
     return tmp_path
@@ -84,13 +84,14 @@ def test_the_speed_up_is_that_of_the_table(folder: Path) -> None:
     assert found["sync, 2 workers, weak", "weak scaling"]["efficiency"] == 1.0
 
 
-def test_the_stages_add_up_over_the_epochs(folder: Path) -> None:
+def test_the_stages_add_up_over_ranks_and_epochs(folder: Path) -> None:
     found = [row for row in values(folder, "stages") if row["way"] == "sync, 2 workers"]
     assert {row["stage"]: row["seconds"] for row in found} == {
-        "data": 1.0,
-        "compute": 3.5,
-        "exchange": 0.5,
-        "validation": 2.0,
+        "data": 2.0,
+        "forward": 4.0,
+        "backward": 3.0,
+        "wait": 1.0,
+        "validation": 4.0,
     }
 
 

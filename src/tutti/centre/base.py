@@ -84,6 +84,7 @@ class Rule(ABC):
         remembers: whether a worker's last message may be applied again.
         consumes: whether a message is used up: it is zero afterwards, unless the answer was written there.
         brings_weights: whether the messages are weights; else they are moves or gradients.
+        optimizes: whether it runs the user's optimizer.
     """
 
     compares: bool = False
@@ -91,6 +92,7 @@ class Rule(ABC):
     remembers: bool = False
     consumes: bool = False
     brings_weights: bool = False
+    optimizes: bool = False
 
     def cut(self, flat: Flat, parts: int) -> list[slice]:
         """Cut a flat vector into `parts` consecutive slices, each of which the rule can be applied to."""
@@ -160,6 +162,7 @@ class Receipt:
         wait_s: seconds that it waited for others.
         bytes_sent: what it sent, or wrote for others to read.
         dropped: whether its message came too late and was not used, in some slot.
+        update_s: seconds in which it ran the optimizer on the centre's weights.
     """
 
     staleness: int | None
@@ -167,6 +170,7 @@ class Receipt:
     wait_s: float
     bytes_sent: int
     dropped: bool = False
+    update_s: float = 0.0
 
 
 class Centre(ABC):

@@ -14,6 +14,7 @@ its weights and what they have moved meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,8 +82,7 @@ class LevelledCentre(Centre):
         began = self._comm.clock()
         sent = self._climb()
         wait_s = receipt.wait_s + self._comm.clock() - began
-        bytes_sent = receipt.bytes_sent + sent
-        return Receipt(receipt.staleness, receipt.age_s, wait_s, bytes_sent, receipt.dropped)
+        return replace(receipt, wait_s=wait_s, bytes_sent=receipt.bytes_sent + sent)
 
     @torch.no_grad()
     def _climb(self) -> int:

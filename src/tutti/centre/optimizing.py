@@ -40,6 +40,8 @@ class OptimizerRule(Rule):
         BadModel: it moves a parameter that is not part of the model.
     """
 
+    optimizes = True
+
     def __init__(
         self,
         optimizer: Optimizer,

@@ -34,6 +34,7 @@ class Rounds(Rule):
 
     holds = True
     consumes = True
+    optimizes = True
 
     def __init__(
         self,

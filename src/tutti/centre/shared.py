@@ -100,17 +100,20 @@ class SharedCentre(Centre):
     def _visit(self, message: Vectors, reply: Vectors | None, again: bool) -> Receipt:
         messages = self.views(message)
         replies = self.views(reply) if reply is not None else None
-        clock, rule, wait_s, staleness = self._comm.clock, self._rule, 0.0, 0
+        clock, rule, wait_s, update_s, staleness = self._comm.clock, self._rule, 0.0, 0.0, 0
         held, dropped, then = [], False, self._then_at
         for number in self._order:
             answer = replies[number] if replies is not None else None
             desk = Desk(number, self._at[number], messages[number], answer, then[number] if then else None)
             came = clock()
             with self._locks[number]:
-                wait_s += clock() - came
+                entered = clock()
+                wait_s += entered - came
                 desk.staleness = self._versions[number] - self._seen[number]
                 staleness = max(staleness, desk.staleness)
                 outcome = rule.apply(desk)
+                if rule.optimizes:
+                    update_s += clock() - entered
                 if outcome is Outcome.APPLIED:
                     self._versions[number] += 1
                     self._seen[number] += 1
@@ -129,7 +132,7 @@ class SharedCentre(Centre):
         age_s = clock() - self._seen_at
         if replies is not None:
             self._seen_at = clock()
-        return Receipt(staleness, age_s, wait_s, 0 if again else self._nbytes, dropped)
+        return Receipt(staleness, age_s, wait_s, 0 if again else self._nbytes, dropped, update_s)
 
     def _answer(self, desk: Desk) -> None:
         self._rule.answer(desk)

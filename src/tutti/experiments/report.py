@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tutti.records import EpochRecord, Evaluation, RankRecord, Summary
@@ -56,19 +57,21 @@ def speed(summary: Summary) -> str:
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     """How stale what workers exchanged was, and how long they waited for others; as far as any did."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
-    stale = [rank for rank in ranks if rank.staleness_mean is not None]
-    late = any(rank.staleness_max for rank in stale)
+    stale: Counter[int] = Counter()
+    for rank in ranks:
+        stale.update(rank.staleness)
+    late = max(stale, default=0) > 0
     if late:
-        lines.append(f"staleness: {_spread(stale, 'staleness', 1)} updates")
+        lines.append(f"staleness: {_staleness(stale)} updates")
     aged = [rank for rank in ranks if rank.age_s_mean is not None]
     if late and aged:
-        lines.append(f"age of what gradients were computed from: {_spread(aged, 'age_s', 1e3)} ms")
+        lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
     waited = [sum(rank.wait_s for rank in one) for one in zip(*(r.ranks for r in history), strict=True)]
-    if any(waited):
+    if any(waited) and len(waited) > 1:
         share = sum(waited) / (sum(record.seconds["total"] for record in history) * len(waited))
-        rank = waited.index(max(waited))
+        most = waited.index(max(waited))
         lines.append(
-            f"waiting for others: {share:.1%} of the time; rank {rank} the most, {waited[rank]:.1f} s"
+            f"waiting for others: {share:.1%} of the time; rank {most} the most, {waited[most]:.1f} s"
         )
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
@@ -87,12 +90,19 @@ def validation(way: str, history: Sequence[EpochRecord]) -> str:
     )
 
 
-def _spread(ranks: Sequence[RankRecord], what: str, unit: float) -> str:
+def _staleness(counts: dict[int, int]) -> str:
+    """The mean, the 99th percentile and the maximum over all exchanges."""
+    all_ = RankRecord(staleness=counts)
+    mean, p99, most = all_.staleness_mean, all_.staleness_p99, all_.staleness_max
+    return f"mean {mean:.3g}, 99th percentile {p99}, at most {most}"
+
+
+def _age(ranks: Sequence[RankRecord]) -> str:
     """The mean over all exchanges, the largest 99th percentile of a rank and an epoch, and the maximum."""
-    mean, p99, most = ([getattr(rank, f"{what}_{name}") for rank in ranks] for name in ("mean", "p99", "max"))
+    mean, p99, most = ([getattr(rank, f"age_s_{name}") for rank in ranks] for name in ("mean", "p99", "max"))
     weights = [rank.exchanges for rank in ranks]
     average = sum(value * weight for value, weight in zip(mean, weights, strict=True)) / sum(weights)
-    return f"mean {unit * average:.3g}, 99th percentile {unit * max(p99):.3g}, at most {unit * max(most):.3g}"
+    return f"mean {1e3 * average:.3g}, 99th percentile {1e3 * max(p99):.3g}, at most {1e3 * max(most):.3g}"
 
 
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:

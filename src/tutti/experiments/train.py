@@ -211,15 +211,21 @@ def _run(
         folder.write_config(config.as_json())
         folder.write_data(_trained_on(task.dataset))
         trainer.on_epoch = folder.append
+    state: dict[str, Any] = {}
+
+    def keep() -> None:
+        state.update(portion.state())
+        if folder is not None:
+            folder.write_weights(state)
+
+    trainer.checkpoint = keep
     if job.write:
         begin_sampling(comm, seen_folder(comm, folder), sampler)
     history = _fit(trainer, folder, sampler)
     test = task.evaluate(task.dataset.test, trainer.comm)
     world = World(comm.size, comm.hosts, torch.get_num_threads())
     summary = Summary.of(history, test, portion.parameters, world)
-    state = portion.state()
     if folder is not None:
-        folder.write_weights(state)
         folder.write_summary(summary)
     if speaks:
         _print_end(summary, task.dataset, folder, history, config.validate)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import altair as alt
 
 from tutti.comparisons import Comparison
-from tutti.records import EpochRecord
+from tutti.records import STAGES, EpochRecord
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row
 
@@ -142,24 +142,25 @@ def throughput(results: Results) -> Picture:
 
 
 def stages(results: Results) -> Picture:
-    """Where the time of rank 0 went: a bar for each way to train, the median of the repeats."""
+    """Where the time of all ranks went: a bar for each way to train, the median of the repeats."""
     data: Data = []
     for row in results.rows:
-        runs = results.runs[row.combination.folder]
-        for stage in ("data", "compute", "exchange", "validation"):
-            seconds = [sum(record.seconds.get(stage, 0.0) for record in run.history) for run in runs]
-            if seconds:
-                data.append({"way": row.combination.name, "stage": stage, "seconds": median(seconds)})
+        found = [run.stages for run in results.runs[row.combination.folder]]
+        for place, stage in enumerate(STAGES):
+            if any(stages[stage] for stages in found):
+                seconds = median(stages[stage] for stages in found)
+                way = row.combination.name
+                data.append({"way": way, "stage": stage, "seconds": seconds, "place": place})
     if not data:
         return None
     return (
         alt.Chart(_table(data))
         .mark_bar()
         .encode(
-            x=alt.X("sum(seconds):Q", title="seconds of rank 0"),
+            x=alt.X("sum(seconds):Q", title="seconds, summed over the ranks"),
             y=alt.Y("way:N", sort=None, title=None),
-            color=alt.Color("stage:N", sort=["data", "compute", "exchange", "validation"]),
-            order=alt.Order("stage:N"),
+            color=alt.Color("stage:N", sort=list(STAGES)),
+            order=alt.Order("place:Q"),
             tooltip=["way:N", "stage:N", "seconds:Q"],
         )
         .properties(width=2 * WIDTH)

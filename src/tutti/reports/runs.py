@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.errors import BadRunFolder
-from tutti.records import EpochRecord, Summary, read_history
+from tutti.records import STAGES, EpochRecord, Summary, read_history
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,12 @@ class Run:
         """Training samples per second."""
         samples = sum(record.train.samples for record in self.history)
         return samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, summed over epochs and ranks."""
+        ranks = [rank for record in self.history for rank in record.ranks]
+        return {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
 
     @property
     def accuracy(self) -> float | None:

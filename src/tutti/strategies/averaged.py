@@ -106,9 +106,10 @@ class AveragedWorker(Worker):
 
     def move(self) -> None:
         """A step of the user's optimizer by this worker's own gradient, which is zero afterwards."""
-        clip_gradient(self.grads, self._clip.norm, self._clip.value)
-        self._optimizer.step()
-        self.replica.zero_grad()
+        with self.updating:
+            clip_gradient(self.grads, self._clip.norm, self._clip.value)
+            self._optimizer.step()
+            self.replica.zero_grad()
 
     def agree(self) -> None:
         """Overwrite the weights with those to be evaluated (collective)."""

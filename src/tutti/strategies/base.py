@@ -14,6 +14,7 @@ from tutti.centre.joining import check_reachable
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.replica import Replica
+from tutti.strategies.stopwatch import Stopwatch
 from tutti.strategies.traffic import Traffic
 
 
@@ -51,10 +52,12 @@ class Worker(ABC):
 
     Attributes:
         traffic: what its exchanges were like; the loop takes the counts once an epoch.
+        updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
     """
 
     def __init__(self) -> None:
         self.traffic = Traffic()
+        self.updating = Stopwatch()
 
     @abstractmethod
     def step(self) -> None:

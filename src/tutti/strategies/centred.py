@@ -89,6 +89,7 @@ class CentredWorker(Worker):
         stale = receipt.staleness if staleness is None else staleness
         self.traffic.add(receipt.bytes_sent, receipt.wait_s, stale, receipt.age_s)
         self.traffic.dropped += receipt.dropped
+        self.updating.seconds += receipt.update_s
 
     @override
     def settle(self) -> None:

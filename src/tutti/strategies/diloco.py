@@ -85,19 +85,19 @@ class _DiLoCoWorker(AveragedWorker):
         if self._rounds == self._strategy.every:
             self._rounds = 0
             began = self.comm.clock()
-            sent = self._move_outer()
+            sent = self.average.take(self.weights)
             now = self.comm.clock()
+            with self.updating:
+                self._move_outer()
             self.traffic.add(sent, now - began, 0, now - self._met_at)
             self._met_at = now
 
-    def _move_outer(self) -> int:
-        """Average, and step from the anchor towards it; returns the bytes sent."""
-        sent = self.average.take(self.weights)
+    def _move_outer(self) -> None:
+        """Step from the anchor towards the average, which the weights are now."""
         lr, momentum = self._strategy.outer_lr, self._strategy.outer_momentum
         for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
             move_outer(anchor, weights, velocity, lr, momentum)
             weights.copy_(anchor)
-        return sent
 
     @override
     @torch.no_grad()
@@ -107,5 +107,6 @@ class _DiLoCoWorker(AveragedWorker):
             return
         kept = self._anchors, self._velocities
         self._anchors, self._velocities = ([vector.clone() for vector in vectors] for vectors in kept)
+        self.average.take(self.weights)
         self._move_outer()
         self._anchors, self._velocities = kept

@@ -188,7 +188,8 @@ class _PushesGradients(_DownpourWorker):
         self.prepare()
         self.begin()
         if not self.pulls:
-            _descend(self._optimizer)
+            with self.updating:
+                _descend(self._optimizer)
         if self._push_every > 1:
             for message, grad in zip(self._message, self.grads, strict=True):
                 message.add_(grad)
@@ -216,9 +217,10 @@ class _PushesMoves(_DownpourWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.prepare()
-        self._optimizer.step()
-        self.replica.zero_grad()
+        with self.updating:
+            self.prepare()
+            self._optimizer.step()
+            self.replica.zero_grad()
         self.begin()
         if self.pushes or self.pulls:
             self.exchange(self.unpushed())

@@ -93,5 +93,6 @@ class _EasgdWorker(CentredWorker):
             with self._local.at_rest():
                 self.count(self.centre.exchange(self.weights))
         self._batches += 1
-        self.prepare()
-        self._local.step()
+        with self.updating:
+            self.prepare()
+            self._local.step()

@@ -75,8 +75,9 @@ class _EasgdSyncWorker(Worker):
     @torch.no_grad()
     def step(self) -> None:
         self.skip()
-        clip_gradient(self._grads, self._clip.norm, self._clip.value)
-        self._local.step()
+        with self.updating:
+            clip_gradient(self._grads, self._clip.norm, self._clip.value)
+            self._local.step()
 
     @override
     @torch.no_grad()

@@ -91,9 +91,10 @@ class _GemWorker(CentredWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        self.prepare()
-        self._optimizer.step()
-        self.replica.zero_grad()
+        with self.updating:
+            self.prepare()
+            self._optimizer.step()
+            self.replica.zero_grad()
         for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):
             torch.sub(weights, then, out=update)
         pulled = self.centre.pull(self.weights)

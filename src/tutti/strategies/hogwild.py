@@ -76,10 +76,11 @@ class _HogwildWorker(Worker):
         rows = self._rows.gradients() if self._rows is not None else []
         clip_gradient([*self._grads, *rows], self._clip.norm, self._clip.value)
         written = self._written + sum(values.nbytes for values in rows)
-        for optimizer in self._dense:
-            optimizer.step()
-        if self._rows is not None:
-            self._rows.step()
+        with self.updating:
+            for optimizer in self._dense:
+                optimizer.step()
+            if self._rows is not None:
+                self._rows.step()
         applied_at = self._comm.clock()
         before = self._updates.add()
         for grads in self._grads:

@@ -48,14 +48,15 @@ class _SoloWorker(Worker):
     @override
     def step(self) -> None:
         gradients = [flat.grads for flat in self._replica.flats]
-        if self._clip.value is not None:
-            clip_values(gradients, self._clip.value)
-        if self._clip.norm is not None:
-            scale = scale_for(squared_norm(gradients) ** 0.5, self._clip.norm)
-            for gradient in gradients:
-                gradient.mul_(scale)
-        self._optimizer.step()
-        self._replica.zero_grad()
+        with self.updating:
+            if self._clip.value is not None:
+                clip_values(gradients, self._clip.value)
+            if self._clip.norm is not None:
+                scale = scale_for(squared_norm(gradients) ** 0.5, self._clip.norm)
+                for gradient in gradients:
+                    gradient.mul_(scale)
+            self._optimizer.step()
+            self._replica.zero_grad()
 
     @override
     def finish(self) -> None:

@@ -108,10 +108,11 @@ class SyncWorker(Worker):
         scale = 1.0
         if self._squares is not None and self._clip.norm is not None:
             scale = scale_for(self._norm(self._squares), self._clip.norm)
-        for part in self._parts:
-            if scale != 1:
-                part.total.mul_(scale)
-            part.move()
+        with self.updating:
+            for part in self._parts:
+                if scale != 1:
+                    part.total.mul_(scale)
+                part.move()
 
     def _norm(self, squares: Tensor) -> float:
         """The 2-norm of the whole gradient, bit-equal on all ranks: all slices' squares in the same order."""
@@ -162,9 +163,10 @@ class SharedWorker(SyncWorker):
             # One piece after the other, each while its gradients are in the cache.
             for part in self._parts:
                 part.sum()
-                if self._clip.value is not None:
-                    clip_values([part.total], self._clip.value)
-                part.move()
+                with self.updating:
+                    if self._clip.value is not None:
+                        clip_values([part.total], self._clip.value)
+                    part.move()
             return self._inside
         for part in self._parts:
             part.sum()

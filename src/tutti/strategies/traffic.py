@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 LATEST: Final = 10_000
 """How many ages are kept: enough for a 99th percentile, little memory in a long run."""
+
+EXACT: Final = 64
+"""From here on a record counts staleness by powers of two."""
 
 
 @dataclass
@@ -55,22 +58,22 @@ class Traffic:
         vars(self).update(vars(fresh))
         return taken
 
-    def figures(self) -> dict[str, float | int | None]:
-        """The counts as numbers for a record; staleness and age as mean, 99th percentile and maximum."""
-        stale = sorted(self.staleness.elements())
-        ages = sorted(self.ages_s)
+    def figures(self) -> dict[str, Any]:
+        """The counts for a record; ages as mean, 99th percentile and maximum."""
+        stale: Counter[int] = Counter()
+        for updates, count in self.staleness.items():
+            stale[updates if updates < EXACT else 1 << (updates.bit_length() - 1)] += count
         return {
             "exchanges": self.exchanges,
             "bytes_sent": self.bytes_sent,
-            "wait_s": self.wait_s,
             "dropped": self.dropped,
             "skipped": self.skipped,
-            **_spread("staleness", stale),
-            **_spread("age_s", ages),
+            "staleness": dict(sorted(stale.items())),
+            **_spread("age_s", sorted(self.ages_s)),
         }
 
 
-def _spread(name: str, values: list[float] | list[int]) -> dict[str, float | None]:
+def _spread(name: str, values: list[float]) -> dict[str, float | None]:
     if not values:
         return {f"{name}_mean": None, f"{name}_p99": None, f"{name}_max": None}
     at = min(len(values) - 1, int(0.99 * len(values)))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -29,8 +29,12 @@ from tutti.training.fitting import check_fit, check_smallest_batch
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
 from tutti.training.progress import Moment, Progress, Silent, Span
+from tutti.training.stages import EXCHANGE, Stages, look_s
 from tutti.training.tally import Tally
 from tutti.training.validation import Task, Validation, named_validation
+
+FORWARD: Final = 1 / 3
+"""The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +54,6 @@ class Computed:
 
 Compute = Callable[[Batch], Computed]
 """Adds the gradient of a batch, weighted by its share of the update, to that which is there."""
-
-
-@dataclass
-class _Stages:
-    """Where the seconds of an epoch went, and how many steps this rank made in it."""
-
-    data: float = 0.0
-    compute: float = 0.0
-    exchange: float = 0.0
-    steps: int = 0
 
 
 @dataclass(kw_only=True)
@@ -88,10 +82,13 @@ class Trainer:
             clock measures all times. None: time is real.
         arithmetic: how the model computes; the module was prepared by it.
         compute: forward and backward of a batch, also of one without samples, where several ranks do that
-            together; None: the replica's module gives outputs, and these the loss.
+            together; None: the replica's module gives outputs, and these the loss. All its time counts as
+            backward.
         everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
         progress: shows the run.
         on_epoch: called on every rank with the record of each epoch, when its validation is known.
+        checkpoint: called on every rank when the final weights are in place, to write them; before the last
+            record.
     """
 
     comm: Communicator
@@ -114,11 +111,14 @@ class Trainer:
     everyone: Communicator | None = None
     progress: Progress = field(default_factory=Silent)
     on_epoch: Callable[[EpochRecord], None] | None = None
+    checkpoint: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.updates = run_length(self.batches, self.epochs, self.steps)
         self._now = perf_counter if self.seconds_per_sample is None else self.comm.clock
-        self._step, self._scheduled, self._lr = 0, 0, math.nan
+        self._stages, self._look_s = Stages(self._now), look_s(self._now)
+        self.worker.updating.clock = self._now
+        self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
@@ -166,28 +166,37 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
-        began, tally, stages = self._now(), Tally(self.metrics), _Stages()
+        began, tally = self._stages.start(), Tally(self.metrics)
         last = min(self.updates, self._step + self.batches.updates)
-        self._train(epoch, last, tally, stages)
+        final = last == self.updates
+        self._train(epoch, last, tally)
+        self._stages.divide(self.worker.traffic, self.worker.updating)
         # Before anything collective: others may still wait for what this worker will exchange.
-        if last == self.updates:
+        if final:
             self.worker.finish()
         else:
             self.worker.settle()
         self._refuse_broken_weights()
         average_buffers(self.replica, self.comm)
-        train, ranks = tally.total(self.comm), self._ranks(tally.samples, stages)
-        trained = self._now()
-        evaluations = self._validate(final=last == self.updates)
-        ended = self._now()
-        times = {"data": stages.data, "compute": stages.compute, "exchange": stages.exchange}
+        train = tally.total(self.comm)
+        trained = self._stages.lap("wait" if (self.everyone or self.comm).size > 1 else "reduce")
+        # Records are exchanged while the ranks are together, so that none waits for that alone.
+        stays = final or self._validation is None or self._validation.meets
+        ranks = [] if stays else self._ranks(tally.samples)
+        evaluations = self._validate(final)
+        ended = self._stages.lap("validation")
+        if final and self.checkpoint is not None:
+            self.checkpoint()
+            self._stages.lap("checkpoint")
+        if stays:
+            ranks = self._ranks(tally.samples)
         record = EpochRecord(
             epoch=epoch + 1,
             step=self._step,
             complete=self._step == (epoch + 1) * self.batches.updates,
             train=train,
             validation=None,
-            seconds={**times, "validation": ended - trained, "total": ended - began},
+            seconds={"validation": ended - trained, "total": ended - began},
             samples_per_s=_rate(train.samples, trained - began),
             lr=float(self._lr),
             time=now(),
@@ -196,72 +205,77 @@ class Trainer:
         self._unvalidated.append(record)
         return [replace(self._unvalidated.popleft(), validation=found) for found in evaluations]
 
-    def _train(self, epoch: int, last: int, tally: Tally, stages: _Stages) -> None:
+    def _train(self, epoch: int, last: int, tally: Tally) -> None:
         """Make the updates of one epoch, up to update number `last` of the run."""
-        clock, dealt = self._now, 0
-        began = before = clock()
+        stages, dealt = self._stages, 0
+        began = stages.start()
         report = began + self.progress.every_s
         for update in self.batches.epoch(epoch, rounds=last - self._step):
-            loaded = clock()
-            self._schedule_until(update.round)
-            samples = self._compute(update, epoch, tally)
-            computed = clock()
+            stages.lap("data")
+            loaded = self._schedule_until(update.round)
+            samples, computed = self._compute(update, epoch, tally)
             self._lr = self.optimizer.param_groups[0]["lr"]
             if samples or not self.batches.own:
                 self.worker.step()
-                stages.steps += 1
+                self._steps += 1
             else:
                 self.worker.skip()
             if self.balance is not None:
                 self.balance.note(samples, computed - loaded)
             self._step = update.round + 1
             dealt += update.samples
-            stages.data += loaded - before
-            stages.compute += computed - loaded
-            before = clock()
-            stages.exchange += before - computed
-            if before >= report:
-                rate = _rate(dealt, before - began)
+            now = stages.lap(EXCHANGE)
+            if now >= report:
+                rate = _rate(dealt, now - began)
                 self.progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
-                report = before + self.progress.every_s
+                report = stages.start() + self.progress.every_s
         self._step = last
         self._schedule_until(last)
 
-    def _schedule_until(self, updates: int) -> None:
-        """Step the schedule until it stands where it belongs after so many updates."""
+    def _schedule_until(self, updates: int) -> float:
+        """Step the schedule until it stands where it belongs after so many updates; returns the time."""
         while self.schedule is not None and self._scheduled < updates:
             self.schedule.step()
             self._scheduled += 1
+        return self._stages.lap("update")
 
-    def _compute(self, update: Update, epoch: int, tally: Tally) -> int:
-        """Forward and backward of this rank's part of an update; returns how many samples that is."""
+    def _compute(self, update: Update, epoch: int, tally: Tally) -> tuple[int, float]:
+        """Forward and backward of this rank's part of an update; returns its samples, and the time then."""
         before = tally.samples
         together = self.compute is not None
         loss = sum([self._pass(batch, tally) for batch in update.passes if batch.share or together])
         if not math.isfinite(loss):
             self._refuse_loss(epoch, loss)
-        samples = tally.samples - before
-        if self.seconds_per_sample is not None:
-            self.comm.compute(self.seconds_per_sample * samples)
-        return samples
+        return tally.samples - before, self._stages.last
 
     def _pass(self, batch: Batch, tally: Tally) -> float:
         """Add this batch's gradient, and count its samples; returns its loss."""
         computed = (self.compute or self._forward_backward)(batch)
         tally.add(computed.loss, computed.outputs, computed.targets)
+        self._stages.lap("backward")
         return computed.loss
 
     def _forward_backward(self, batch: Batch) -> Computed:
         """Add this batch's gradient, weighted by its share of the update."""
         inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
+        self._stages.lap("copy")
         outputs = self.arithmetic.forward(self.replica.module, inputs)
         loss = self.loss(outputs, targets)
+        self._charge(len(targets), FORWARD)
+        self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         share = self._shares.get(batch.share)
         if share is None:
             share = self._shares[batch.share] = loss.new_tensor(batch.share)
         torch.autograd.backward(loss, share)
-        return Computed(loss.item(), outputs.detach(), targets)
+        computed = Computed(loss.item(), outputs.detach(), targets)
+        self._charge(len(targets), 1 - FORWARD)
+        return computed
+
+    def _charge(self, samples: int, share: float) -> None:
+        """Let the virtual clock, if it measures the times, go on by a share of what so many samples cost."""
+        if self.seconds_per_sample is not None:
+            self.comm.compute(self.seconds_per_sample * samples * share)
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
@@ -271,10 +285,12 @@ class Trainer:
             self.worker.resume()
         return [None] if self._validation is None else self._validation.collect(everything=final)
 
-    def _ranks(self, samples: int, stages: _Stages) -> list[RankRecord]:
-        """What each rank did in this epoch (collective)."""
-        figures = cast("dict[str, Any]", self.worker.traffic.take().figures())
-        mine = RankRecord(updates=stages.steps, samples=samples, compute_s=stages.compute, **figures)
+    def _ranks(self, samples: int) -> list[RankRecord]:
+        """What each rank did since it was last asked (collective)."""
+        stages, measuring_s = self._stages.take(self._look_s)
+        exchanged = self.worker.traffic.take().figures()
+        mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged)
+        self._steps = 0
         return cast("list[RankRecord]", (self.everyone or self.comm).all_gather_objects(mine))
 
     def _refuse_loss(self, epoch: int, loss: float) -> None:

@@ -48,7 +48,12 @@ class Validation(ABC):
 
     Args:
         task: what to evaluate.
+
+    Attributes:
+        meets: whether the ranks have waited for each other when `collect` returns.
     """
+
+    meets: bool = True
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -88,6 +93,8 @@ class Pause(Validation):
 
 class Distributed(Validation):
     """Each rank evaluates its share and trains on at once; shares are added up when the ranks meet again."""
+
+    meets = False
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

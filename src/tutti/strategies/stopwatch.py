@@ -1,0 +1,27 @@
+"""How long a worker was busy with one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+
+class Stopwatch:
+    """Adds up the seconds inside `with`; it cannot be nested.
+
+    Attributes:
+        clock: what it looks at, in seconds.
+        seconds: since they were last taken.
+        looks: how often it has looked at the clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.clock, self.seconds, self.looks = clock, 0.0, 0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = self.clock()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += self.clock() - self._began
+        self.looks += 2
