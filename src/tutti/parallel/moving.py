@@ -66,7 +66,7 @@ class _Clipped(Worker):
 
     def __init__(self, inner: Worker, clipper: Clipper) -> None:
         super().__init__()
-        self.traffic = inner.traffic
+        self.traffic, self.updating = inner.traffic, inner.updating
         self._inner, self._clipper = inner, clipper
 
     @override
