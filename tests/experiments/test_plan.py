@@ -179,6 +179,17 @@ def test_ranks_are_started_once_and_unbound_as_many_as_the_largest_way_needs(
     assert found.seconds >= 0
 
 
+@pytest.mark.parametrize(("load", "warned"), [(0.4, False), (3.0, True)])
+def test_a_busy_machine_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], load: float, warned: bool
+) -> None:
+    caught(monkeypatch, (FAST, 1.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    plan(CNN)
+    expected = "tutti: warning: in the last minute 3.0 threads were busy on 4 cores"
+    assert capsys.readouterr().err.startswith(expected) is warned
+
+
 @pytest.mark.parametrize(
     ("fixed", "precisions", "shown"),
     [((), ("fp32", "bf16"), ()), (("precision",), (), ()), (("workers",), (), ("bf16",))],

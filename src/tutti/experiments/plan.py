@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +12,7 @@ from typing import Final
 from tutti.errors import BadOption, UnknownName
 from tutti.experiments.candidates import PRECISIONS, choices_for
 from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import PlanJob
+from tutti.experiments.job import PlanJob, announce
 from tutti.experiments.recommendation import Recommendation
 from tutti.launch.cores import allowed_cores
 from tutti.launch.plan import Plan
@@ -23,6 +24,9 @@ BUDGET_S: Final = 50.0
 
 SHORT_BUDGET_S: Final = 20.0
 """Seconds that measuring before a training may take."""
+
+BUSY: Final = 0.25
+"""The share of the cores from which on it is worth a warning that others use them."""
 
 LEAST: Final = 0.5
 """The share of the time that is for measuring, however long it takes to start the ranks and read the data."""
@@ -48,7 +52,7 @@ def plan(
         precisions: that may be chosen; by default that of `config`; what bf16 would bring is measured too.
         batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
         exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
-        quiet: print nothing.
+        quiet: print nothing but warnings.
 
     Returns:
         What was measured, and what to take.
@@ -65,6 +69,9 @@ def plan(
             raise UnknownName("value of --precisions", precision, _known_precisions())
     cores = allowed_cores()
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
+    warning = others_at_work(cores.usable)
+    if warning is not None:
+        announce(f"warning: {warning}")
     free = not precisions and "precision" not in fixed and config.precision in PRECISIONS
     shown = tuple(name for name in PRECISIONS if name != config.precision) if free else ()
     end, least_s = began + budget_s, LEAST * budget_s
@@ -97,6 +104,17 @@ def planned(config: TrainConfig, fixed: Collection[str], say: Callable[[str], No
     ways = f"{measured} combination{'' if measured == 1 else 's'}"
     say(f"measured {ways} in {found.seconds:.0f} s: {found.why()[0]}")
     return found.pick.candidate.applied_to(config)
+
+
+def others_at_work(cores: int) -> str | None:
+    """A warning that other programs seem to use the cores; nothing where they hardly do."""
+    load = os.getloadavg()[0]
+    if load < BUSY * cores:
+        return None
+    return (
+        f"in the last minute {load:.1f} threads were busy on {cores} core{'s' if cores > 1 else ''}; if "
+        "other programs still compute, plan again without them: what is fastest now may not be so then"
+    )
 
 
 def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:

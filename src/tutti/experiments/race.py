@@ -27,7 +27,7 @@ from tutti.errors import UserError
 
 C = TypeVar("C")
 
-HOPELESS: Final = 3.0
+HOPELESS: Final = 5.0
 """A first step that takes so many times as long as at the best's speed ends a candidate's race ..."""
 
 COLD_S: Final = 0.5
@@ -55,7 +55,10 @@ UNKNOWN: Final = 0.5
 """The noise of a ratio that was measured once; its scatter is believed more with each round."""
 
 BEHIND: Final = 0.02
-"""What is surely slower than the best by more than this goes."""
+"""What is slower than the best by surely more than this goes."""
+
+SURE: Final = 1.5
+"""By how many times the noise: it is asked after every round, so chance has many tries."""
 
 TIE: Final = 0.03
 """What may be slower by less than this is as good as the best, if the noise hides the difference."""
@@ -230,7 +233,7 @@ def stop_behind(entries: Sequence[Entry[C]]) -> None:
     best = leader(entries)
     for entry in racing(entries):
         to = gap(entry, best)
-        if to.ratio + to.noise < 1 - BEHIND:
+        if to.ratio + SURE * to.noise < 1 - BEHIND:
             entry.fate = Fate.STOPPED
 
 

@@ -153,6 +153,7 @@ class Recommendation:
             "samples_per_s": way.rate,
             "spread": way.spread,
             "of_the_pick": self.ratio(way),
+            "first_step_s": None if way.first is None else way.first.seconds,
             "steps": way.steps,
             "turns": {str(turn): rate for turn, rate in way.turns.items()},
             "problem": None if way.problem is None else str(way.problem),
