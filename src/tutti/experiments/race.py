@@ -57,10 +57,13 @@ UNKNOWN: Final = 0.5
 BEHIND: Final = 0.02
 """What is slower than the best by surely more than this goes."""
 
-SURE: Final = 1.5
+SURE: Final = 1.25
 """By how many times the noise: it is asked after every round, so chance has many tries."""
 
-TIE: Final = 0.03
+CLOSE: Final = 0.03
+"""When all that are left are surely slower by less than this, the race ends: any of them will do."""
+
+TIE: Final = 0.02
 """What may be slower by less than this is as good as the best, if the noise hides the difference."""
 
 
@@ -241,7 +244,7 @@ def decided(entries: Sequence[Entry[C]]) -> bool:
     """Whether it no longer matters which of those in the race is taken."""
     best = leader(entries)
     gaps = [gap(entry, best) for entry in racing(entries) if entry is not best]
-    return all(to.ratio - to.noise > 1 - TIE for to in gaps)
+    return all(to.ratio - to.noise > 1 - CLOSE for to in gaps)
 
 
 def _first_steps(
