@@ -87,6 +87,8 @@ class Rows:
                 self._complain(call, other, Call(words[line + place]))
 
     def _complain(self, call: Call, other: int, theirs: Call) -> None:
+        # Different calls may have left the ranks in different sets. All ranks are here now.
+        self._set = 0
         raise Mismatch(
             f"rank {self._names[self.rank]} called {call} while rank {self._names[other]} called {theirs}; "
             "all ranks of a group must call the same collectives in the same order, with the same sizes and "
