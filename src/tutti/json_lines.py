@@ -21,6 +21,9 @@ Json = dict[str, Any]
 
 T = TypeVar("T")
 
+_TAIL = 1 << 20
+"""How many bytes at the end of a file have its last record in them."""
+
 
 class Record(Protocol):
     """Something that can be a line."""
@@ -86,6 +89,27 @@ def read_lines(path: Path, parse: Callable[[Json], T]) -> Lines[T]:
             what = "is cut off" if number == len(lines) else f"is no record ({type(error).__name__}: {error})"
             found.damage.append(f"line {number} of {path} {what}; it was left out")
     return found
+
+
+def last_record(path: Path, parse: Callable[[Json], T]) -> T | None:
+    """The last whole record of a file of JSON lines, without reading all of it; None where there is none.
+
+    Args:
+        path: the file.
+        parse: as for `read_lines`.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        try:
+            return parse(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):  # empty, cut off, or no record
+            continue
+    return None
 
 
 def _last_byte(path: Path) -> bytes:

@@ -375,6 +375,9 @@ class Notes:
         if self.broken:
             raise KeyboardInterrupt
 
+    def doing(self, what: str) -> None:
+        self.calls.append(what)
+
     def epoch(self, record: EpochRecord) -> None:
         self.calls.append(f"epoch {record.epoch}")
 
@@ -385,7 +388,8 @@ class Notes:
 def test_progress_sees_moments_epochs_and_the_end() -> None:
     notes: Progress = Notes()
     run(1, steps=2, progress=notes)
-    assert notes.calls == [f"begin 2 {UPDATES}", "moment 1 1 20", "moment 1 2 40", "epoch 1", "end"]
+    updates = [f"begin 2 {UPDATES}", "moment 1 1 20", "moment 1 2 40"]
+    assert notes.calls == [*updates, "waiting for others", "validating", "epoch 1", "end"]
 
 
 def test_progress_ends_when_the_run_is_broken_off() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from tutti.training.progress import (
     Live,
     Moment,
     Progress,
+    Several,
     Silent,
     Span,
     duration,
@@ -119,3 +121,50 @@ def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late
     lines.moment(Moment(3, 20, TRAIN, 10_000.0))
     lines.epoch(RECORD)
     assert [line.split()[-2:] for line in stream.getvalue().splitlines()] == [["0:04", "left"]] * 2
+
+
+class Noted:
+    """Notes what it is told."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self.calls: list[str] = []
+
+    def begin(self, span: Span) -> None:
+        self.calls.append("begin")
+
+    def moment(self, moment: Moment) -> None:
+        self.calls.append(f"moment {moment.step}")
+
+    def doing(self, what: str) -> None:
+        self.calls.append(what)
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.calls.append("epoch")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_several_ways_to_show_a_run_get_as_many_moments_as_they_want(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    often, seldom = Noted(1.0), Noted(3.0)
+    both = Several(often, seldom)
+    assert both.every_s == 1.0
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    both.begin(Span(10, 10))
+    for step in range(1, 5):
+        clock[0] += 1.0
+        both.moment(Moment(1, step, Evaluation(1, 0.5), 1.0))
+    assert often.calls == ["begin", "moment 1", "moment 2", "moment 3", "moment 4"]
+    assert seldom.calls == ["begin", "moment 3"]
+
+
+def test_several_ways_to_show_a_run_all_hear_of_all_else() -> None:
+    first, second = Noted(1.0), Noted(2.0)
+    both = Several(first, second)
+    both.doing("validating")
+    both.end()
+    assert first.calls == second.calls == ["validating", "end"]

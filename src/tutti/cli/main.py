@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "train a network in parallel",
     "plan": "measure which ranks, threads, layout and precision are fastest here",
     "compare": "train by several ways in turn: which is fastest here?",
+    "watch": "follow a run: epochs, time left, and the health of each rank",
     "evaluate": "evaluate the network of a run folder",
     "report": "table and page of a comparison, from its records",
     "verify": "show that parallel training follows sequential training",

@@ -19,7 +19,7 @@ def crew_of(team: Communicator) -> Communicator:
     return team if team.servers is None else team.servers.comm
 
 
-def seen_folder(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
+def seen_folder(comm: Communicator, folder: RunFolder | None) -> Path | None:
     """The run folder as this rank sees it (collective).
 
     Args:
@@ -36,11 +36,11 @@ def seen_folder(comm: Communicator, folder: RunFolder | None) -> RunFolder | Non
     name, mark = cast("tuple[str, tuple[int, ...]]", given)
     with suppress(OSError):
         # Another host may have a folder of the same name, left by an earlier run.
-        return RunFolder(Path(name)) if _mark(Path(name)) == mark else None
+        return Path(name) if _mark(Path(name)) == mark else None
     return None
 
 
-def begin_sampling(comm: Communicator, folder: RunFolder | None, sampler: Sampler | None) -> None:
+def begin_sampling(comm: Communicator, folder: Path | None, sampler: Sampler | None) -> None:
     """Have this host's cores and memory sampled into the run folder, if it is seen here (collective).
 
     Args:
@@ -51,7 +51,7 @@ def begin_sampling(comm: Communicator, folder: RunFolder | None, sampler: Sample
     host = socket.gethostname()
     first = comm.broadcast_object(host)
     if sampler is not None and folder is not None:
-        sampler.begin(usage_file(folder.path, None if host == first else host))
+        sampler.begin(usage_file(folder, None if host == first else host))
 
 
 def _mark(folder: Path) -> tuple[int, ...]:

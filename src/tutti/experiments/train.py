@@ -29,6 +29,7 @@ from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, layout_of, loa
 from tutti.experiments.observing import begin_sampling, crew_of, seen_folder
 from tutti.experiments.pacing import check_pace, deal
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
+from tutti.heartbeats import TESTING
 from tutti.launch.sampling import Sampler, sampling
 from tutti.parallel.base import Portion
 from tutti.parallel.choice import check_together, portion_of
@@ -38,10 +39,11 @@ from tutti.strategies import Clip, Strategy
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.evaluate import evaluate
 from tutti.training.fitting import check_fit
+from tutti.training.heart import Heart
 from tutti.training.loop import Trainer, run_length
 from tutti.training.losses import Loss, named_loss
 from tutti.training.metrics import Metric, named_metrics
-from tutti.training.progress import Silent, progress_on
+from tutti.training.progress import Several, Silent, progress_on
 from tutti.training.run_folder import HISTORY, RunFolder, TrainedOn, check_writable
 
 DEFAULT_EPOCHS = 20
@@ -219,14 +221,18 @@ def _run(
             folder.write_weights(state)
 
     trainer.checkpoint = keep
+    seen = seen_folder(comm, folder) if job.write else None
     if job.write:
-        begin_sampling(comm, seen_folder(comm, folder), sampler)
-    history = _fit(trainer, folder, sampler)
-    test = task.evaluate(task.dataset.test, trainer.comm)
-    world = World(comm.size, comm.hosts, torch.get_num_threads())
-    summary = Summary.of(history, test, portion.parameters, world)
-    if folder is not None:
-        folder.write_summary(summary)
+        begin_sampling(comm, seen, sampler)
+    with Heart(seen, comm.rank) as heart:
+        trainer.progress = Several(trainer.progress, heart)
+        history = _fit(trainer, folder, sampler)
+        heart.doing(TESTING)
+        test = task.evaluate(task.dataset.test, trainer.comm)
+        world = World(comm.size, comm.hosts, torch.get_num_threads())
+        summary = Summary.of(history, test, portion.parameters, world)
+        if folder is not None:
+            folder.write_summary(summary)
     if speaks:
         _print_end(summary, task.dataset, folder, history, config.validate)
     return Outcome(

@@ -19,6 +19,7 @@ from tutti.data.batches import Batch, Batches, Update
 from tutti.data.dealing import Queue
 from tutti.data.parts import Part
 from tutti.errors import BadOption, NotFinite
+from tutti.heartbeats import VALIDATING, WAITING
 from tutti.records import EpochRecord, Evaluation, RankRecord, now
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
@@ -171,6 +172,7 @@ class Trainer:
         final = last == self.updates
         self._train(epoch, last, tally)
         self._stages.divide(self.worker.traffic, self.worker.updating)
+        self.progress.doing(WAITING)
         # Before anything collective: others may still wait for what this worker will exchange.
         if final:
             self.worker.finish()
@@ -280,6 +282,7 @@ class Trainer:
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
         if self._validation is not None:
+            self.progress.doing(VALIDATING)
             self._validation.begin()
         if not final:
             self.worker.resume()

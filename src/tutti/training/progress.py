@@ -59,7 +59,7 @@ class Moment:
 
 
 class Progress(Protocol):
-    """Shows a run. The calls come in the order `begin`, (`moment`..., `epoch`)..., `end`.
+    """Shows a run. The calls come in the order `begin`, (`moment`..., `doing`..., `epoch`)..., `end`.
 
     Attributes:
         every_s: seconds between two calls of `moment`.
@@ -72,6 +72,9 @@ class Progress(Protocol):
 
     def moment(self, moment: Moment) -> None:
         """An epoch goes on."""
+
+    def doing(self, what: str) -> None:
+        """The rank does something else than to train: one of the states of `tutti.heartbeats`."""
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
@@ -89,6 +92,9 @@ class Silent:
         """Show nothing."""
 
     def moment(self, moment: Moment) -> None:
+        """Show nothing."""
+
+    def doing(self, what: str) -> None:
         """Show nothing."""
 
     def epoch(self, record: EpochRecord) -> None:
@@ -120,6 +126,9 @@ class Lines:
         done = (moment.step - (moment.epoch - 1) * self._span.per_epoch) / self._span.per_epoch
         start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
         self._print(moment.step, start, moment_text(moment))
+
+    def doing(self, what: str) -> None:
+        """Lines are of what has been done."""
 
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's figures."""
@@ -171,6 +180,9 @@ class Live:
         """Move the bar."""
         self._show(moment.epoch, moment.step, moment_text(moment))
 
+    def doing(self, what: str) -> None:
+        """The bar stands still meanwhile."""
+
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's line above the bar."""
         line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
@@ -189,6 +201,53 @@ class Live:
             self._task, total=self._span.updates, completed=step, description=label, figures=text
         )
         self._bar.refresh()
+
+
+class Several:
+    """Shows a run in several ways, each as often as it wants to.
+
+    Args:
+        ways: to show it.
+    """
+
+    def __init__(self, *ways: Progress) -> None:
+        self.every_s = min(way.every_s for way in ways)
+        self._ways = ways
+        self._due = [0.0] * len(ways)
+
+    def begin(self, span: Span) -> None:
+        """Training begins."""
+        for way in self._ways:
+            way.begin(span)
+        self._wait()
+
+    def moment(self, moment: Moment) -> None:
+        """Hand on the moment to those who have waited long enough."""
+        now = time.monotonic()
+        for number, way in enumerate(self._ways):
+            if now >= self._due[number]:
+                way.moment(moment)
+                self._due[number] = now + way.every_s
+
+    def doing(self, what: str) -> None:
+        """The rank does something else than to train."""
+        for way in self._ways:
+            way.doing(what)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended."""
+        for way in self._ways:
+            way.epoch(record)
+        self._wait()
+
+    def end(self) -> None:
+        """Training has ended, well or not."""
+        for way in self._ways:
+            way.end()
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        self._due = [now + way.every_s for way in self._ways]
 
 
 def progress_on(stream: TextIO, rank: int = 0) -> Progress:

@@ -3,6 +3,7 @@
     config.json           the resolved configuration, which alone repeats the run
     data.json             how the model saw its data: `TrainedOn`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
+    ranks/0.json          the newest sign of life of rank 0, and so on: `tutti.heartbeats`
     usage.jsonl           cores and memory while the run went on: `tutti.usage`
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
@@ -21,13 +22,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import BadRunFolder
+from tutti.heartbeats import RANKS
 from tutti.json_lines import Json, Lines, append_line, to_json
 from tutti.records import EpochRecord, Summary, read_history
 from tutti.usage import usage_files
@@ -108,7 +110,7 @@ class RunFolder:
         check_writable(path)
         chosen = Path(path) if path is not None else _unused(RUNS / folder_name(model, data))
         with _refusing(chosen):
-            chosen.mkdir(parents=True, exist_ok=True)
+            (chosen / RANKS).mkdir(parents=True, exist_ok=True)
         return cls(chosen)
 
     @classmethod
@@ -235,6 +237,9 @@ class RunFolder:
         with _refusing(self.path):
             for path in (*(self.path / name for name in FILES), *usage_files(self.path)):
                 path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                # Under another name first: ranks that leave a sign of life just now find no place for it.
+                shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
 

@@ -1,0 +1,128 @@
+"""Signs of life that the ranks of a run leave in its folder. Needs neither torch nor MPI.
+
+ranks/0.json    the newest `Heartbeat` of rank 0, replaced about once a second as long as the rank lives
+ranks/1.json    ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.json_lines import Json, Lines, to_json
+
+RANKS: Final = "ranks"
+"""The folder with the signs of life, inside the run's."""
+
+EVERY_S: Final = 1.0
+"""Seconds between two signs of a rank."""
+
+STARTING: Final = "starting"
+TRAINING: Final = "training"
+WAITING: Final = "waiting for others"
+VALIDATING: Final = "validating"
+TESTING: Final = "testing"
+FINISHED: Final = "finished"
+FAILED: Final = "failed"
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A sign of life of a rank, and how far it has come.
+
+    Times are seconds since 1970 (UTC), by the clock of the rank's host.
+
+    Attributes:
+        rank: its number among the workers.
+        host: where it runs.
+        process: its number there.
+        time: when it gave this sign.
+        state: what it does: one of the names above.
+        began: when it began to train; None before.
+        moved: when it was last seen to make progress, which is looked at about once a second.
+        epoch: the epoch that it is in, from 1; 0 before.
+        step: weight updates since the run began, as in `tutti.records.EpochRecord`.
+        updates: of the whole run; 0 before it trains.
+        per_epoch: of one epoch.
+        steps_per_s: updates per second, lately.
+        samples_per_s: training samples of this rank per second, lately.
+        error: why it failed, in one line; None as long as it did not.
+    """
+
+    rank: int
+    host: str
+    process: int
+    time: float
+    state: str = STARTING
+    began: float | None = None
+    moved: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    updates: int = 0
+    per_epoch: int = 0
+    steps_per_s: float = 0.0
+    samples_per_s: float = 0.0
+    error: str | None = None
+
+    def as_json(self) -> Json:
+        """The heartbeat as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> Heartbeat:
+        """The heartbeat that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such heartbeat.
+        """
+        whole = ("rank", "process", "epoch", "step", "updates", "per_epoch")
+        numbers = ("time", "moved", "steps_per_s", "samples_per_s")
+        found: Json = {name: int(values[name]) for name in whole}
+        found |= {name: float(values[name]) for name in numbers}
+        found |= {"host": str(values["host"]), "state": str(values["state"])}
+        began, error = values["began"], values["error"]
+        return cls(
+            **found,
+            began=None if began is None else float(began),
+            error=None if error is None else str(error),
+        )
+
+
+def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
+    """Put `beat` in the place of the rank's last one: who reads sees the one or the other.
+
+    Args:
+        folder: the run's; it has the folder `RANKS`.
+        beat: the sign.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / RANKS / f"{beat.rank}.json"
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    # It need not survive a power cut, so it is not flushed to the disk: that would make the rank wait.
+    unfinished.write_text(to_json(beat.as_json()) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def read_heartbeats(folder: Path) -> Lines[Heartbeat]:
+    """The newest sign of each rank, by rank; of ranks that have left none there is none.
+
+    Args:
+        folder: the run's.
+    """
+    found: Lines[Heartbeat] = Lines([], [])
+    for path in (folder / RANKS).glob("[0-9]*.json"):
+        try:
+            found.records.append(Heartbeat.from_json(json.loads(path.read_text(encoding="utf-8"))))
+        except FileNotFoundError:  # the run has failed early and taken its files back
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found.damage.append(
+                f"{path} is no sign of life ({type(error).__name__}: {error}); it was left out"
+            )
+    found.records.sort(key=lambda beat: beat.rank)
+    return found

@@ -1,0 +1,191 @@
+"""How a run is: whether it goes on, and which ranks are in trouble. Judged from its records alone.
+
+a rank is      when
+----------     ------------------------------------------------------------------------------------------
+failed         it says so itself
+stopped, gone  the sampler of its host sees its process like that
+silent         its last sign of life is older than `Limits.silent_s`: it was stopped, or has died, or its host
+stuck          it lives, but has made no step for so long, and no other rank is to blame
+behind         it has made `Limits.behind` steps fewer than the others, and 3 s worth of their steps
+slow           it computes less than half as many samples per second as the others
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.heartbeats import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
+from tutti.usage import GONE, STOPPED
+from tutti.watching.snapshot import Snapshot
+
+FRESH_S: Final = 5.0
+"""How old a sample may be to say something about now."""
+
+STEPS_LATE_S: Final = 3.0
+"""How many seconds of the others' steps a rank must lack to be behind: signs come once a second each."""
+
+SLOW: Final = 0.5
+"""The share of the others' samples per second below which a rank is slow."""
+
+LONG_STEPS: Final = 10.0
+"""How many times as long as a usual step a rank may take for one before it is stuck."""
+
+
+class Condition(enum.Enum):
+    """How a run is."""
+
+    WAITING = "waiting for records"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """From when on something is said.
+
+    Attributes:
+        silent_s: seconds without a sign of life, or without a step.
+        behind: steps.
+    """
+
+    silent_s: float = 10.0
+    behind: int = 100
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a rank.
+
+    Attributes:
+        rank: which one.
+        lost: whether the run cannot go on like this; else it is only slower than it could be.
+        what: it is, as the end of a sentence that begins with the rank.
+        remedy: what to do about it.
+    """
+
+    rank: int
+    lost: bool
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.what}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a run is.
+
+    Attributes:
+        condition: of the run.
+        findings: what is wrong with its ranks, the worst first.
+        unseen: ranks that leave no sign of life here.
+    """
+
+    condition: Condition
+    findings: tuple[Finding, ...] = ()
+    unseen: tuple[int, ...] = ()
+
+    @property
+    def well(self) -> bool:
+        """Whether the run goes on or has finished, with all its ranks."""
+        return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
+
+
+def examine(run: Snapshot, limits: Limits) -> Health:
+    """Judge a run.
+
+    Args:
+        run: what its records say.
+        limits: from when on something is said.
+    """
+    condition = _condition(run, limits)
+    if condition in (Condition.WAITING, Condition.FINISHED):
+        return Health(condition)
+    lost = [found for beat in run.beats if (found := _lost(run, beat, limits)) is not None]
+    named = {one.rank for one in lost}
+    well = [beat for beat in run.beats if beat.rank not in named]
+    slow: list[Finding] = []
+    if condition is Condition.RUNNING:
+        slow = [found for beat in well if (found := _late(run, beat, well, limits)) is not None]
+        slow = slow or ([] if lost else _stuck(well, limits))
+    # Whoever says why it failed comes first: the others have only lost it.
+    lost.sort(key=lambda one: not one.what.startswith(FAILED))
+    seen = {beat.rank for beat in run.beats}
+    return Health(condition, (*lost, *slow), tuple(rank for rank in range(run.workers) if rank not in seen))
+
+
+def _condition(run: Snapshot, limits: Limits) -> Condition:
+    if run.summary is not None:
+        return Condition.FINISHED
+    ages = [run.now - beat.time for beat in run.beats if beat.state not in (FINISHED, FAILED)]
+    sampled = any(
+        one.state != GONE for host in run.usage if run.now - host.time <= FRESH_S for one in host.ranks
+    )
+    if sampled or any(age <= limits.silent_s for age in ages):
+        return Condition.RUNNING
+    if not run.beats and (run.written is None or run.now - run.written <= limits.silent_s):
+        return Condition.WAITING
+    return Condition.FAILED
+
+
+def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> Finding | None:
+    """What keeps the rank from training, if anything does."""
+    place = f"process {beat.process} on {beat.host}"
+    if beat.state == FAILED:
+        return Finding(beat.rank, True, f"failed: {beat.error}", "its traceback is the last thing printed")
+    if beat.state == FINISHED:
+        return None
+    age, sample = run.now - beat.time, run.usage_of(beat.rank)
+    state = sample[0].state if sample is not None and sample[1] <= FRESH_S else None
+    if state in STOPPED:
+        remedy = f"somebody has stopped {place}; 'kill -CONT {beat.process}' there lets it go on"
+        return Finding(beat.rank, True, f"is stopped in step {beat.step:,}", remedy)
+    if state == GONE:
+        return Finding(
+            beat.rank, True, f"is gone since step {beat.step:,}", f"{place} has ended; see its output"
+        )
+    if age > limits.silent_s:
+        remedy = f"is {place} stopped or dead, is the host up, and can it write this folder?"
+        return Finding(beat.rank, True, f"has been silent for {age:.0f} s, since step {beat.step:,}", remedy)
+    return None
+
+
+def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> Finding | None:
+    """How the rank falls behind the others, if it does."""
+    others = [other for other in well if other.rank != beat.rank and other.updates]
+    if not others or beat.state != TRAINING:
+        return None
+    place = f"what else runs on {beat.host}, and is a core of its own there for each rank"
+    lag = statistics.median(_step_at(beat.time, other) for other in others) - beat.step
+    rate = statistics.median(other.steps_per_s for other in others)
+    if lag > max(limits.behind, STEPS_LATE_S * rate):
+        return Finding(
+            beat.rank, False, f"is {lag:,.0f} steps behind the others", f"{place}? See also --balance"
+        )
+    usual = statistics.median(other.samples_per_s for other in others)
+    if 0 < beat.samples_per_s < SLOW * usual:
+        what = f"computes {beat.samples_per_s:,.0f} samples/s, the others {usual:,.0f}"
+        return Finding(beat.rank, False, what, f"{place}? See also --balance")
+    return None
+
+
+def _step_at(time: float, beat: Heartbeat) -> float:
+    """The step in which a rank was, or will be, at a time near its last sign."""
+    return beat.step + (beat.steps_per_s * (time - beat.time) if beat.state == TRAINING else 0.0)
+
+
+def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[Finding]:
+    """The ranks that live and make no step, though no other rank keeps them from it."""
+    found = []
+    for beat in well:
+        still, usual = beat.time - beat.moved, 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S
+        if beat.state == TRAINING and still > max(limits.silent_s, LONG_STEPS * usual):
+            remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
+            found.append(Finding(beat.rank, False, f"has made no step for {still:.0f} s", remedy))
+    return found

@@ -1,0 +1,161 @@
+"""What the folder of a run says at one moment."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadRunFolder
+from tutti.heartbeats import RANKS, Heartbeat, read_heartbeats
+from tutti.json_lines import Json, Lines, last_record
+from tutti.records import EpochRecord, Summary, read_history
+from tutti.usage import RankUsage, UsageRecord, usage_files
+
+CONFIG: Final = "config.json"
+HISTORY: Final = "history.jsonl"
+SUMMARY: Final = "summary.json"
+COMPARISON: Final = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the records of a run say.
+
+    Attributes:
+        folder: the run's.
+        now: when they were read, in seconds since 1970.
+        written: when the newest of the files was written; None before there is one.
+        config: the resolved configuration; None before it is written.
+        history: the epochs so far.
+        summary: of a finished run; None while it is not.
+        beats: the newest sign of life of each rank that has left one, by rank.
+        usage: the newest sample of each host.
+        damage: one sentence for each record that could not be read.
+    """
+
+    folder: Path
+    now: float
+    written: float | None = None
+    config: Json | None = None
+    history: tuple[EpochRecord, ...] = ()
+    summary: Summary | None = None
+    beats: tuple[Heartbeat, ...] = ()
+    usage: tuple[UsageRecord, ...] = ()
+    damage: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """How many ranks train, as far as that is known."""
+        told = str((self.config or {}).get("workers", ""))
+        return max([int(told) if told.isdigit() else 0, *(beat.rank + 1 for beat in self.beats)])
+
+    def usage_of(self, rank: int) -> tuple[RankUsage, float] | None:
+        """The newest sample of a rank, and how many seconds old it is; None where there is none."""
+        found = [(one, self.now - host.time) for host in self.usage for one in host.ranks if one.rank == rank]
+        return min(found, key=lambda sample: sample[1], default=None)
+
+
+@dataclass
+class Watched:
+    """A run folder that is read again and again; what has not changed is not.
+
+    Args:
+        folder: the run's.
+    """
+
+    folder: Path
+    _history: Lines[EpochRecord] = field(default_factory=lambda: Lines([], []))
+    _size: int = 0
+
+    def check(self) -> None:
+        """Refuse what is no folder of a run, nor may become one.
+
+        Raises:
+            BadRunFolder: the message says what it is.
+        """
+        folder = self.folder
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "does not exist"
+            raise BadRunFolder(f"run folder {folder} {what}; give the folder that 'tutti train' writes")
+        if (folder / COMPARISON).is_file():
+            runs = sorted(path.parent for path in folder.glob(f"*/*/{CONFIG}"))
+            newest = max(runs, key=lambda run: (run / CONFIG).stat().st_mtime, default=None)
+            such = f", such as {newest}" if newest else ""
+            raise BadRunFolder(f"{folder} holds a comparison; give the folder of one of its runs{such}")
+        marks = (CONFIG, HISTORY, RANKS)
+        if any(folder.iterdir()) and not any((folder / name).exists() for name in marks):
+            raise BadRunFolder(
+                f"{folder} is no folder of a run: it has none of {', '.join(marks)}; "
+                "give the folder that 'tutti train' writes"
+            )
+
+    def read(self, now: float) -> Snapshot:
+        """What the records say.
+
+        Args:
+            now: the time, in seconds since 1970.
+
+        Raises:
+            BadRunFolder: the folder is gone, or a file cannot be read.
+        """
+        if not self.folder.is_dir():
+            raise BadRunFolder(f"run folder {self.folder} is gone: a run that fails early takes it back")
+        self._read_history()
+        beats = read_heartbeats(self.folder)
+        summary, damage = _summary(self.folder / SUMMARY)
+        return Snapshot(
+            folder=self.folder,
+            now=now,
+            written=_newest(self.folder),
+            config=_config(self.folder / CONFIG),
+            history=tuple(self._history.records),
+            summary=summary,
+            beats=tuple(beats.records),
+            usage=_usage(self.folder),
+            damage=(*self._history.damage, *beats.damage, *damage),
+        )
+
+    def _read_history(self) -> None:
+        path = self.folder / HISTORY
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._size:
+            self._history, self._size = read_history(path), size
+
+
+def _newest(folder: Path) -> float | None:
+    """When the newest of the run's files was written."""
+    times = []
+    for path in (folder / CONFIG, folder / HISTORY, *usage_files(folder)):
+        with suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
+
+
+def _config(path: Path) -> Json | None:
+    """The configuration; None as long as there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _summary(path: Path) -> tuple[Summary | None, list[str]]:
+    """The summary of a finished run, and a sentence if it is there but cannot be read."""
+    try:
+        return Summary.from_json(json.loads(path.read_text(encoding="utf-8"))), []
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return None, [f"{path} is no summary of a run ({type(error).__name__}: {error})"]
+
+
+def _usage(folder: Path) -> tuple[UsageRecord, ...]:
+    found = []
+    for path in usage_files(folder):
+        with suppress(FileNotFoundError):
+            found.append(last_record(path, UsageRecord.from_json))
+    return tuple(record for record in found if record is not None)

@@ -1,0 +1,161 @@
+"""Which ranks are named, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from tutti.heartbeats import FAILED, FINISHED, STARTING, VALIDATING, WAITING
+from tutti.watching.health import Condition, Finding, Limits, examine
+from tutti.watching.snapshot import Snapshot
+from watching.seen import NOW, beat, seen, summary, usage
+
+LIMITS = Limits(silent_s=10.0, behind=100)
+LONG_AGO = NOW - 60.0
+
+
+def findings(run: Snapshot) -> tuple[Finding, ...]:
+    return examine(run, LIMITS).findings
+
+
+def test_ranks_that_train_are_well() -> None:
+    health = examine(seen(beat(0), beat(1), usage=(usage("running", "sleeping"),)), LIMITS)
+    assert health.condition is Condition.RUNNING
+    assert health.findings == ()
+    assert health.unseen == ()
+    assert health.well
+
+
+def test_a_rank_that_is_silent_is_named_and_the_others_are_not() -> None:
+    run = seen(beat(0), beat(1, time=NOW - 12.0, step=990), beat(2))
+    (found,) = findings(run)
+    assert (found.rank, found.lost) == (1, True)
+    assert found.what == "has been silent for 12 s, since step 990"
+    assert "process 1001 on a" in found.remedy
+    assert not examine(run, LIMITS).well
+
+
+def test_a_rank_is_silent_only_after_the_limit() -> None:
+    assert findings(seen(beat(0), beat(1, time=NOW - 9.0))) == ()
+    assert examine(seen(beat(0), beat(1, time=NOW - 9.0)), Limits(silent_s=8.0)).findings[0].rank == 1
+
+
+@pytest.mark.parametrize("state", ["stopped", "tracing-stop"])
+def test_a_rank_that_somebody_has_stopped_is_named_before_it_is_silent(state: str) -> None:
+    (found,) = findings(seen(beat(0), beat(1, time=NOW - 2.0), usage=(usage("running", state),)))
+    assert (found.rank, found.lost) == (1, True)
+    assert "'kill -CONT 1001'" in found.remedy
+
+
+def test_a_rank_whose_process_is_gone_is_named_at_once() -> None:
+    (found,) = findings(seen(beat(0), beat(1, time=NOW - 2.0), usage=(usage("running", "gone"),)))
+    assert (found.rank, found.lost) == (1, True)
+    assert found.what.startswith("is gone")
+
+
+def test_an_old_sample_says_nothing_about_now() -> None:
+    assert findings(seen(beat(0), beat(1), usage=(usage("running", "stopped", age=30.0),))) == ()
+
+
+def test_a_rank_that_failed_comes_first_with_its_error() -> None:
+    silent, failed = beat(0, time=NOW - 20.0), beat(1, state=FAILED, error="KeyError: 'x'")
+    first, second = findings(seen(silent, failed, beat(2)))
+    assert first.what == "failed: KeyError: 'x'"
+    assert (first.rank, second.rank) == (1, 0)
+
+
+def test_a_rank_that_makes_fewer_steps_is_behind() -> None:
+    (found,) = findings(seen(beat(0), beat(1), beat(2, step=850)))
+    assert (found.rank, found.lost) == (2, False)
+    assert found.what == "is 150 steps behind the others"
+    assert examine(seen(beat(0), beat(1), beat(2, step=850)), LIMITS).well
+
+
+def test_steps_are_compared_at_one_time() -> None:
+    earlier = beat(1, time=NOW - 5.0, step=900, steps_per_s=30.0)
+    assert findings(seen(beat(0, steps_per_s=30.0), earlier, beat(2, steps_per_s=30.0))) == ()
+
+
+def test_a_lead_of_less_than_some_seconds_is_chance() -> None:
+    fast = [beat(rank, steps_per_s=1000.0) for rank in (0, 1)]
+    assert findings(seen(*fast, beat(2, step=100_000 - 99_500, steps_per_s=1000.0))) == ()
+
+
+def test_a_rank_that_waits_for_the_others_is_not_behind_and_tells_who_is() -> None:
+    waits = beat(0, state=WAITING, moved=LONG_AGO)
+    (found,) = findings(seen(waits, beat(1, step=700)))
+    assert found.rank == 1
+
+
+def test_a_rank_at_less_than_half_the_speed_is_slow() -> None:
+    (found,) = findings(seen(beat(0), beat(1, samples_per_s=150.0), beat(2)))
+    assert (found.rank, found.lost) == (1, False)
+    assert found.what == "computes 150 samples/s, the others 320"
+
+
+def test_one_rank_is_never_behind() -> None:
+    assert findings(seen(beat(0, samples_per_s=0.001))) == ()
+
+
+def test_ranks_that_live_and_make_no_step_are_stuck() -> None:
+    first, second = findings(seen(beat(0, moved=LONG_AGO), beat(1, moved=LONG_AGO)))
+    assert (first.rank, second.rank) == (0, 1)
+    assert "has made no step for 60 s" in first.what
+    assert "py-spy dump --pid 1000" in first.remedy
+
+
+def test_ranks_that_wait_for_a_lost_one_are_not_named() -> None:
+    run = seen(beat(0, moved=LONG_AGO), beat(1, moved=LONG_AGO, time=LONG_AGO))
+    assert [found.rank for found in findings(run)] == [1]
+
+
+def test_long_steps_are_no_reason_to_worry() -> None:
+    slow = {"steps_per_s": 0.1, "moved": NOW - 30.0}
+    assert findings(seen(beat(0, **slow), beat(1, **slow))) == ()
+
+
+@pytest.mark.parametrize("state", [VALIDATING, WAITING, STARTING])
+def test_a_rank_that_does_something_else_than_train_may_take_its_time(state: str) -> None:
+    assert findings(seen(beat(0, state=state, moved=LONG_AGO), beat(1, state=state, moved=LONG_AGO))) == ()
+
+
+def test_ranks_that_leave_no_sign_here_are_told_apart_from_lost_ones() -> None:
+    run = seen(beat(0), beat(2), config={"workers": "4"})
+    health = examine(run, LIMITS)
+    assert health.unseen == (1, 3)
+    assert health.well
+
+
+def test_a_run_with_a_summary_has_finished_whatever_its_ranks_say() -> None:
+    health = examine(seen(beat(0, time=LONG_AGO), summary=summary(2)), LIMITS)
+    assert (health.condition, health.findings) == (Condition.FINISHED, ())
+
+
+def test_a_run_without_a_summary_and_without_a_live_rank_has_failed() -> None:
+    health = examine(seen(beat(0, time=LONG_AGO), beat(1, time=LONG_AGO)), LIMITS)
+    assert health.condition is Condition.FAILED
+    assert not health.well
+
+
+def test_a_run_whose_ranks_all_say_that_they_failed_has_failed_at_once() -> None:
+    run = seen(beat(0, state=FAILED, error="a"), beat(1, state=FAILED, error="b"))
+    assert examine(run, LIMITS).condition is Condition.FAILED
+
+
+def test_ranks_that_finished_without_a_summary_have_failed_to_write_it() -> None:
+    assert examine(seen(beat(0, state=FINISHED)), LIMITS).condition is Condition.FAILED
+
+
+def test_a_run_whose_ranks_are_all_stopped_has_not_failed() -> None:
+    run = seen(beat(0, time=LONG_AGO), beat(1, time=LONG_AGO), usage=(usage("stopped", "stopped"),))
+    health = examine(run, LIMITS)
+    assert health.condition is Condition.RUNNING
+    assert [found.rank for found in health.findings] == [0, 1]
+
+
+def test_a_folder_without_records_is_waited_for() -> None:
+    assert examine(seen(config=None, written=None), LIMITS).condition is Condition.WAITING
+    assert examine(seen(written=NOW - 2.0), LIMITS).condition is Condition.WAITING
+
+
+def test_records_that_nobody_continues_are_those_of_a_run_that_failed() -> None:
+    assert examine(seen(written=LONG_AGO), LIMITS).condition is Condition.FAILED

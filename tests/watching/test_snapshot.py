@@ -1,0 +1,110 @@
+"""What is read of a run folder, whole or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tutti.errors import BadRunFolder
+from tutti.json_lines import append_line
+from tutti.usage import usage_file
+from tutti.watching.snapshot import Watched
+from watching.seen import NOW, beat, epoch, usage, write_run
+
+
+def test_everything_that_a_run_has_written_is_seen(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run", beat(0), beat(1), epochs=2, finished=True, usage=usage("running", "gone")
+    )
+    run = Watched(folder).read(NOW)
+    assert run.beats == (beat(0), beat(1))
+    assert run.history == (epoch(1), epoch(2))
+    assert run.usage == (usage("running", "gone"),)
+    assert run.summary is not None
+    assert (run.workers, run.damage) == (2, ())
+
+
+def test_an_empty_folder_has_nothing_and_is_no_mistake(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.check()
+    run = watched.read(NOW)
+    assert (run.config, run.history, run.beats, run.written) == (None, (), (), None)
+
+
+def test_epochs_that_come_later_are_seen_later(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", beat(0), epochs=1)
+    watched = Watched(folder)
+    assert len(watched.read(NOW).history) == 1
+    append_line(folder / "history.jsonl", epoch(2))
+    assert len(watched.read(NOW).history) == 2
+
+
+def test_a_history_that_did_not_change_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(write_run(tmp_path / "run", beat(0), epochs=1))
+    first = watched.read(NOW)
+    monkeypatch.setattr("tutti.watching.snapshot.read_history", None)
+    assert watched.read(NOW).history == first.history
+
+
+def test_records_that_are_cut_off_are_left_out_and_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", beat(0), epochs=2, finished=True, usage=usage("running"))
+    append_line(usage_file(folder), usage("running", age=0.0))
+    for name in ("history.jsonl", "summary.json", "ranks/0.json", "usage.jsonl"):
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:-30])
+    run = Watched(folder).read(NOW)
+    assert run.history == (epoch(1),)
+    assert run.usage == (usage("running"),)
+    assert (run.summary, run.beats) == (None, ())
+    assert len(run.damage) == 3
+
+
+def test_the_newest_sample_of_a_rank_is_found(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", beat(0), usage=usage("running", age=9.0))
+    append_line(usage_file(folder), usage("sleeping", age=2.0))
+    found = Watched(folder).read(NOW).usage_of(0)
+    assert found is not None
+    assert (found[0].state, found[1]) == ("sleeping", 2.0)
+    assert Watched(folder).read(NOW).usage_of(1) is None
+
+
+def missing(path: Path) -> Path:
+    return path / "missing"
+
+
+def a_file(path: Path) -> Path:
+    (path / "file").write_text("")
+    return path / "file"
+
+
+def another_folder(path: Path) -> Path:
+    (path / "notes.txt").write_text("")
+    return path
+
+
+def a_comparison(path: Path) -> Path:
+    (path / "comparison.json").write_text("{}")
+    write_run(path / "solo" / "0")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (missing, "does not exist"),
+        (a_file, "is a file"),
+        (another_folder, "is no folder of a run"),
+        (a_comparison, "one of its runs, such as"),
+    ],
+)
+def test_what_is_no_run_folder_is_refused(make: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match=said):
+        Watched(make(tmp_path)).check()  # type: ignore[operator]
+
+
+def test_a_folder_that_is_taken_back_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match="is gone"):
+        Watched(tmp_path / "run").read(NOW)

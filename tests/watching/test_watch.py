@@ -1,0 +1,202 @@
+"""`tutti watch`: what it shows, when it ends, and a real run with a rank that is stopped."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.processes import wait_until_gone
+from tutti.cli.main import main
+from tutti.heartbeats import FAILED, FINISHED, read_heartbeats, write_heartbeat
+from tutti.json_lines import append_line, to_json
+from tutti.watching.follow import Clock, follow
+from tutti.watching.health import Limits
+from watching.seen import NOW, beat, epoch, summary, usage, write_run
+
+PATIENCE_S = 90.0
+
+
+def now(rank: int, **other: object) -> object:
+    """A rank that trains at this moment, whatever the time is."""
+    return beat(rank, **{"time": time.time(), "moved": time.time(), "began": time.time() - 100.0, **other})
+
+
+def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh = replace(usage("running", "running"), time=time.time())
+    folder = write_run(tmp_path / "run", now(0), now(1), epochs=2, usage=fresh)
+    assert main(["watch", str(folder), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "mlp on digits, hogwild, 2 ranks, running, epoch 2/4, step 1,000 of 2,000, 1:40 left" in shown
+    assert "75.00%" in shown
+    assert "1001" in shown
+    assert "100 MiB" in shown
+
+
+def test_once_says_by_its_exit_code_that_a_rank_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", now(0), now(1, time=time.time() - 30.0))
+    assert main(["watch", str(folder), "--once"]) == 1
+    assert "rank 1 has been silent for 30 s" in capsys.readouterr().out
+    assert main(["watch", str(folder), "--once", "--silent-after", "1000"]) == 0
+
+
+def test_a_rank_that_is_behind_is_named_and_the_run_is_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", now(0), now(1, step=940))
+    assert main(["watch", str(folder), "--once", "--behind", "50"]) == 0
+    assert "rank 1 is 60 steps behind the others" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_shown_and_the_command_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", beat(0, state=FINISHED), epochs=3, finished=True)
+    assert main(["watch", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "finished after 0:08, test loss 0.2500  accuracy 87.50%" in shown
+    assert "epoch 3/4  loss 0.1667  accuracy 75.00%  validation loss 0.1667" in shown
+
+
+def test_a_run_that_failed_is_said_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", beat(0), beat(1, state=FAILED, error="KeyError: 'x'"), epochs=1)
+    assert main(["watch", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert "rank 1 failed: KeyError: 'x'" in shown
+    assert "the run failed after 1 complete record" in shown
+
+
+def followed(folder: Path, *events: Callable[[], None], terminal: bool = False) -> tuple[bool, str]:
+    """Whether the run finished, and what was shown; between two looks at it one event happens."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    left, seconds = list(events), [NOW]
+
+    def sleep(_: float) -> None:
+        seconds[0] += 1.0
+        left.pop(0)()
+
+    stream = Terminal()
+    finished = follow(folder, Limits(), stream, Clock(lambda: seconds[0], sleep))
+    return finished, stream.getvalue()
+
+
+def finish(folder: Path) -> None:
+    (folder / "summary.json").write_text(to_json(summary(2).as_json()))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_is_followed_from_an_empty_folder_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("run")
+    run.mkdir()
+
+    def begin() -> None:
+        run.rmdir()
+        write_run(run, beat(0), beat(1))
+
+    def train() -> None:
+        append_line(run / "history.jsonl", epoch(1))
+        for rank in (0, 1):
+            write_heartbeat(run, beat(rank, time=NOW + 2.0))
+
+    finished, shown = followed(run, begin, train, lambda: finish(run), terminal=terminal)
+    assert finished
+    assert "waiting for records" in shown
+    assert "2 ranks, running" in shown
+    assert "finished" in shown
+
+
+def test_without_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", beat(0), beat(1, time=NOW - 11.0), epochs=1)
+    finished, shown = followed(run, lambda: None, lambda: None, lambda: finish(run))
+    assert finished
+    assert shown.count("epoch 1/4  loss") == 1
+    assert shown.count("rank 1 has been silent for") == 1
+    assert shown.count("rank 0  training  step 1,000") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--silent-after", "1"], "give at least 2"),
+        (["--behind", "0"], "the smallest possible is 1"),
+        (["--onec"], "did you mean '--once'?"),
+    ],
+)
+def test_wrong_options_are_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(write_run(tmp_path / "run", beat(0))), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(tmp_path / "run")]) == 2
+    assert "does not exist; give the folder that 'tutti train' writes" in capsys.readouterr().err
+
+
+def test_watching_needs_neither_torch_nor_mpi_nor_numpy(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", beat(0, state=FINISHED), epochs=1, finished=True)
+    program = (
+        "import sys\nfor name in ('torch', 'mpi4py', 'numpy'): sys.modules[name] = None\n"
+        "from tutti.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", program, "watch", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def once(folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "tutti", "watch", str(folder), "--once"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def until(folder: Path, said: str, code: int) -> None:
+    """Watch until it says so, with this exit code."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        done = once(folder)
+        if said in done.stdout and done.returncode == code:
+            return
+        assert time.monotonic() < deadline, done
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_of_a_real_run_that_is_stopped_is_named_until_it_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "100000", "-n", "2"]
+    process = subprocess.Popen([*words, "--out", str(folder)], stdout=subprocess.DEVNULL, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (folder / "ranks/1.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        until(folder, "2 ranks, running, epoch", code=0)
+        stopped = read_heartbeats(folder).records[1].process
+        os.kill(stopped, signal.SIGSTOP)
+        until(folder, "rank 1 is stopped in step", code=1)
+        os.kill(stopped, signal.SIGCONT)
+        until(folder, "2 ranks, running, epoch", code=0)
+        processes = [one.process for one in read_heartbeats(folder).records]
+        process.kill()
+        assert wait_until_gone(processes) == []
+        until(folder, "the run failed after", code=1)
+    finally:
+        process.kill()
+        process.wait()
