@@ -113,6 +113,13 @@ def test_the_page_stands_alone(folder: Path) -> None:
     )
 
 
+def test_the_page_says_for_each_combination_what_to_try(folder: Path) -> None:
+    page = write_report(Comparison.read(folder), folder).read_text()
+    assert page.count("<li>") == len(WAYS)
+    assert "<li>solo, 1 thread: validation takes 20% of the time: try --validation 0.025," in page
+    assert "<li>sync, 2 workers: validation takes 29% of the time: try" in page
+
+
 def test_every_figure_is_a_picture_too(folder: Path) -> None:
     write_report(Comparison.read(folder), folder)
     for name in FIGURES:

@@ -9,9 +9,11 @@ from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.cli.parts import strategy_help
 from tutti.experiments.config import Options, TrainConfig
-from tutti.experiments.job import TrainJob
+from tutti.experiments.job import Outcome, TrainJob
 from tutti.experiments.job import run as run_job
 from tutti.experiments.plan import planned
+from tutti.launch.surroundings import started_by
+from tutti.reports.advice import advice, measuring_share, stages_by_rank
 
 
 def define(parser: Parser) -> None:
@@ -46,7 +48,13 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     config = config_of(arguments, dotted)
     if "plan" in arguments:
         config = planned(config, vars(arguments), lambda line: print(f"plan: {line}", flush=True))
-    run_job("tutti.experiments.train:work", TrainJob(config))
+    outcome = run_job("tutti.experiments.train:work", TrainJob(config))
+    if isinstance(outcome, Outcome) and started_by().rank == 0:
+        ranks = stages_by_rank(outcome.history)
+        print(
+            f"where the time went: {advice(ranks, outcome.config.as_json())}; "
+            f"measuring took {measuring_share(ranks):.2%}"
+        )
     return 0
 
 

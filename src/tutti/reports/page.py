@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.comparisons import SCALINGS, Comparison
+from tutti.comparisons import SCALINGS, Combination, Comparison
 from tutti.errors import BadRunFolder, UserError
+from tutti.reports.advice import advice, measuring_share, stages_by_rank
+from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, finished_runs, rows
 from tutti.reports.text import NOTE, cells, heads, title
 
@@ -82,13 +84,14 @@ def write_report(comparison: Comparison, folder: Path) -> Path:
     results = Results(comparison, found, runs)
     charts = {name: (head, draw(results)) for name, (head, draw) in FIGURES.items()}
     specs = {name: (head, chart.to_dict()) for name, (head, chart) in charts.items() if chart is not None}
+    advised = [line for one in comparison.combinations for line in _advice(comparison, one, runs[one.folder])]
     try:
         for name, (_, spec) in specs.items():
             _write_pictures(vl_convert, folder / PICTURES / name, spec)
         converter: Any = vl_convert  # Its types demand arguments that have defaults.
         script = converter.javascript_bundle()
         page = folder / PAGE
-        page.write_text("".join(_page(comparison, found, specs, script)), encoding="utf-8")
+        page.write_text("".join(_page(comparison, found, specs, script, advised)), encoding="utf-8")
     except OSError as error:
         raise BadRunFolder(
             f"cannot write the report into {folder}: {error.strerror}; give a folder that you may write"
@@ -102,8 +105,22 @@ def _write_pictures(vl_convert: Any, path: Path, spec: dict[str, Any]) -> None:
     path.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
 
 
+def _advice(comparison: Comparison, one: Combination, runs: Sequence[Run]) -> Iterator[str]:
+    """Where the time of a combination's runs went, and what to try."""
+    ranks = stages_by_rank([record for run in runs for record in run.history])
+    if ranks:
+        config = {**comparison.config, **one.options, "strategy": one.strategy}
+        every = {key[9:]: value for key, value in one.options.items() if key.startswith("strategy.")}
+        config["strategy_options"] = {**(config.get("strategy_options") or {}), **every}
+        yield f"{one.name}: {advice(ranks, config)}; measuring took {measuring_share(ranks):.2%}"
+
+
 def _page(
-    comparison: Comparison, found: Sequence[Row], specs: dict[str, tuple[str, dict[str, Any]]], script: str
+    comparison: Comparison,
+    found: Sequence[Row],
+    specs: dict[str, tuple[str, dict[str, Any]]],
+    script: str,
+    advised: Sequence[str],
 ) -> Iterator[str]:
     """The page, piece by piece."""
     name = f"{comparison.model} on {comparison.data}"
@@ -118,6 +135,9 @@ def _page(
         if row.error is not None:
             text = html.escape(f"{row.combination.name} failed: {row.error}")
             yield f'<p class="failed"><code>{text}</code></p>\n'
+    if advised:
+        yield "<h2>Where the time went</h2>\n<ul>\n"
+        yield "".join(f"<li>{html.escape(line)}</li>\n" for line in advised) + "</ul>\n"
     for figure, (head, _) in specs.items():
         yield f"<figure><figcaption>{html.escape(head)}</figcaption>"
         yield f'<div id="{figure}"></div></figure>\n'
