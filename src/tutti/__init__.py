@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tutti.backend.registration import register_with_torch
+from tutti.launch.environment import describe_mpi_rank
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -85,7 +86,9 @@ __all__ = [
     "train",
 ]
 
+# What `torch.distributed.init_process_group("tutti")` needs.
 register_with_torch()
+describe_mpi_rank()
 
 
 def __getattr__(name: str) -> object:

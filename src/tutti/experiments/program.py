@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tutti.errors import BadOption
 from tutti.experiments.job import announce
+from tutti.launch.environment import LOOPBACK, free_port, variables
 from tutti.launch.plan import make_plan
 from tutti.launch.start import start
+from tutti.launch.surroundings import Surroundings, started_by
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -44,6 +48,8 @@ def run_program(
 def work(comm: Communicator, payload: bytes) -> None:
     """Run the program in this process (entry point of the ranks).
 
+    It finds the other ranks with `tutti.init`, or with `torch.distributed.init_process_group`.
+
     Args:
         comm: the ranks; `tutti.init` gives it to the program.
         payload: JSON of the program's path and its arguments.
@@ -52,6 +58,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
     path, arguments = json.loads(payload)
     adopt(comm)
+    os.environ.update(_torch_variables(comm))
     sys.argv[:] = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     try:
@@ -59,3 +66,11 @@ def work(comm: Communicator, payload: bytes) -> None:
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
+
+
+def _torch_variables(comm: Communicator) -> dict[str, str]:
+    """What torch.distributed reads (collective)."""
+    offer = (LOOPBACK if comm.hosts == 1 else socket.gethostname(), free_port()) if comm.rank == 0 else None
+    address, port = cast("tuple[str, int]", comm.broadcast_object(offer))
+    place = Surroundings(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
+    return variables(place, address, port)

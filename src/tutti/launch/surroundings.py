@@ -75,7 +75,7 @@ def started_by(environ: Mapping[str, str] | None = None) -> Surroundings:
         if _ours is not None:
             return _ours
         environ = os.environ
-    found = _open_mpi(environ) or _slurm(environ) or _pmi(environ)
+    found = mpi_place(environ)
     if found is not None:
         _require_mpi4py(found)
         return found
@@ -85,6 +85,15 @@ def started_by(environ: Mapping[str, str] | None = None) -> Surroundings:
             "run the same command without torchrun, with -n for the number of ranks"
         )
     return ALONE
+
+
+def mpi_place(environ: Mapping[str, str]) -> Surroundings | None:
+    """Where this process is in an MPI job, as the launcher tells; None outside of one.
+
+    Raises:
+        UserError: the launcher does not tell how many ranks there are.
+    """
+    return _open_mpi(environ) or _slurm(environ) or _pmi(environ)
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Surroundings | None:

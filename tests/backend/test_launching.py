@@ -1,0 +1,135 @@
+"""The backend is found, and the ranks find each other, whoever starts them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.multiprocessing
+
+from mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
+from mpi.mpirun import run as run_mpi
+from tutti.launch.environment import describe_mpi_rank
+
+PROGRAM = Path(__file__).with_name("summing.py")
+LIMIT_S = 110
+
+
+def run(command, **environ):
+    outcome = subprocess.run(
+        command, env={**os.environ, **environ}, timeout=LIMIT_S, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    return sorted(line for line in outcome.stdout.splitlines() if " of " in line or "mpi4py" in line)
+
+
+def expected(size):
+    return [f"{rank} of {size}: {size * (size + 1) / 2}" for rank in range(size)]
+
+
+def test_under_torchrun():
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        PROGRAM,
+    ]
+    assert run(command) == expected(2)
+
+
+@needs_mpirun
+@pytest.mark.mpi
+def test_under_mpirun_without_importing_mpi4py():
+    command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(PROGRAM)]
+    if os.geteuid():
+        command.remove("--allow-run-as-root")
+    outcome = run_mpi(command, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, LIMIT_S)
+    assert outcome.returncode == 0, outcome.stderr
+    assert sorted(outcome.stdout.splitlines()) == expected(2)
+
+
+def test_under_tutti_run():
+    assert run([sys.executable, "-m", "tutti", "run", "-n", "2", PROGRAM]) == expected(2)
+
+
+def be_spawned(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    with Path(folder, str(rank)).open("w") as sys.stdout:
+        exec(compile(PROGRAM.read_text(), PROGRAM, "exec"), {})
+
+
+def test_when_spawned(tmp_path):
+    from tutti.launch.environment import free_port
+
+    torch.multiprocessing.spawn(be_spawned, (free_port(), str(tmp_path)), nprocs=2)
+    assert [(tmp_path / str(rank)).read_text().strip() for rank in range(2)] == expected(2)
+
+
+def test_the_debug_mode_of_torch_works():
+    command = [sys.executable, "-m", "tutti", "run", "-n", "2", PROGRAM]
+    assert run(command, TORCH_DISTRIBUTED_DEBUG="DETAIL") == expected(2)
+
+
+ORDERS = {
+    "tutti first": "import tutti; import torch.distributed",
+    "torch first": "import torch.distributed; import tutti",
+    "tutti only": "import tutti; import torch",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_importing_tutti_makes_the_backend_known_without_entry_points(order):
+    program = f"{ORDERS[order]}; print(torch.distributed.is_backend_available('tutti'))"
+    environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    outcome = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    assert outcome.stdout.strip() == "True"
+
+
+def test_the_environment_is_described_once_and_only_under_mpi():
+    environ = {}
+    describe_mpi_rank(environ)
+    assert environ == {}
+    environ = {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "PMIX_NAMESPACE": "job",
+    }
+    describe_mpi_rank(environ)
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["LOCAL_RANK"]) == ("3", "4", "3")
+    assert environ["MASTER_ADDR"] == "127.0.0.1"
+    assert 20_000 <= int(environ["MASTER_PORT"]) < 32_000
+    theirs = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "RANK": "1", "WORLD_SIZE": "2"}
+    before = dict(theirs)
+    describe_mpi_rank(theirs)
+    assert theirs == before
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"), [("gpu[03-07,12],cpu1", "gpu03"), ("gpu7,gpu8", "gpu7"), ("n[1,4]", "n1")]
+)
+def test_on_several_hosts_of_slurm_rank_0_is_on_the_first(listed, first):
+    environ = {
+        "SLURM_PROCID": "5",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_STEP_NODELIST": listed,
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+        "SLURM_NODEID": "1",
+    }
+    describe_mpi_rank(environ)
+    assert environ["MASTER_ADDR"] == first
+    assert environ["LOCAL_RANK"] == "1"
