@@ -136,10 +136,11 @@ def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest:
 def _learn(side: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Train once; the accuracy in the end, and seconds and updates until the goal was reached."""
     import tutti
+    from tutti.reports.runs import crossing
 
     if side == DDP:
         found = _on_ranks("learn_by_ddp", args, [], seed=seed)
-        return {"accuracy": found["accuracy"], "reached": _reached(found["points"])}
+        return {"accuracy": found["accuracy"], "reached": crossing(found["points"], GOAL)}
     alone = side == SOLO
     recipe = Recipe() if alone else RECIPES.get(side, Recipe())
     strategy = "solo" if alone else side
@@ -164,7 +165,7 @@ def _learn(side: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     for record in result.history:
         seconds += record.seconds["total"] - record.seconds["validation"]
         points.append((seconds, record.step, record.validation.metrics["accuracy"]))
-    return {"accuracy": result.summary.test.metrics["accuracy"], "reached": _reached(points)}
+    return {"accuracy": result.summary.test.metrics["accuracy"], "reached": crossing(points, GOAL)}
 
 
 def _together(name: str) -> bool:
@@ -172,17 +173,6 @@ def _together(name: str) -> bool:
     from tutti.strategies.base import Pace
 
     return named(name).pace is Pace.TOGETHER
-
-
-def _reached(points: Sequence[tuple[float, float, float]]) -> tuple[float, float] | None:
-    """Seconds and updates at which the accuracy crossed the goal, on the line between two epochs."""
-    before = (0.0, 0.0, 0.1)
-    for point in points:
-        if point[2] >= GOAL:
-            part = (GOAL - before[2]) / (point[2] - before[2])
-            return before[0] + part * (point[0] - before[0]), before[1] + part * (point[1] - before[1])
-        before = tuple(point)
-    return None
 
 
 # What follows runs on the ranks.

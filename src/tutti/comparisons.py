@@ -13,14 +13,20 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.errors import BadRunFolder
+from tutti.errors import BadOption, BadRunFolder
 
 FILE: Final = "comparison.json"
+
+CPU: Final = "cpu"
+"""The device that others are compared with."""
 
 STRONG: Final = "strong"
 WEAK: Final = "weak"
 SCALINGS: Final = (STRONG, WEAK)
 """Strong: the same batch behind an update for any number of workers. Weak: the same batch for each worker."""
+
+APART: Final = "apart"
+"""The runs were not made as a comparison, but one by one."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,10 @@ class Combination:
         strategy: how it trains.
         workers: how many ranks train.
         threads: of each of them.
-        scaling: one of `SCALINGS`.
+        scaling: one of `SCALINGS`, or `APART`.
         options: the fields of the run's configuration in which it differs from the others.
         sweep: those of them that were crossed in: only runs with equal ones are compared.
+        device: what each of them computes on.
     """
 
     name: str
@@ -46,6 +53,14 @@ class Combination:
     scaling: str
     options: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] = field(default_factory=dict)
+    device: str = CPU
+
+    @property
+    def way(self) -> str:
+        """What it shares with the same way to train on another number of cores."""
+        shown = self.sweep.items() if self.scaling != APART else ()
+        swept = "".join(f", {key}={value}" for key, value in shown)
+        return self.strategy + swept + ("" if self.device == CPU else f", {self.device}")
 
     @property
     def cores(self) -> int:
@@ -72,6 +87,10 @@ class Comparison:
     target: float | None
     combinations: tuple[Combination, ...]
     config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.target is not None and not 0 < self.target <= 1:
+            raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
 
     def write(self, folder: Path) -> None:
         """Write it into the comparison's folder.

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tutti.cli.main import main
 from tutti.comparisons import STRONG, WEAK, Comparison, error_file, run_folder
 from tutti.errors import BadOption, RankFailed, UnknownName
 from tutti.experiments.compare import Question, compare, config_of, plan_comparison
 from tutti.experiments.config import TrainConfig
+from tutti.reports.page import PAGE
 
 CONFIG = TrainConfig(model="mlp", batch_size=32, epochs=1)
 
@@ -31,9 +37,9 @@ def test_solo_is_the_baseline_with_one_thread_and_with_all() -> None:
     assert [(one.name, one.workers, one.threads) for one in found] == [
         ("solo, 1 thread", 1, 1),
         ("solo, 4 threads", 1, 4),
-        ("sync, 1 worker", 1, 4),
+        ("sync, 1 worker", 1, 2),
         ("sync, 2 workers", 2, 2),
-        ("easgd, 1 worker", 1, 4),
+        ("easgd, 1 worker", 1, 2),
         ("easgd, 2 workers", 2, 2),
     ]
 
@@ -84,6 +90,20 @@ def test_an_option_may_be_one_strategy_s_own() -> None:
         config = config_of(asked, one, 0)
         assert config.lr == (0.5 if one.strategy == "easgd" else None)
         assert config.strategy_options == ({"every": 3} if one.strategy == "easgd" else {})
+
+
+def test_every_device_has_every_combination_but_threads_of_its_own() -> None:
+    asked = question(strategies=["solo", "sync"], workers=[1], devices=["cpu", "cuda"])
+    found = plan_comparison(asked, cores=2).combinations
+    assert [one.name for one in found] == [
+        "solo, 1 thread",
+        "solo, 2 threads",
+        "sync, 1 worker",
+        "solo, cuda",
+        "sync, 1 worker, cuda",
+    ]
+    assert [config_of(asked, one, 0).device for one in found] == ["cpu", "cpu", "cpu", "cuda", "cuda"]
+    assert found[3].folder == "solo-cuda"
 
 
 def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
@@ -159,16 +179,19 @@ def finish(config: TrainConfig) -> None:
     ("changes", "message"),
     [
         ({"strategies": []}, "nothing to compare"),
+        ({"devices": []}, "give --devices at least one value"),
         ({"repeats": 0}, "--repeats is 0"),
         ({"workers": [0, 1]}, "--workers has 0"),
         ({"target": 90.0}, "--target is 90.0"),
+        ({"config": replace(CONFIG, metrics="top5"), "target": 0.9}, "accuracy is not among --metrics top5"),
+        ({"sweep": {"device": ["cpu", "cuda"]}}, "give --devices instead"),
         ({"config": replace(CONFIG, validation=0.0), "target": 0.9}, "give --validation a share above 0"),
         ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadOption) as caught:
-        question(**changes)
+        plan_comparison(question(**changes), cores=2)
     assert message in str(caught.value)
 
 
@@ -176,6 +199,8 @@ def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], messa
     ("changes", "kind"),
     [
         ({"strategies": ["synk"]}, UnknownName),
+        ({"config": replace(CONFIG, metrics="acuracy")}, UnknownName),
+        ({"devices": ["cpu", "cud"]}, UnknownName),
         ({"sweep": {"batchsize": [1]}}, UnknownName),
         ({"sweep": {"strategy.evry": [1]}, "strategies": ["sync"]}, UnknownName),
         ({"sweep": {"batch_size": ["x"]}}, BadOption),
@@ -198,18 +223,18 @@ def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch
 
 def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "found"
-    words = ["compare", "mlp", "--strategies", "solo,sync,easgd", "-n", "2", "--repeats", "2"]
+    words = ["compare", "mlp", "--strategies", "sync,easgd", "-n", "2", "--repeats", "2"]
     words += ["--epochs", "1", "--target", "0.2", "--out", str(out), "--for", "easgd:strategy.every=2"]
     assert main(words) == 0
     shown = capfd.readouterr()
     assert "Traceback" not in shown.err
-    assert "8 of 8: easgd, 2 workers, repeat 2" in shown.out
+    assert "4 of 4: easgd, 2 workers, repeat 2" in shown.out
     line = next(line for line in shown.out.splitlines() if line.strip().startswith("sync, 2 workers"))
     cores, seconds = line.split()[3], float(line.split()[4])
     assert cores == "2"
     assert seconds > 0
     comparison = Comparison.read(out)
-    assert len(comparison.combinations) == 4
+    assert len(comparison.combinations) == 2
     for one in comparison.combinations:
         for repeat in range(2):
             assert (run_folder(out, one, repeat) / "summary.json").exists()
@@ -233,6 +258,9 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
         (["--for", "lr=1"], "--for is 'lr=1'"),
         (["--resume"], "--resume needs --out"),
         (["--strategies", "synk"], "did you mean 'sync'?"),
+        (["--metrics", "acuracy"], "did you mean 'accuracy'?"),
+        (["--devices", "cuda,cpus"], "did you mean 'cpu'?"),
+        (["--device", "cpu"], "unknown option '--device'; did you mean '--devices'?"),
         (["--model", "mlp"], "unknown option '--model'"),
     ],
 )
@@ -241,3 +269,45 @@ def test_wrong_words_are_refused(
 ) -> None:
     assert main(["compare", *words]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_device_that_is_not_here_fails_alone_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, so nothing fails")
+    words = ["compare", "mlp", "--strategies", "solo", "--repeats", "1", "--epochs", "1"]
+    assert main([*words, "--devices", "cpu,cuda", "--out", str(tmp_path / "found")]) == 1
+    shown = capfd.readouterr().out
+    assert "solo, cuda failed: --device is 'cuda', but torch finds no GPU here; use --device cpu" in shown
+    (line,) = [line for line in shown.splitlines() if line.strip().startswith("solo, 1 thread")]
+    assert float(line.split()[4]) > 0
+    assert '<tr class="failed"><td>solo, cuda (0 of 1 runs)</td>' in (tmp_path / "found" / PAGE).read_text()
+
+
+def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "found"
+    words = [sys.executable, "-m", "tutti", "compare", "mlp", "--strategies", "sync,easgd", "-n", "1"]
+    words += ["--repeats", "1", "--epochs", "1", "--out", str(out)]
+    first = out / "sync-1-worker" / "0" / "summary.json"
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if line.startswith("2 of 2: easgd"):
+                break
+        # As a terminal does: to the command and to its ranks.
+        os.killpg(job.pid, signal.SIGINT)
+        rest, errors = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert errors.splitlines()[-1] == "tutti: interrupted"
+    assert "Traceback" not in errors
+    assert "easgd, 1 worker (0 of 1 runs)" in rest
+    assert (out / PAGE).exists()
+    kept = first.stat().st_mtime_ns
+    again = subprocess.run([*words, "--resume"], capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert "1 of 1: easgd, 1 worker" in again.stdout
+    assert "0 of 1 runs" not in again.stdout
+    assert first.stat().st_mtime_ns == kept

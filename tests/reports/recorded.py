@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tutti.json_lines import append_line, to_json
 from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World, now
+from tutti.usage import UsageRecord, usage_file
 
 SAMPLES = 1000
 """Of an epoch."""
@@ -17,9 +18,12 @@ def write_run(
     epochs: Sequence[tuple[float, float]],
     *,
     validation_s: float = 5.0,
-    stages: Sequence[Mapping[str, float]] = (),
+    ranks: Sequence[RankRecord] = (),
     test: Evaluation | None = None,
     finished: bool = True,
+    config: Mapping[str, object] | None = None,
+    labels: Sequence[str] | None = None,
+    usage: Sequence[UsageRecord] = (),
 ) -> None:
     """Write the folder of a run.
 
@@ -27,9 +31,12 @@ def write_run(
         path: the folder.
         epochs: of each the seconds of training, and the accuracy on the validation part after it.
         validation_s: seconds of each validation.
-        stages: seconds by stage of each epoch; one for each rank.
+        ranks: what each rank did in every epoch.
         test: on the test part.
         finished: whether the run has come to its end.
+        config: the configuration; None: the folder has none.
+        labels: names of the classes; None: the folder says nothing of them.
+        usage: samples of what the host did meanwhile.
     """
     path.mkdir(parents=True)
     history = []
@@ -45,10 +52,16 @@ def write_run(
                 samples_per_s=SAMPLES / seconds,
                 lr=0.1,
                 time=now(),
-                ranks=[RankRecord(stages=dict(one)) for one in stages],
+                ranks=list(ranks),
             )
         )
         append_line(path / "history.jsonl", history[-1])
+    for sample in usage:
+        append_line(usage_file(path), sample)
+    if config is not None:
+        (path / "config.json").write_text(to_json(config))
+    if labels is not None:
+        (path / "data.json").write_text(to_json({"labels": labels}))
     if finished:
         summary = Summary.of(history, test, 7, World())
         (path / "summary.json").write_text(to_json(summary.as_json()))

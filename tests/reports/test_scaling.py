@@ -11,8 +11,9 @@ from reports.recorded import write_run
 from tutti.comparisons import STRONG, WEAK, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadRunFolder
 from tutti.records import Evaluation
+from tutti.reports.results import Results, read_comparison
 from tutti.reports.runs import Run
-from tutti.reports.scaling import Row, rows
+from tutti.reports.scaling import Row
 from tutti.reports.text import show
 
 ONE = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
@@ -26,7 +27,12 @@ def comparison(*combinations: Combination, repeats: int = 2, target: float | Non
 
 
 def table(folder: Path, asked: Comparison) -> dict[str, Row]:
-    return {row.combination.folder: row for row in rows(asked, folder)}
+    return {row.combination.folder: row for row in results(folder, asked).rows}
+
+
+def results(folder: Path, asked: Comparison) -> Results:
+    asked.write(folder)
+    return read_comparison(folder)
 
 
 def write_all(folder: Path) -> None:
@@ -108,11 +114,11 @@ def test_a_combination_that_failed_says_why(tmp_path: Path) -> None:
     error_file(tmp_path, bad, 0).parent.mkdir()
     error_file(tmp_path, bad, 0).write_text("rank 1 failed:\nValueError: broken\n")
     asked = comparison(ONE, ALL, SYNC, bad)
-    found = rows(asked, tmp_path)
+    found = results(tmp_path, asked).rows
     assert found[-1].error == "rank 1 failed:\nValueError: broken"
     assert found[-1].seconds is found[-1].accuracy is None
     stream = io.StringIO()
-    show(asked, found, stream)
+    show(results(tmp_path, asked), stream)
     shown = stream.getvalue()
     assert "easgd, 2 workers failed: ValueError: broken" in shown
     assert "easgd, 2 workers (0 of 2 runs)" in shown
@@ -122,7 +128,7 @@ def test_the_text_shows_the_numbers_of_the_rows(tmp_path: Path) -> None:
     write_all(tmp_path)
     asked = comparison(ONE, ALL, SYNC, target=0.7)
     stream = io.StringIO()
-    show(asked, rows(asked, tmp_path), stream)
+    show(results(tmp_path, asked), stream)
     line = next(line for line in stream.getvalue().splitlines() if "sync, 2 workers" in line)
     assert line.split()[3:] == ["2", "5.50", "5.00,", "6.00", "367", "2.00", "1.50", "100%", "70.00", "4.12"]
     assert "strong scaling" in stream.getvalue()

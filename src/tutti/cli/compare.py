@@ -9,19 +9,19 @@ from typing import Any
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
-from tutti.comparisons import FILE, SCALINGS, Comparison
+from tutti.comparisons import CPU, FILE, SCALINGS, Comparison
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.experiments.compare import Question, compare, plan_comparison
 from tutti.experiments.config import Options
-from tutti.reports.page import write_report
-from tutti.reports.scaling import rows
+from tutti.reports.page import PAGE, write_report
+from tutti.reports.results import Results, read_comparison
 from tutti.reports.text import show
 from tutti.training.run_folder import folder_name
 
 FOLDER = Path("comparisons")
 """Where comparisons go that the user gave no folder for."""
 
-FIXED = ("model", "strategy", "parallel", "workers", "threads", "hosts", "out")
+FIXED = ("model", "strategy", "parallel", "workers", "threads", "device", "hosts", "out")
 """Options of a training run that a comparison has not, or has of its own."""
 
 
@@ -36,6 +36,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "auto",
         "metavar": "NUMBERS",
         "help": "how many ranks, with commas, or auto: one for each allowed core (default: auto)",
+    },
+    "--devices": {
+        "default": CPU,
+        "metavar": "NAMES",
+        "help": "cpu, cuda, or cpu,cuda: every combination on each of them (default: cpu)",
     },
     "--repeats": {
         "type": int,
@@ -81,7 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """The options that are those of the comparison, not of its runs: what argparse is told of each."""
 
-OWN = ("strategies", "workers", "repeats", "target", "scaling", "sweep", "own", "out", "resume")
+OWN = ("strategies", "workers", "devices", "repeats", "target", "scaling", "sweep", "own", "out", "resume")
 """What they are called once they have been read."""
 
 
@@ -108,6 +113,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
         target=own["target"],
         sweep=_sweep(own["sweep"]),
         own=_own(own["own"]),
+        devices=_words(own["devices"]),
     )
     comparison = plan_comparison(question)
     folder = _folder(own["out"], own["resume"], comparison)
@@ -115,16 +121,16 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     try:
         compare(question, comparison, folder, lambda line: print(line, flush=True))
     finally:
-        found = rows(comparison, folder)
-        show(comparison, found, sys.stdout)
-        _report(comparison, folder)
-    return 1 if any(row.error is not None for row in found) else 0
+        results = read_comparison(folder)
+        show(results, sys.stdout)
+        _report(results, folder)
+    return 1 if results.errors else 0
 
 
-def _report(comparison: Comparison, folder: Path) -> None:
+def _report(results: Results, folder: Path) -> None:
     """Write the page, or say what it takes to have one."""
     try:
-        print(f"report: {write_report(comparison, folder)}", flush=True)
+        print(f"report: {write_report(results, folder / PAGE)}", flush=True)
     except BadRunFolder:
         raise
     except UserError as error:

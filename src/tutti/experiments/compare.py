@@ -13,16 +13,25 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tutti.comparisons import STRONG, WEAK, Combination, Comparison, error_file, run_folder
+from tutti.comparisons import CPU, STRONG, WEAK, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadOption, TuttiError
 from tutti.experiments.assemble import build_strategy
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import TrainJob, run
 from tutti.launch.cores import allowed_cores
 from tutti.launch.surroundings import Launcher, started_by
+from tutti.training.metrics import check_metrics
 from tutti.training.run_folder import SUMMARY, RunFolder
+
+CROSSED: Final = {
+    "strategy": "--strategies",
+    "workers": "--workers",
+    "threads": "--workers",
+    "device": "--devices",
+}
+"""Fields of a run's configuration that are not swept: options of the comparison decide them."""
 
 Options = Mapping[str, Any]
 """Fields of `TrainConfig` with their values; an option of a part is given as "strategy.every"."""
@@ -41,6 +50,7 @@ class Question:
         target: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
         sweep: further options, each with the values that are crossed in.
         own: options of one strategy alone, by its name.
+        devices: what is computed on, each with all the rest.
     """
 
     config: TrainConfig
@@ -51,23 +61,32 @@ class Question:
     target: float | None = None
     sweep: Mapping[str, Sequence[Any]] | None = None
     own: Mapping[str, Options] | None = None
+    devices: Sequence[str] = (CPU,)
 
     def __post_init__(self) -> None:
-        if not self.strategies or not self.workers:
-            raise BadOption("nothing to compare; give --strategies and --workers at least one value each")
+        for name in ("strategies", "workers", "devices"):
+            if not getattr(self, name):
+                raise BadOption(f"nothing to compare; give --{name} at least one value")
         if self.repeats < 1:
             raise BadOption(f"--repeats is {self.repeats}; the smallest possible is 1")
         if min(self.workers) < 1:
             raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
-        if self.target is not None and not 0 < self.target <= 1:
-            raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
-        if self.target is not None and not self.config.validation:
-            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
+        if self.target is not None:
+            self._check_target()
+        for name in CROSSED.keys() & (self.sweep or {}).keys():
+            raise BadOption(f"--sweep {name}: every comparison crosses it in; give {CROSSED[name]} instead")
         for name in self.own or {}:
             if name not in self.strategies:
                 raise BadOption(
                     f"--for {name}: '{name}' is not among --strategies {','.join(self.strategies)}"
                 )
+
+    def _check_target(self) -> None:
+        if not self.config.validation:
+            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
+        metrics = self.config.metrics
+        if {"auto", "accuracy"}.isdisjoint(word.strip() for word in metrics.split(",")):
+            raise BadOption(f"--target is an accuracy, but accuracy is not among --metrics {metrics}")
 
 
 def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
@@ -86,17 +105,23 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
             f"a comparison starts its ranks itself, one combination after the other; run it without "
             f"{around.launcher.value}"
         )
+    check_metrics(question.config.metrics)
     cores = cores or allowed_cores().usable
     found: dict[str, Combination] = {}
-    for scaling in question.scalings:
-        for swept in _crossed(question.sweep or {}):
-            for strategy in question.strategies:
-                for workers, threads in _shapes(strategy, question.workers, cores):
-                    one = _combination(question, scaling, strategy, workers, threads, swept)
-                    build_strategy(TrainJob(config_of(question, one, 0)), workers)
-                    found[one.folder] = one
+    for one in _combinations(question, cores):
+        build_strategy(TrainJob(config_of(question, one, 0)), one.workers)
+        found[one.folder] = one
     config, ways = question.config, tuple(found.values())
     return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())
+
+
+def _combinations(question: Question, cores: int) -> Iterator[Combination]:
+    kinds = itertools.product(question.scalings, _crossed(question.sweep or {}), question.devices)
+    for scaling, swept, device in kinds:
+        for strategy in question.strategies:
+            for workers, threads in _shapes(strategy, question.workers, cores, device):
+                place = Combination("", "", strategy, workers, threads, scaling, {**swept}, swept, device)
+                yield _named(question, place)
 
 
 def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
@@ -107,6 +132,7 @@ def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
     """
     values = question.config.as_json()
     values |= {"strategy": one.strategy, "workers": str(one.workers), "threads": one.threads}
+    values |= {"device": one.device}
     for name, value in one.options.items():
         part, dot, key = name.partition(".")
         if dot:
@@ -154,34 +180,40 @@ def _train(config: TrainConfig) -> None:
     run("tutti.experiments.train:work", TrainJob(config, quiet=True), quiet=True)
 
 
-def _shapes(strategy: str, workers: Sequence[int], cores: int) -> Iterator[tuple[int, int]]:
-    """Numbers of workers and threads: alone with one thread and with all, else the cores shared out."""
-    if strategy == "solo":
+def _shapes(strategy: str, workers: Sequence[int], cores: int, device: str) -> Iterator[tuple[int, int]]:
+    """Numbers of workers and threads: alone with one thread and with all; all other workers equally many.
+
+    So that a worker is the same in all of them, and twice the workers are twice the cores.
+    """
+    if strategy != "solo":
+        for count in workers:
+            yield count, max(1, cores // max(workers))
+    elif device == CPU:
         yield from dict.fromkeys([(1, 1), (1, cores)])
     else:
-        for count in workers:
-            yield count, max(1, cores // count)
+        yield 1, cores
 
 
-def _combination(
-    question: Question, scaling: str, strategy: str, workers: int, threads: int, swept: Options
-) -> Combination:
-    if strategy == "solo":
-        name = f"solo, {threads} thread{'s' if threads > 1 else ''}"
-    else:
-        name = f"{strategy}, {workers} worker{'s' if workers > 1 else ''}"
-    name += "".join(f", {key}={value}" for key, value in swept.items())
-    if len(question.scalings) > 1 and scaling == WEAK:
-        name += ", weak"
-    folder = "-".join([*name.replace(",", "").replace("=", "-").replace("/", "-").split()])
-    options = {**swept, **(question.own or {}).get(strategy, {})}
-    one = Combination(name, folder, strategy, workers, threads, scaling, options, dict(swept))
-    batch = config_of(question, one, 0).batch_size
-    if scaling == WEAK and _together(strategy):
-        options["batch_size"] = batch * workers
-    elif scaling == STRONG and not _together(strategy):
+def _named(question: Question, one: Combination) -> Combination:
+    """The combination with its names, and with the batch size that its kind of scaling asks for."""
+    words = [one.strategy]
+    if one.strategy != "solo":
+        words.append(f"{one.workers} worker{'s' if one.workers > 1 else ''}")
+    elif one.device == CPU:
+        words.append(f"{one.threads} thread{'s' if one.threads > 1 else ''}")
+    words += [f"{key}={value}" for key, value in one.sweep.items()]
+    words += [one.device] if one.device != CPU else []
+    words += ["weak"] if len(question.scalings) > 1 and one.scaling == WEAK else []
+    name = ", ".join(words)
+    folder = "-".join(name.replace(",", "").replace("=", "-").replace("/", "-").split())
+    options = {**one.options, **(question.own or {}).get(one.strategy, {})}
+    one = replace(one, name=name, folder=folder, options=options)
+    batch, together = config_of(question, one, 0).batch_size, _together(one.strategy)
+    if one.scaling == WEAK and together:
+        options["batch_size"] = batch * one.workers
+    elif one.scaling == STRONG and not together:
         # A batch is one worker's own; those of all workers together are to be as large as the others'.
-        options["batch_size"] = max(1, batch // workers)
+        options["batch_size"] = max(1, batch // one.workers)
     return one
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tutti.errors import BadRunFolder
 from tutti.records import STAGES, EpochRecord, Summary, read_history
+from tutti.reports.advice import stages_by_rank
+from tutti.usage import UsageRecord, read_usage
+
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -17,43 +24,85 @@ class Run:
     Attributes:
         path: its folder.
         history: the epochs so far.
-        damage: one sentence for each line of the history that could not be read.
+        damage: one sentence for each line of the records that could not be read.
         summary: of a finished run; None while it is not.
+        config: the configuration, as JSON values; empty where the folder has none.
+        labels: names of the classes; empty when unknown.
+        usage: samples of what the hosts did meanwhile; empty where none were taken.
     """
 
     path: Path
     history: tuple[EpochRecord, ...]
     damage: tuple[str, ...]
     summary: Summary | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    usage: tuple[UsageRecord, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Run:
         """Read a run folder.
 
         Raises:
-            BadRunFolder: it has no records.
+            BadRunFolder: it has no records, or holds something else under the name of one of its files.
         """
         history = read_history(path / "history.jsonl")
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        return cls(path, tuple(history.records), tuple(history.damage), _summary(path / "summary.json"))
+        data, usage = _json(path / "data.json") or {}, read_usage(path)
+        return cls(
+            path=path,
+            history=tuple(history.records),
+            damage=(*history.damage, *usage.damage),
+            summary=_summary(path / SUMMARY),
+            config=_json(path / "config.json") or {},
+            labels=tuple(map(str, data.get("labels", ()))),
+            usage=tuple(usage.records),
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return self.summary is not None
+
+    @property
+    def epoch_seconds(self) -> list[float]:
+        """Seconds of training of each epoch, without validation."""
+        return [_training_s(record) for record in self.history]
 
     @property
     def seconds(self) -> float:
         """Wall time of training, in seconds, without validation."""
-        return sum(_training_s(record) for record in self.history)
+        return sum(self.epoch_seconds)
+
+    @property
+    def samples(self) -> int:
+        """Training samples of all ranks."""
+        return sum(record.train.samples for record in self.history)
 
     @property
     def samples_per_s(self) -> float:
         """Training samples per second."""
-        samples = sum(record.train.samples for record in self.history)
-        return samples / self.seconds if self.seconds > 0 else 0.0
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def rank_stages(self) -> list[dict[str, float]]:
+        """Seconds by stage of each rank, summed over the epochs."""
+        return stages_by_rank(self.history)
 
     @property
     def stages(self) -> dict[str, float]:
         """Seconds by stage, summed over epochs and ranks."""
-        ranks = [rank for record in self.history for rank in record.ranks]
-        return {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
+        return {stage: sum(rank[stage] for rank in self.rank_stages) for stage in STAGES}
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How often something was exchanged that so many updates by others were newer than."""
+        found: Counter[int] = Counter()
+        for record in self.history:
+            for rank in record.ranks:
+                found.update(rank.staleness)
+        return found
 
     @property
     def accuracy(self) -> float | None:
@@ -69,15 +118,32 @@ class Run:
 
         Between two epochs the accuracy is taken to grow evenly.
         """
-        at, before = 0.0, 0.0
+        points, seconds = [], 0.0
         for record in self.history:
-            found = record.validation.metrics.get("accuracy") if record.validation else None
-            spent = _training_s(record)
-            if found is not None and found >= target:
-                part = (target - before) / (found - before) if found > before else 1.0
-                return at + max(0.0, min(1.0, part)) * spent
-            at, before = at + spent, before if found is None else found
-        return None
+            seconds += _training_s(record)
+            if record.validation is not None and "accuracy" in record.validation.metrics:
+                points.append((seconds, float(record.step), record.validation.metrics["accuracy"]))
+        reached = crossing(points, target)
+        return None if reached is None else reached[0]
+
+
+def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tuple[float, float] | None:
+    """When the accuracy reached `target`, on the line between two measurements.
+
+    Args:
+        points: seconds, weight updates and accuracy of each, in order; before them all three are 0.
+        target: an accuracy.
+
+    Returns:
+        Seconds and updates; None: it never did.
+    """
+    before = (0.0, 0.0, 0.0)
+    for point in points:
+        if point[2] >= target:
+            part = max(0.0, (target - before[2]) / (point[2] - before[2])) if point[2] > before[2] else 1.0
+            return before[0] + part * (point[0] - before[0]), before[1] + part * (point[1] - before[1])
+        before = point
+    return None
 
 
 def _training_s(record: EpochRecord) -> float:
@@ -86,11 +152,25 @@ def _training_s(record: EpochRecord) -> float:
 
 def _summary(path: Path) -> Summary | None:
     """The summary, if the run has come to its end."""
+    values = _json(path)
     try:
-        return Summary.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return None if values is None else Summary.from_json(values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadRunFolder(
             f"{path} is no summary of a run ({type(error).__name__}: {error}); train again"
         ) from error
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no such file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+    except ValueError as error:
+        raise BadRunFolder(f"{path} is no JSON ({error}); train again to make it anew") from error
+    if not isinstance(values, dict):
+        raise BadRunFolder(f"{path} holds a {type(values).__name__}, not a JSON object; train again")
+    return values

@@ -9,13 +9,11 @@ baseline, they are left out: they would compare different work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 
-from tutti.comparisons import Combination, Comparison, error_file, run_folder
-from tutti.errors import BadRunFolder
+from tutti.comparisons import CPU, Combination, Comparison
 from tutti.reports.runs import Run
 
 DIGITS = 2
@@ -29,13 +27,13 @@ class Row:
     Attributes:
         combination: which.
         seconds: of training, without validation: the median of the repeats, rounded as it is shown; None
-            without a finished repeat.
+            without any.
         spread: the shortest and the longest, likewise.
         finished: how many repeats came to their end.
         samples_per_s: training samples per second, the median.
         speed_up: over one process with one thread.
         speed_up_all: over one process with all threads.
-        efficiency: see above.
+        efficiency: see above; None for a device that has no cores to count.
         accuracy: mean over the repeats, in [0, 1].
         to_target: seconds to the target, the median; None: some repeat did not reach it.
         error: what the first repeat that failed said.
@@ -54,17 +52,14 @@ class Row:
     error: str | None
 
 
-def rows(comparison: Comparison, folder: Path) -> list[Row]:
+def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str]) -> list[Row]:
     """The results of a comparison, as far as it has come.
 
     Args:
         comparison: what was compared.
-        folder: where its runs are.
-
-    Raises:
-        BadRunFolder: a run's summary cannot be read.
+        runs: those of each combination, by its folder.
+        errors: what the first repeat that failed said, by the combination's folder.
     """
-    runs = {one.folder: finished_runs(comparison, folder, one) for one in comparison.combinations}
     seconds = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
     for one in comparison.combinations:
@@ -74,9 +69,9 @@ def rows(comparison: Comparison, folder: Path) -> list[Row]:
         found.append(
             _row(
                 comparison,
-                folder,
                 one,
                 runs[one.folder],
+                errors.get(one.folder),
                 seconds[few.folder] if few is not None and few.threads == 1 else None,
                 seconds[many.folder] if many is not None and many is not few else None,
             )
@@ -85,31 +80,25 @@ def rows(comparison: Comparison, folder: Path) -> list[Row]:
 
 
 def is_baseline(other: Combination, one: Combination) -> bool:
-    """Whether `one` is compared with `other`: one process that trains alone, with the same swept options."""
-    alone = other.strategy == "solo" and other.workers == 1
+    """Whether `one` is compared with `other`: one process that trains alone, with the same swept options.
+
+    A device is compared with the CPU.
+    """
+    alone = other.strategy == "solo" and other.workers == 1 and other.device == CPU
     return alone and other.scaling == one.scaling and other.sweep == one.sweep
-
-
-def finished_runs(comparison: Comparison, folder: Path, one: Combination) -> list[Run]:
-    """The runs of a combination that came to their end."""
-    found = []
-    for repeat in range(comparison.repeats):
-        path = run_folder(folder, one, repeat)
-        if (path / "summary.json").exists():
-            found.append(Run.read(path))
-    return found
 
 
 def _seconds(runs: Sequence[Run], repeats: int) -> float | None:
     """What others are compared with: nothing when a repeat is missing."""
-    return round(median(run.seconds for run in runs), DIGITS) if len(runs) == repeats else None
+    whole = len(runs) == repeats and all(run.finished for run in runs)
+    return round(median(run.seconds for run in runs), DIGITS) if whole else None
 
 
 def _row(
     comparison: Comparison,
-    folder: Path,
     one: Combination,
     runs: Sequence[Run],
+    error: str | None,
     one_thread_s: float | None,
     all_threads_s: float | None,
 ) -> Row:
@@ -123,28 +112,16 @@ def _row(
         combination=one,
         seconds=round(median(seconds), DIGITS) if seconds else None,
         spread=(round(min(seconds), DIGITS), round(max(seconds), DIGITS)) if seconds else None,
-        finished=len(runs),
+        finished=sum(run.finished for run in runs),
         samples_per_s=median(run.samples_per_s for run in runs) if runs else None,
         speed_up=speed_up,
         speed_up_all=_ratio(all_threads_s, whole),
-        efficiency=speed_up / one.cores if speed_up is not None else None,
+        efficiency=speed_up / one.cores if speed_up is not None and one.device == CPU else None,
         accuracy=mean(accuracies) if accuracies else None,
         to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
-        error=_error(comparison, folder, one),
+        error=error,
     )
 
 
 def _ratio(of: float | None, to: float | None) -> float | None:
     return of / to if of is not None and to is not None and to > 0 else None
-
-
-def _error(comparison: Comparison, folder: Path, one: Combination) -> str | None:
-    for repeat in range(comparison.repeats):
-        path = error_file(folder, one, repeat)
-        try:
-            return path.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise BadRunFolder(f"cannot read {path}: {error.strerror}") from error
-    return None

@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tutti.comparisons import SCALINGS, STRONG, WEAK, Comparison
+from tutti.comparisons import APART, STRONG, WEAK, Comparison
+from tutti.reports.results import Results
 from tutti.reports.scaling import Row
 
 WIDE: Final = 160
@@ -23,33 +24,58 @@ NOTE: Final = (
 _SCALINGS: Final = {
     STRONG: "strong scaling: the same samples behind every update",
     WEAK: "weak scaling: the same samples of every worker behind an update",
+    APART: "runs that were made one by one",
 }
 
 
-def show(comparison: Comparison, rows: Sequence[Row], stream: IO[str]) -> None:
-    """Print the tables, one for each kind of scaling, and below them what failed.
+def show(results: Results, stream: IO[str]) -> None:
+    """Print the tables, one for each kind of scaling, and below them what failed and what was fastest.
 
     Args:
-        comparison: what was compared.
-        rows: its results, from `tutti.reports.scaling.rows`.
+        results: what was found.
         stream: where to.
     """
     console = Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False)
-    for scaling in SCALINGS:
-        of = [row for row in rows if row.combination.scaling == scaling]
-        if of:
-            console.print(_table(comparison, of, scaling))
-    for row in rows:
+    for scaling, rows in by_scaling(results):
+        console.print(_table(results.comparison, rows, scaling))
+    for row in results.rows:
         if row.error is not None:
             last = row.error.splitlines()[-1] if row.error else ""
             console.print(f"{row.combination.name} failed: {last}", style="red", markup=False)
-    if any(row.speed_up is not None for row in rows):
-        console.print(NOTE, markup=False)
+    said = verdict(results)
+    if said is not None:
+        console.print(said, NOTE, sep="\n", markup=False)
+
+
+def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
+    """The rows of each table, by the kind of scaling."""
+    kinds = dict.fromkeys(row.combination.scaling for row in results.rows)
+    return [(kind, [row for row in results.rows if row.combination.scaling == kind]) for kind in kinds]
+
+
+def fastest(results: Results) -> Row | None:
+    """The row of the first table with the largest speed-up; None where there are no two to choose from."""
+    tables = [rows for _, rows in by_scaling(results)]
+    rows = [row for row in (tables[0] if tables else []) if row.speed_up is not None]
+    return max(rows, key=lambda row: row.speed_up or 0.0) if len(rows) > 1 else None
+
+
+def verdict(results: Results) -> str | None:
+    """Which way was fastest, in a sentence; None where nothing can be compared."""
+    best = fastest(results)
+    if best is None:
+        return None
+    efficiency = "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
+    return (
+        f"fastest: {best.combination.name}, {best.speed_up:.2f} times as fast as one process with one thread"
+        f"{efficiency}"
+    )
 
 
 def title(comparison: Comparison, scaling: str) -> str:
     """What stands above the table of one kind of scaling."""
-    return f"{comparison.model} on {comparison.data}, median of {comparison.repeats}; {_SCALINGS[scaling]}"
+    many = f", median of {comparison.repeats}" if comparison.repeats > 1 else ""
+    return f"{comparison.model} on {comparison.data}{many}; {_SCALINGS[scaling]}"
 
 
 def heads(comparison: Comparison) -> list[str]:
@@ -62,7 +88,9 @@ def heads(comparison: Comparison) -> list[str]:
 def cells(comparison: Comparison, row: Row) -> list[str]:
     """The cells of a row; empty where there is no number."""
     name = row.combination.name
-    if row.finished < comparison.repeats:
+    if row.combination.scaling == APART:
+        name += "" if row.finished else " (unfinished)"
+    elif row.finished < comparison.repeats:
         name += f" ({row.finished} of {comparison.repeats} runs)"
     found = [
         name,

@@ -67,10 +67,9 @@ def named_metrics(
         UnknownName: no metric has this name.
         BadOption: a name does not lead to a callable, or two metrics have the same name.
     """
-    if isinstance(spec, str):
-        parts: Sequence[str | MetricFunction] = [name.strip() for name in spec.split(",") if name.strip()]
-    else:
-        parts = [spec] if callable(spec) else list(spec)
+    parts: Sequence[str | MetricFunction]
+    given = [spec] if callable(spec) else spec
+    parts = _words(given) if isinstance(given, str) else list(given)
     if parts == ["auto"]:
         parts = _automatic(loss, dataset)
     if parts == ["none"]:
@@ -81,6 +80,18 @@ def named_metrics(
     if twice is not None:
         raise BadOption(f"metric '{twice}' is given twice; give each once, and callables different names")
     return metrics
+
+
+def check_metrics(spec: str) -> None:
+    """Refuse names that lead to no metric, before there is any data.
+
+    Raises:
+        UnknownName: no metric has this name.
+        BadOption: a name does not lead to a callable.
+    """
+    for name in _words(spec):
+        if name not in ("auto", "none"):
+            _metric(name)
 
 
 def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -117,6 +128,10 @@ METRICS: dict[str, Metric] = {
     "mae": Metric("mae", _mae),
     "mse": Metric("mse", _mse),
 }
+
+
+def _words(spec: str) -> list[str]:
+    return [name.strip() for name in spec.split(",") if name.strip()]
 
 
 def _automatic(loss: Loss, dataset: DataSet) -> list[str]:

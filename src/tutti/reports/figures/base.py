@@ -1,0 +1,134 @@
+"""What the figures share: tables, colours with a legend that can be clicked, bars with the single values.
+
+Every figure is drawn from tables: lists of dicts, one for each mark. A click on a name in the legend picks it
+out, and a second click puts it back; several can be picked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any, Final
+
+import altair as alt
+
+from tutti.reports.results import Results
+from tutti.reports.runs import Run
+from tutti.reports.scaling import Row
+
+WIDTH: Final = 420
+HEIGHT: Final = 260
+BAR: Final = 24
+"""Pixels from one bar to the next."""
+
+COLOURS: Final = (
+    *("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d"),
+    *("#bab0ac", "#9ecae9", "#ffbf79", "#88d27a", "#83bcb6", "#b79a20", "#439894", "#79706e", "#d6a5c9"),
+)
+
+Data = list[dict[str, Any]]
+
+Picture = Any
+"""A chart of altair, alone or composed of several; None where there is nothing to draw."""
+
+
+def table(rows: Data) -> Any:
+    """The rows as the data of a chart; a number that is not finite is left blank."""
+    blank = [{key: _finite(value) for key, value in row.items()} for row in rows]
+    return alt.Data(values=blank)  # type: ignore[no-untyped-call]
+
+
+def pick(field: str) -> Any:
+    """The selection that clicks on the legend of `field` make. One chart of a figure has it for all."""
+    return alt.selection_point(name="picked", fields=[field], bind="legend", toggle="true")
+
+
+def coloured(
+    field: str, names: Iterable[str], rows: Data, title: str | None = None, faint: float = 0.1
+) -> dict[str, Any]:
+    """Colour by `field`, with the legend; what is not picked is faint.
+
+    Args:
+        field: the column that has the names.
+        names: all of them: the place of a name decides its colour, in all figures alike.
+        rows: the table: the legend has the names that are in it.
+        title: of the legend.
+        faint: the opacity of what is not picked.
+    """
+    present = {row[field] for row in rows}
+    colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(dict.fromkeys(names))}
+    shown = {name: colour for name, colour in colours.items() if name in present}
+    return {
+        "color": alt.Color(
+            f"{field}:N",
+            title=title,
+            scale=alt.Scale(domain=[*shown], range=[*shown.values()]),
+            legend=alt.Legend(orient="bottom", columns=4, symbolLimit=0, labelLimit=240, symbolOpacity=1),
+        ),
+        "opacity": alt.condition(pick(field), alt.value(1.0), alt.value(faint)),
+    }
+
+
+def names(results: Results) -> list[str]:
+    """Every way to train, by name, in the order of the table."""
+    return [one.name for one in results.comparison.combinations]
+
+
+def lanes() -> Any:
+    """A vertical axis with a lane for each way to train, in the order of the table."""
+    return alt.Y("way:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
+
+
+def number(field: str, title: str, form: str = ",.4~g") -> Any:
+    """A number in a tool tip."""
+    return alt.Tooltip(f"{field}:Q", title=title, format=form)
+
+
+def repeated(
+    results: Results,
+    title: str,
+    values: Callable[[Run], Sequence[float]],
+    middle: Callable[[Row, Sequence[float]], float | None] = lambda _, found: median(found),
+) -> Picture:
+    """A bar for each way to train, and a tick for each single value.
+
+    Args:
+        results: what was found.
+        title: of the axis, with the unit.
+        values: of one run.
+        middle: how long the bar is, given all values; None: there is no bar.
+    """
+    ticks: Data = [
+        {"way": row.combination.name, "repeat": repeat + 1, "value": value}
+        for row, repeat, run in results.each()
+        for value in values(run)
+    ]
+    bars: Data = []
+    for row in results.rows:
+        found = [tick["value"] for tick in ticks if tick["way"] == row.combination.name]
+        bars.append({"way": row.combination.name, "value": middle(row, found) if found else None})
+    bars = [bar for bar in bars if bar["value"] is not None]
+    if not ticks:
+        return None
+    colours = coloured("way", names(results), ticks)
+    axes = {"x": alt.X("value:Q", title=title), "y": lanes()}
+    bar = (
+        alt.Chart(table(bars)).mark_bar().encode(**axes, **colours, tooltip=["way:N", number("value", title)])
+    )
+    tick = (
+        alt.Chart(table(ticks))
+        .mark_tick(thickness=2, color="gray", size=BAR - 8)
+        .encode(**axes, opacity=colours["opacity"], tooltip=["way:N", "repeat:N", number("value", title)])
+    )
+    return alt.layer(bar.add_params(pick("way")), tick).properties(width=2 * WIDTH, height=alt.Step(BAR))
+
+
+def in_rows(panels: Sequence[Any], columns: int = 2) -> Any:
+    """Panels side by side, in rows."""
+    rows = [alt.hconcat(*panels[at : at + columns]) for at in range(0, len(panels), columns)]
+    return alt.vconcat(*rows) if len(rows) > 1 else rows[0]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,121 @@
+"""What the trained networks take for what, class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+
+from tutti.records import Evaluation
+from tutti.reports.figures.base import (
+    HEIGHT,
+    WIDTH,
+    Data,
+    Picture,
+    coloured,
+    in_rows,
+    names,
+    number,
+    pick,
+    table,
+)
+from tutti.reports.results import Results
+
+SIDE = 340
+"""Pixels of a confusion matrix."""
+
+
+def accuracies(results: Results) -> Picture:
+    """The accuracy of every class on the test part, of each way to train: the first repeat."""
+    data: Data = [
+        {"way": way, "class": _label(labels, number), "accuracy": accuracy}
+        for way, labels, test in _tests(results)
+        for number, accuracy in enumerate(test.class_accuracy())
+    ]
+    if not data:
+        return None
+    return (
+        alt.Chart(table(data))
+        .mark_point(filled=True, size=60)
+        .encode(
+            x=alt.X("class:O", sort=None, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("accuracy:Q", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+            xOffset=alt.XOffset("way:N", sort=None),
+            **coloured("way", names(results), data),
+            tooltip=["way:N", "class:O", number("accuracy", "accuracy", ".2%")],
+        )
+        .properties(width=2 * WIDTH, height=HEIGHT)
+        .add_params(pick("way"))
+    )
+
+
+def confusion(results: Results) -> Picture:
+    """Test samples of each class by what they were taken for: one process beside the most accurate others.
+
+    Two matrices, each of the way that is chosen below them: the first repeat. Cells without samples are left
+    out.
+    """
+    data, order = _confused(results)
+    if not data:
+        return None
+    ways = [*dict.fromkeys(row["way"] for row in data)]
+    chosen = [row.combination.name for row in results.pair(lambda row: row.accuracy)]
+    chosen = [way for way in chosen if way in ways] or ways[:1]
+    most = max(row["share"] for row in data)
+    panels = [_matrix(data, side, way, ways, order, most) for side, way in zip(_SIDES, chosen, strict=False)]
+    return in_rows(panels)
+
+
+_SIDES = ("left", "right")
+
+
+def _matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
+    choice = alt.param(name=side, value=way, bind=alt.binding_select(options=ways, name=f"{side} matrix: "))
+    scale = alt.Scale(scheme="viridis", type="sqrt", domain=[0, most])
+    return (
+        alt.Chart(table(data))
+        .mark_rect()
+        .encode(
+            x=alt.X("taken for:O", sort=order),
+            y=alt.Y("class:O", sort=order),
+            color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
+            tooltip=[
+                "way:N",
+                "class:O",
+                "taken for:O",
+                "samples:Q",
+                number("share", "share of class", ".2%"),
+            ],
+        )
+        .transform_filter(f"datum.way === {side}")
+        .properties(width=SIDE, height=SIDE, title=alt.TitleParams(text=alt.ExprRef(expr=side)))
+        .add_params(choice)
+    )
+
+
+def _confused(results: Results) -> tuple[Data, list[str]]:
+    """The cells with samples, and the names of the classes in order."""
+    data: Data = []
+    order: dict[str, None] = {}
+    for way, labels, test in _tests(results):
+        matrix = test.confusion or []
+        for actual, row in enumerate(matrix):
+            for taken, count in enumerate(row):
+                found = _label(labels, taken) if taken < len(matrix) else "no class"
+                order[found] = None
+                cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
+                if count:
+                    data.append({"way": way, **cell, "share": count / sum(row)})
+    return data, [*order]
+
+
+def _tests(results: Results) -> Iterator[tuple[str, tuple[str, ...], Evaluation]]:
+    """The way to train, the names of the classes and the evaluation on the test part: the first repeats."""
+    for row, repeat, run in results.each():
+        if repeat == 0 and run.summary is not None and run.summary.test is not None:
+            yield row.combination.name, run.labels, run.summary.test
+
+
+def _label(labels: tuple[str, ...], number: int) -> str:
+    return labels[number] if number < len(labels) else str(number)

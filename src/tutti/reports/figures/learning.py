@@ -1,0 +1,106 @@
+"""How well and how soon each way learns."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from tutti.reports.figures.base import (
+    HEIGHT,
+    WIDTH,
+    Data,
+    Picture,
+    coloured,
+    in_rows,
+    names,
+    number,
+    pick,
+    repeated,
+    table,
+)
+from tutti.reports.results import Results
+from tutti.reports.runs import Run
+
+
+def progress(results: Results) -> Picture:
+    """Accuracy and loss against time and against epochs: on the validation part, where there is one."""
+    validated = any(record.validation for _, _, run in results.each() for record in run.history)
+    data: Data = []
+    for row, repeat, run in results.each():
+        seconds = 0.0
+        for record, spent in zip(run.history, run.epoch_seconds, strict=True):
+            seconds += spent
+            found = record.validation if validated else record.train
+            if found is not None:
+                accuracy = found.metrics.get("accuracy")
+                measured = {"accuracy": accuracy, "loss": found.loss}
+                place = {"repeat": repeat + 1, "epoch": record.epoch, "seconds": round(seconds, 3)}
+                data.append({"way": row.combination.name, **place, **measured})
+    if not data:
+        return None
+    part = "validation" if validated else "training"
+    measures = [name for name in ("accuracy", "loss") if any(row[name] is not None for row in data)]
+    base = alt.Chart(table(data)).mark_line(point=True, strokeWidth=1.5)
+    panels = [
+        base.encode(
+            x=alt.X(f"{x}:Q", title=x, axis=axis),
+            y=alt.Y(f"{y}:Q", title=f"{part} {y}", scale=alt.Scale(zero=False)),
+            detail="repeat:N",
+            **coloured("way", names(results), data),
+            tooltip=[
+                "way:N",
+                "repeat:N",
+                "epoch:Q",
+                *(number(name, name) for name in ("seconds", *measures)),
+            ],
+        ).properties(width=WIDTH, height=HEIGHT)
+        for y in measures
+        for x, axis in (("seconds", alt.Axis()), ("epoch", alt.Axis(tickMinStep=1)))
+    ]
+    return in_rows([panels[0].add_params(pick("way")), *panels[1:]])
+
+
+def to_target(results: Results) -> Picture:
+    """Seconds until the target was reached: each repeat, and the median where all of them reached it."""
+    target = results.comparison.target
+    if target is None:
+        return None
+
+    def seconds(run: Run) -> list[float]:
+        found = run.seconds_to(target)
+        return [] if found is None else [found]
+
+    title = f"seconds to {100 * target:g} % of the validation part right"
+    return repeated(results, title, seconds, lambda row, _: row.to_target)
+
+
+def trade(results: Results) -> Picture:
+    """Accuracy against throughput: the upper right corner is the best."""
+    data: Data = [
+        {
+            "way": row.combination.name,
+            "samples/s": row.samples_per_s,
+            "accuracy": row.accuracy,
+            "seconds": row.seconds,
+        }
+        for row in results.rows
+        if row.accuracy is not None
+    ]
+    if not data:
+        return None
+    rate, share, seconds = (
+        number("samples/s", "samples/s"),
+        number("accuracy", "accuracy"),
+        number("seconds", "s"),
+    )
+    return (
+        alt.Chart(table(data))
+        .mark_point(filled=True, size=120)
+        .encode(
+            x=alt.X("samples/s:Q"),
+            y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
+            **coloured("way", names(results), data),
+            tooltip=["way:N", rate, share, seconds],
+        )
+        .properties(width=WIDTH, height=HEIGHT)
+        .add_params(pick("way"))
+    )

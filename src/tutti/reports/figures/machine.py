@@ -1,0 +1,117 @@
+"""What the runs used of the machine: its cores, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from statistics import mean, median
+from typing import Any
+
+import altair as alt
+
+from tutti.reports.figures.base import (
+    BAR,
+    HEIGHT,
+    WIDTH,
+    Data,
+    Picture,
+    coloured,
+    in_rows,
+    lanes,
+    number,
+    pick,
+    table,
+)
+from tutti.reports.results import Results
+from tutti.reports.runs import Run
+from tutti.usage import UsageRecord
+
+POINTS = 300
+"""So many points of a line are enough: of a longer run, as many neighbours are averaged as it takes."""
+
+MIB = 2**20
+
+
+def cores(results: Results) -> Picture:
+    """How busy every core was against time: the fastest of one process beside the fastest parallel way."""
+    found: dict[str, Data] = {}
+    for row in results.pair(lambda row: row.samples_per_s):
+        run = next((run for run in results.runs[row.combination.folder] if run.usage), None)
+        if run is not None:
+            found[row.combination.name] = _busy(run)
+    if not found:
+        return None
+    data = [point for points in found.values() for point in points]
+    encoding = coloured("core", sorted({row["core"] for row in data}), data, faint=0.05)
+    panels = [_panel(points, way, encoding) for way, points in found.items()]
+    return in_rows([panels[0].add_params(pick("core")), *panels[1:]])
+
+
+def _panel(points: Data, way: str, encoding: dict[str, Any]) -> Any:
+    whole = alt.Scale(domain=[0, 100])
+    return (
+        alt.Chart(table(points))
+        .mark_line(strokeWidth=1.5)
+        .encode(
+            x=alt.X("seconds:Q", title="seconds since the first sample"),
+            y=alt.Y("busy:Q", title="busy, %", scale=whole),
+            **encoding,
+            tooltip=["core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")],
+        )
+        .properties(width=WIDTH, height=HEIGHT, title=way)
+    )
+
+
+def _busy(run: Run) -> Data:
+    hosts = sorted({record.host for record in run.usage})
+    began = run.usage[0].time
+    return [
+        {"core": name, "seconds": mean(record.time for record in some) - began, "busy": mean(busy)}
+        for host in hosts
+        for some in _thinned([record for record in run.usage if record.host == host])
+        for core, busy in enumerate(zip(*(record.cores for record in some), strict=False))
+        for name in [f"core {core}" if len(hosts) == 1 else f"{host}: core {core}"]
+    ]
+
+
+def _thinned(records: Sequence[UsageRecord]) -> Iterator[list[UsageRecord]]:
+    """Neighbouring samples, as few of them together as makes `POINTS` of all."""
+    together = -(-len(records) // POINTS)
+    for _, some in groupby(enumerate(records), key=lambda one: one[0] // together):
+        yield [record for _, record in some]
+
+
+def memory(results: Results) -> Picture:
+    """The most memory that each rank had: the median of the repeats. Shared memory counts in equal parts."""
+    data: Data = []
+    for row in results.rows:
+        most = [_most(run) for run in results.runs[row.combination.folder]]
+        for rank in sorted({rank for run in most for rank in run}):
+            size = median(run[rank] for run in most if rank in run) / MIB
+            data.append({"way": row.combination.name, "rank": f"rank {rank}", "place": rank, "memory": size})
+    if not data:
+        return None
+    ranks = [row["rank"] for row in sorted(data, key=lambda row: row["place"])]
+    return (
+        alt.Chart(table(data))
+        .mark_bar()
+        .encode(
+            x=alt.X("memory:Q", title="MiB (proportional set size)"),
+            y=lanes(),
+            order="place:Q",
+            **coloured("rank", ranks, data),
+            tooltip=["way:N", "rank:N", number("memory", "MiB", ",.0f")],
+        )
+        .properties(width=2 * WIDTH, height=alt.Step(BAR))
+        .add_params(pick("rank"))
+    )
+
+
+def _most(run: Run) -> dict[int, int]:
+    """The largest proportional set size of each rank, in bytes."""
+    most: dict[int, int] = {}
+    for record in run.usage:
+        for rank in record.ranks:
+            if rank.pss is not None:
+                most[rank.rank] = max(most.get(rank.rank, 0), rank.pss)
+    return most

@@ -1,0 +1,93 @@
+"""How fast each way is, and how much faster than one process."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import altair as alt
+
+from tutti.comparisons import APART, STRONG, WEAK
+from tutti.reports.figures.base import (
+    HEIGHT,
+    WIDTH,
+    Data,
+    Picture,
+    coloured,
+    in_rows,
+    number,
+    pick,
+    repeated,
+    table,
+)
+from tutti.reports.results import Results
+
+
+def scaled(results: Results, kind: str) -> Picture:
+    """Speed-up and efficiency against cores, beside the ideal; of one kind of scaling.
+
+    The bars are the spread of the repeats: the baseline's median over the longest and the shortest.
+    """
+    data: Data = [
+        {
+            "way": row.combination.way,
+            "name": row.combination.name,
+            "cores": row.combination.cores,
+            "speed-up": row.speed_up,
+            "efficiency": row.efficiency,
+            "least": row.speed_up * row.seconds / row.spread[1] if row.spread[1] else None,
+            "most": row.speed_up * row.seconds / row.spread[0] if row.spread[0] else None,
+        }
+        for row in results.rows
+        if row.combination.scaling == kind
+        and row.speed_up is not None
+        and row.seconds is not None
+        and row.spread is not None
+    ]
+    if len(data) < 2:
+        return None
+    ways = [one.way for one in results.comparison.combinations]
+    encoding = {
+        **coloured("way", ways, data),
+        "tooltip": [
+            *("name:N", "cores:Q", number("speed-up", "speed-up"), number("least", "least")),
+            *(number("most", "most"), number("efficiency", "efficiency", ".0%")),
+        ],
+    }
+    panels = [_panel(y, data, encoding) for y in ("speed-up", "efficiency")]
+    return in_rows(panels)
+
+
+def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
+    cores = sorted({row["cores"] for row in data})
+    ideal = [{"cores": count, "speed-up": count, "efficiency": 1} for count in cores]
+    percent = alt.Axis(format="%") if y == "efficiency" else alt.Axis()
+    axes = {
+        "x": alt.X("cores:Q", axis=alt.Axis(values=cores, format="d")),
+        "y": alt.Y(f"{y}:Q", title=y, axis=percent, scale=alt.Scale(zero=True)),
+    }
+    line = alt.Chart(table(ideal)).mark_line(strokeDash=[4, 4], color="gray").encode(**axes)
+    marks = alt.Chart(table(data)).mark_line(point=alt.OverlayMarkDef(size=80)).encode(**axes, **encoding)
+    layers = [marks, line]
+    if y == "speed-up":
+        rules = alt.Chart(table(data)).mark_rule(strokeWidth=2)
+        spread = rules.encode(x=axes["x"], y=alt.Y("least:Q", title=y), y2="most:Q", **encoding)
+        layers = [marks.add_params(pick("way")), line, spread]
+    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+
+
+SCALED: Final = {kind: partial(scaled, kind=kind) for kind in (STRONG, WEAK, APART)}
+
+
+def throughput(results: Results) -> Picture:
+    """Training samples per second of each repeat, and their median."""
+    return repeated(results, "samples/s", lambda run: [run.samples_per_s])
+
+
+def latency(results: Results) -> Picture:
+    """Seconds of each epoch of training, and their median."""
+    return repeated(results, "seconds of an epoch, without validation", _whole_epochs)
+
+
+def _whole_epochs(run: Any) -> list[float]:
+    return [s for s, record in zip(run.epoch_seconds, run.history, strict=True) if record.complete]

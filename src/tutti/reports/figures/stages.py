@@ -1,0 +1,111 @@
+"""Where the time went, and how stale what was exchanged was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+from typing import Any
+
+import altair as alt
+
+from tutti.records import STAGES
+from tutti.reports.advice import advice, measuring_share, stages_by_rank
+from tutti.reports.figures.base import (
+    BAR,
+    HEIGHT,
+    WIDTH,
+    Data,
+    Picture,
+    coloured,
+    in_rows,
+    lanes,
+    names,
+    number,
+    pick,
+    table,
+)
+from tutti.reports.results import Results
+
+
+def stages(results: Results) -> Picture:
+    """The seconds of each stage, summed over the ranks and of each rank: medians of the repeats."""
+    summed: Data = []
+    single: Data = []
+    for row in results.rows:
+        way, runs = row.combination.name, results.runs[row.combination.folder]
+        summed += _stacked(way, [run.stages for run in runs])
+        for rank in range(max((len(run.rank_stages) for run in runs), default=0)):
+            of_rank = [run.rank_stages[rank] for run in runs if rank < len(run.rank_stages)]
+            single += _stacked(f"{way}: rank {rank}", of_rank)
+    if not summed:
+        return None
+    panels = [
+        _panel(data, title) for data, title in ((summed, "summed over the ranks"), (single, "of each rank"))
+    ]
+    return in_rows([panels[0].add_params(pick("stage")), panels[1]], columns=1)
+
+
+def _stacked(lane: str, found: list[dict[str, float]]) -> Data:
+    seconds = {stage: median([one[stage] for one in found]) for stage in STAGES} if found else {}
+    total = sum(seconds.values())
+    return [
+        {"way": lane, "stage": stage, "seconds": spent, "share": spent / total, "place": STAGES.index(stage)}
+        for stage, spent in seconds.items()
+        if spent
+    ]
+
+
+def _panel(data: Data, title: str) -> Any:
+    return (
+        alt.Chart(table(data))
+        .mark_bar()
+        .encode(
+            x=alt.X("seconds:Q", title=f"seconds, {title}"),
+            y=lanes(),
+            order="place:Q",
+            **coloured("stage", STAGES, data),
+            tooltip=["way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%")],
+        )
+        .properties(width=2 * WIDTH, height=alt.Step(BAR))
+    )
+
+
+def advised(results: Results) -> list[str]:
+    """Of each combination, where its time went and what to try."""
+    found = []
+    for row in results.rows:
+        runs = results.runs[row.combination.folder]
+        ranks = stages_by_rank([record for run in runs for record in run.history])
+        if ranks:
+            said = advice(ranks, {**runs[0].config, "strategy": row.combination.strategy})
+            found.append(f"{row.combination.name}: {said}; measuring took {measuring_share(ranks):.2%}")
+    return found
+
+
+def staleness(results: Results) -> Picture:
+    """How often so many updates by others came between a gradient's weights and its use; all repeats."""
+    data: Data = []
+    for row in results.rows:
+        counts: Counter[int] = Counter()
+        for run in results.runs[row.combination.folder]:
+            counts.update(run.staleness)
+        if any(counts):
+            data += [
+                {"way": row.combination.name, "updates": updates, "share": count / counts.total()}
+                for updates, count in sorted(counts.items())
+            ]
+    if not data:
+        return None
+    return (
+        alt.Chart(table(data))
+        .mark_bar()
+        .encode(
+            x=alt.X("updates:O", title="staleness: updates by others", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("share:Q", title="share of the exchanges", axis=alt.Axis(format="%")),
+            xOffset=alt.XOffset("way:N", sort=None),
+            **coloured("way", names(results), data),
+            tooltip=["way:N", "updates:O", number("share", "share", ".2%")],
+        )
+        .properties(width=2 * WIDTH, height=HEIGHT)
+        .add_params(pick("way"))
+    )

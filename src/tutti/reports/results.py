@@ -1,0 +1,179 @@
+"""What was found, as it lies in folders: by a comparison, or by runs that were made one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.comparisons import APART, FILE, Combination, Comparison, error_file, run_folder
+from tutti.errors import BadRunFolder
+from tutti.reports.runs import SUMMARY, Run
+from tutti.reports.scaling import Row, rows
+
+SAME: Final = ("model", "model_options", "data", "data_options")
+"""Fields of a run's configuration that decide what is learned: where they differ, nothing can be compared."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was found.
+
+    Attributes:
+        comparison: what was compared.
+        runs: those of each combination, by its folder.
+        errors: what the first repeat that failed said, by the combination's folder.
+        notes: what is to be known about the records: lines that could not be read, runs that have not ended.
+    """
+
+    comparison: Comparison
+    runs: Mapping[str, Sequence[Run]]
+    errors: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """One for each combination, in the order of the table."""
+        return rows(self.comparison, self.runs, self.errors)
+
+    def each(self) -> Iterator[tuple[Row, int, Run]]:
+        """Every run, with its row and the number of its repeat from 0."""
+        for row in self.rows:
+            for repeat, run in enumerate(self.runs[row.combination.folder]):
+                yield row, repeat, run
+
+    def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
+        """The best of those with one worker and the best of those with several; as far as there are any.
+
+        Args:
+            better: how good a row is; None: not known. With one worker `solo` comes before all others.
+        """
+        known = [row for row in self.rows if self.runs[row.combination.folder] and better(row) is not None]
+        alone = [row for row in known if row.combination.workers == 1]
+        several = [row for row in known if row.combination.workers > 1]
+        order = [(row.combination.strategy == "solo", better(row) or 0.0, row) for row in alone]
+        best_alone = [max(order, key=lambda one: one[:2])[2]] if order else []
+        return best_alone + ([max(several, key=lambda row: better(row) or 0.0)] if several else [])
+
+
+def read_results(paths: Sequence[Path], force: bool = False) -> Results:
+    """The results in the folder of a comparison, or in run folders.
+
+    Args:
+        paths: one folder that `tutti compare` wrote, or folders that `tutti train` wrote.
+        force: put runs of different data or models side by side all the same.
+
+    Raises:
+        BadRunFolder: they cannot be read, do not go together, or have no records.
+    """
+    compared = [path for path in paths if (path / FILE).exists()]
+    if not compared:
+        return read_runs(paths, force)
+    if len(paths) > 1:
+        raise BadRunFolder(
+            f"{compared[0]} is a whole comparison, which has a page of its own; give it alone, or run folders"
+        )
+    return read_comparison(compared[0])
+
+
+def read_comparison(folder: Path) -> Results:
+    """What a comparison has found so far: its runs that came to their end.
+
+    Raises:
+        BadRunFolder: the folder is not what `tutti compare` wrote.
+    """
+    comparison = Comparison.read(folder)
+    runs: dict[str, list[Run]] = {}
+    errors: dict[str, str] = {}
+    notes: list[str] = []
+    for one in comparison.combinations:
+        runs[one.folder] = []
+        for repeat in range(comparison.repeats):
+            path, problem = run_folder(folder, one, repeat), error_file(folder, one, repeat)
+            if problem.exists():
+                errors.setdefault(one.folder, _text(problem))
+            if (path / SUMMARY).exists():
+                try:
+                    runs[one.folder].append(Run.read(path))
+                except BadRunFolder as error:
+                    notes.append(f"{error}; it is left out")
+    notes += [note for found in runs.values() for run in found for note in run.damage]
+    return Results(comparison, runs, errors, notes)
+
+
+def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
+    """Runs that were made one by one, finished or not, as a comparison with one run of each.
+
+    Args:
+        paths: their folders.
+        force: take runs of different data or models too.
+
+    Raises:
+        BadRunFolder: a folder has no records or no configuration, or the runs do not go together.
+    """
+    paths = [*dict.fromkeys(paths)]
+    found = [Run.read(path) for path in paths]
+    for run in found:
+        if not run.config:
+            raise BadRunFolder(f"{run.path} has no config.json; give the folder that 'tutti train' wrote")
+        if not force:
+            _refuse_stranger(found[0], run)
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    ways = tuple(_combination(name, run) for name, run in zip(names, found, strict=True))
+    model, data = (
+        ", ".join(dict.fromkeys(str(run.config[key]) for run in found)) for key in ("model", "data")
+    )
+    notes = [note for run in found for note in run.damage]
+    notes += [
+        f"{run.path} has not come to its end: shown as far as it is, up to epoch {run.history[-1].epoch}"
+        for run in found
+        if not run.finished
+    ]
+    runs = {one.folder: [run] for one, run in zip(ways, found, strict=True)}
+    return Results(Comparison(model, data, 1, None, ways), runs, {}, notes)
+
+
+def _combination(name: str, run: Run) -> Combination:
+    """What a run would be in a comparison. Runs are compared in time where they did the same work."""
+    config, last = run.config, run.history[-1]
+    try:
+        return Combination(
+            name=name,
+            folder=str(run.path),
+            strategy=str(config["strategy"]),
+            workers=int(config["workers"]),
+            threads=int(config["threads"]),
+            scaling=APART,
+            sweep={"samples": run.samples, "samples in a round": round(run.samples / last.step)},
+            device=str(config["device"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRunFolder(
+            f"{run.path / 'config.json'} is not what 'tutti train' wrote ({type(error).__name__}: {error}); "
+            "train again"
+        ) from error
+
+
+def _refuse_stranger(first: Run, run: Run) -> None:
+    differ = [key for key in SAME if first.config.get(key) != run.config.get(key)]
+    if differ:
+        key, word = differ[0], differ[0].replace("_", " ")
+        raise BadRunFolder(
+            f"the {word} of {run.path}: {_shown(run, key)}, of {first.path}: {_shown(first, key)}; times and "
+            f"accuracies of different tasks cannot be compared; give runs of the same, or --force"
+        )
+
+
+def _shown(run: Run, key: str) -> Any:
+    return run.config.get(key) or "none"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; compare again") from error

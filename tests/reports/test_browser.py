@@ -1,0 +1,181 @@
+"""The page in a real browser, without a network: everything is drawn, can be clicked and can be read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.recorded_comparison import write_comparison
+from tutti.comparisons import STRONG, Combination, error_file
+from tutti.reports.figures import FIGURES
+from tutti.reports.page import PAGE, write_report
+from tutti.reports.results import read_comparison
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[browser]'")
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here: apt-get install chromium")
+
+FAILED = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
+
+NOT_DRAWN = {"speed-up"}
+"""Figures of runs that were made one by one."""
+
+LEGIBLE = 4.5
+"""The smallest contrast of text that the Web Content Accessibility Guidelines (1.4.3, AA) allow."""
+
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const luminance = (colour) => colour.slice(0, 3).map((part) => {
+    const share = part / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  }).reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const text = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE)
+      .map((node) => node.data).join("").trim();
+    if (!text || ["SCRIPT", "STYLE", "OPTION"].includes(element.tagName.toUpperCase())) continue;
+    const style = getComputedStyle(element);
+    const drawn = element instanceof SVGElement;
+    const ink = luminance(rgba(drawn ? style.fill : style.color));
+    const paper = luminance(behind(drawn ? element.closest("svg").parentElement : element));
+    found.push([text, (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)]);
+  }
+  return found;
+}"""
+"""Every text of the page with the contrast to what lies behind it."""
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("comparison")
+    write_comparison(folder, FAILED)
+    error_file(folder, FAILED, 0).parent.mkdir()
+    error_file(folder, FAILED, 0).write_text("rank 1 failed:\nValueError: broken")
+    return write_report(read_comparison(folder), folder / PAGE)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        # Root has no sandbox.
+        found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Shown:
+    """The page, open in the browser, with all that it complained of and asked the network for."""
+
+    def __init__(self, page: Any, file: Path) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector("body[data-drawn]", timeout=60_000)
+
+    def drawings(self) -> dict[str, str]:
+        """The SVG of every figure."""
+        return {
+            figure.get_attribute("id"): figure.inner_html()
+            for figure in self.page.query_selector_all("figure > div")
+        }
+
+
+def show(browser: Any, file: Path, theme: str) -> Shown:
+    context = browser.new_context(color_scheme=theme, offline=True, viewport={"width": 1200, "height": 900})
+    return Shown(context.new_page(), file)
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def shown(browser: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Shown]:
+    found = show(browser, page_file, request.param)
+    yield found
+    found.page.context.close()
+
+
+def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
+    shown: Shown, page_file: Path
+) -> None:
+    drawings = shown.drawings()
+    assert set(drawings) == set(FIGURES) - NOT_DRAWN
+    for name, drawing in drawings.items():
+        assert "mark-" in drawing, f"nothing is drawn in {name}"
+    assert shown.complaints == []
+    assert shown.requests == [page_file.as_uri()]
+
+
+def test_every_text_can_be_read(shown: Shown) -> None:
+    contrasts = shown.page.evaluate(CONTRASTS)
+    assert {"sync, 2 workers", "Throughput", "samples/s", "ValueError: broken"} <= {
+        line for text, _ in contrasts for line in text.splitlines()
+    }
+    assert [one for one in contrasts if one[1] < LEGIBLE] == []
+
+
+def test_the_page_follows_the_system(shown: Shown) -> None:
+    theme = "dark" if shown.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
+    assert shown.page.evaluate("document.body.dataset.drawn") == theme
+
+
+def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_it_back(
+    browser: Any, page_file: Path
+) -> None:
+    shown = show(browser, page_file, "light")
+    with_legend = [name for name, drawing in shown.drawings().items() if "legend-symbol" in drawing]
+    assert sorted(with_legend) == sorted(set(FIGURES) - NOT_DRAWN - {"confusion"})
+    for name in with_legend:
+        before = shown.drawings()
+        for _ in range(2):
+            shown.page.locator(f"#{name} .role-legend-label text").first.click()
+            shown.page.wait_for_function("name => views[name].view.runAsync().then(() => true)", arg=name)
+            after = shown.drawings()
+            assert (after[name] != before[name]) == (_ == 0), f"click {_ + 1} on the legend of {name}"
+            assert {other: after[other] for other in after if other != name} == {
+                other: before[other] for other in before if other != name
+            }
+    assert shown.complaints == []
+    shown.page.context.close()
+
+
+def test_the_confusion_matrix_can_be_another_way_s(browser: Any, page_file: Path) -> None:
+    shown = show(browser, page_file, "light")
+    title = shown.page.locator("#confusion .role-title-text text").first
+    assert title.text_content() == "solo, 1 thread"
+    shown.page.locator("#confusion select").first.select_option("sync, 2 workers, weak")
+    playwright.expect(title).to_have_text("sync, 2 workers, weak")
+    shown.page.context.close()
+
+
+def test_the_colours_can_be_chosen(browser: Any, page_file: Path) -> None:
+    shown = show(browser, page_file, "light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    before = shown.page.evaluate(paper)
+    shown.page.locator("#theme").select_option("dark")
+    shown.page.wait_for_selector("body[data-drawn=dark]", timeout=60_000)
+    assert shown.page.evaluate(paper) != before
+    shown.page.locator("#theme").select_option("of the system")
+    shown.page.wait_for_selector("body[data-drawn=light]", timeout=60_000)
+    assert shown.page.evaluate(paper) == before
+    shown.page.context.close()

@@ -1,0 +1,244 @@
+"""The numbers behind each figure, from records with known ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.recorded import write_run
+from reports.recorded_comparison import write_comparison
+from tutti.comparisons import STRONG, Combination, Comparison, run_folder
+from tutti.records import Evaluation
+from tutti.reports.figures import FIGURES
+from tutti.reports.results import Results, read_comparison
+from tutti.usage import UsageRecord
+
+Table = list[dict[str, Any]]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    write_comparison(tmp_path)
+    return read_comparison(tmp_path)
+
+
+def tables(results: Results, figure: str) -> list[Table]:
+    """The tables behind a figure, each once."""
+    chart = FIGURES[figure].draw(results)
+    assert chart is not None, f"there is no figure {figure}"
+    found: list[Table] = []
+
+    def collect(node: object) -> None:
+        if isinstance(node, dict):
+            data = node.get("data")
+            if isinstance(data, dict) and data.get("values") not in (None, *found):
+                found.append(data["values"])
+            for item in node.values():
+                collect(item)
+        elif isinstance(node, list):
+            for item in node:
+                collect(item)
+
+    collect(chart.to_dict())
+    return found
+
+
+def test_learning_is_drawn_against_the_time_of_training(results: Results) -> None:
+    (table,) = tables(results, "progress")
+    found = [row for row in table if row["way"] == "sync, 2 workers"]
+    assert {(r["repeat"], r["epoch"], r["seconds"], r["accuracy"], r["loss"]) for r in found} == {
+        (1, 1, 2.5, 0.5, 0.5),
+        (1, 2, 5.0, 0.75, 0.25),
+        (2, 1, 2.5, 0.5, 0.5),
+        (2, 2, 6.0, 0.75, 0.25),
+    }
+
+
+def test_the_time_to_the_target_has_every_repeat_and_their_median(results: Results) -> None:
+    bars, ticks = tables(results, "time-to-target")
+    assert {"way": "sync, 2 workers", "value": 4.9} in bars
+    assert [r["value"] for r in ticks if r["way"] == "sync, 2 workers"] == pytest.approx([4.5, 5.3])
+
+
+def test_a_way_that_missed_the_target_once_has_no_bar(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    for repeat, accuracy in enumerate((0.5, 0.9)):
+        write_run(run_folder(tmp_path, one, repeat), [(2.0, accuracy)])
+    Comparison("mlp", "digits", 2, 0.8, (one,)).write(tmp_path)
+    bars, ticks = tables(read_comparison(tmp_path), "time-to-target")
+    assert bars == []
+    assert [(row["repeat"], row["way"]) for row in ticks] == [(2, "solo, 1 thread")]
+
+
+@pytest.mark.parametrize(
+    ("figure", "seconds"), [("strong-scaling", (5.0, 6.0, 5.5)), ("weak-scaling", (4.0, 5.0, 4.5))]
+)
+def test_the_speed_up_is_that_of_the_table_with_its_spread(
+    results: Results, figure: str, seconds: tuple[float, float, float]
+) -> None:
+    table = next(table for table in tables(results, figure) if "way" in table[0])
+    row = next(row for row in table if row["way"] == "sync")
+    shortest, longest, middle = seconds
+    assert row["cores"] == 2
+    assert row["speed-up"] == pytest.approx(8.5 / middle)
+    assert row["efficiency"] == pytest.approx(8.5 / middle / 2)
+    assert (row["least"], row["most"]) == pytest.approx((8.5 / longest, 8.5 / shortest))
+
+
+def test_the_ideal_is_as_fast_as_its_cores(results: Results) -> None:
+    ideal = next(table for table in tables(results, "strong-scaling") if "way" not in table[0])
+    assert [(row["cores"], row["speed-up"], row["efficiency"]) for row in ideal] == [(1, 1, 1), (2, 2, 1)]
+
+
+def test_throughput_has_every_repeat_and_their_median(results: Results) -> None:
+    bars, ticks = tables(results, "throughput")
+    assert [r["value"] for r in ticks if r["way"] == "sync, 2 workers"] == pytest.approx([400, 2000 / 6])
+    (bar,) = [row for row in bars if row["way"] == "sync, 2 workers"]
+    assert bar["value"] == pytest.approx((400 + 2000 / 6) / 2)
+
+
+def test_the_time_of_an_epoch_has_every_epoch_and_their_median(results: Results) -> None:
+    bars, ticks = tables(results, "latency")
+    assert [row["value"] for row in ticks if row["way"] == "sync, 2 workers"] == [2.5, 2.5, 2.5, 3.5]
+    assert {"way": "sync, 2 workers", "value": 2.5} in bars
+
+
+def test_the_stages_add_up_over_ranks_and_epochs(results: Results) -> None:
+    summed, single = tables(results, "stages")
+    expected = {"data": 1.0, "forward": 2.0, "backward": 1.5, "wait": 0.5, "validation": 2.0}
+    for rank in range(2):
+        found = [row for row in single if row["way"] == f"sync, 2 workers: rank {rank}"]
+        assert {row["stage"]: row["seconds"] for row in found} == expected
+    found = [row for row in summed if row["way"] == "sync, 2 workers"]
+    assert {row["stage"]: row["seconds"] for row in found} == {k: 2 * s for k, s in expected.items()}
+    assert sum(row["share"] for row in found) == pytest.approx(1.0)
+
+
+def test_staleness_is_counted_over_ranks_epochs_and_repeats(results: Results) -> None:
+    (table,) = tables(results, "staleness")
+    found = [row for row in table if row["way"] == "sync, 2 workers"]
+    assert [(row["updates"], row["share"]) for row in found] == [(0, 0.75), (1, 0.25)]
+    assert "solo, 1 thread" not in {row["way"] for row in table}
+
+
+def test_every_core_is_drawn_of_one_process_beside_the_fastest_parallel_way(results: Results) -> None:
+    alone, together = tables(results, "cores")
+    assert [(row["core"], row["seconds"], row["busy"]) for row in alone] == [
+        ("core 0", 0.0, 90.0),
+        ("core 1", 0.0, 5.0),
+        ("core 0", 4.0, 90.0),
+        ("core 1", 4.0, 5.0),
+    ]
+    assert [row["busy"] for row in together] == [90.0] * 4
+    titles = [panel["title"] for panel in FIGURES["cores"].draw(results).to_dict()["hconcat"]]
+    assert titles == ["solo, 1 thread", "sync, 2 workers, weak"]
+
+
+def test_a_long_run_has_no_more_points_than_can_be_seen(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    usage = [UsageRecord(float(second), "here", [float(second % 2) * 100]) for second in range(1000)]
+    write_run(run_folder(tmp_path, one, 0), [(1000.0, 0.5)], usage=usage)
+    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    (table,) = tables(read_comparison(tmp_path), "cores")
+    assert len(table) == 250
+    assert {row["busy"] for row in table} == {50.0}
+    assert table[1]["seconds"] == 5.5
+
+
+def test_cores_of_several_hosts_are_told_apart(tmp_path: Path) -> None:
+    one = Combination("sync, 2 workers", "two", "sync", 2, 1, STRONG)
+    usage = [UsageRecord(1.0, "a", [10.0]), UsageRecord(1.5, "b", [20.0])]
+    write_run(run_folder(tmp_path, one, 0), [(2.0, 0.5)], usage=usage)
+    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    (table,) = tables(read_comparison(tmp_path), "cores")
+    assert [(row["core"], row["seconds"], row["busy"]) for row in table] == [
+        ("a: core 0", 0.0, 10.0),
+        ("b: core 0", 0.5, 20.0),
+    ]
+
+
+def test_memory_is_the_most_that_each_rank_had(results: Results) -> None:
+    (table,) = tables(results, "memory")
+    found = [row for row in table if row["way"] == "sync, 2 workers"]
+    assert [(row["rank"], row["memory"]) for row in found] == [("rank 0", 164.0), ("rank 1", 164.0)]
+
+
+def test_runs_without_samples_have_no_figures_of_the_machine(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    write_run(run_folder(tmp_path, one, 0), [(2.0, 0.5)])
+    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    for name in ("cores", "memory", "stages", "staleness"):
+        assert FIGURES[name].draw(read_comparison(tmp_path)) is None
+
+
+def test_accuracy_stands_against_throughput(results: Results) -> None:
+    (table,) = tables(results, "trade")
+    (row,) = [row for row in table if row["way"] == "sync, 2 workers"]
+    assert (row["accuracy"], row["seconds"]) == (0.8, 5.5)
+    assert row["samples/s"] == pytest.approx((400 + 2000 / 6) / 2)
+
+
+def test_the_accuracy_of_each_class_is_its_share_that_was_right(results: Results) -> None:
+    (table,) = tables(results, "classes")
+    found = [row for row in table if row["way"] == "solo, 1 thread"]
+    assert [(row["class"], row["accuracy"]) for row in found] == [("cat", 0.9), ("dog", 0.7)]
+
+
+def test_the_confusion_matrix_counts_what_was_taken_for_what(results: Results) -> None:
+    (table,) = tables(results, "confusion")
+    found = [row for row in table if row["way"] == "solo, 1 thread"]
+    assert [(row["class"], row["taken for"], row["samples"], row["share"]) for row in found] == [
+        ("cat", "cat", 9, 0.9),
+        ("cat", "dog", 1, 0.1),
+        ("dog", "cat", 3, 0.3),
+        ("dog", "dog", 7, 0.7),
+    ]
+
+
+def test_the_confusion_matrix_of_one_process_stands_beside_a_parallel_one(results: Results) -> None:
+    chart = FIGURES["confusion"].draw(results).to_dict()
+    assert [choice["value"] for choice in chart["params"]] == ["solo, 1 thread", "sync, 2 workers"]
+
+
+def test_predictions_of_no_class_have_a_column_of_their_own(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    test = Evaluation(4, 0.1, {"accuracy": 0.5}, [[2, 0, 1], [0, 1, 0]])
+    write_run(run_folder(tmp_path, one, 0), [(2.0, 0.5)], test=test)
+    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    (table,) = tables(read_comparison(tmp_path), "confusion")
+    assert [(row["class"], row["taken for"]) for row in table] == [("0", "0"), ("0", "no class"), ("1", "1")]
+
+
+def test_a_colour_means_the_same_way_in_every_figure(results: Results) -> None:
+    def colours(node: object) -> list[dict[str, str]]:
+        if isinstance(node, dict):
+            own = node.get("scale", {}) if node.get("field") == "way" else {}
+            found = [dict(zip(own["domain"], own["range"], strict=True))] if "range" in own else []
+            return found + [one for item in node.values() for one in colours(item)]
+        return [one for item in node for one in colours(item)] if isinstance(node, list) else []
+
+    seen = [
+        colours(FIGURES[name].draw(results).to_dict()) for name in ("progress", "throughput", "staleness")
+    ]
+    assert all(seen)
+    first = seen[0][0]
+    for found in (one for figure in seen for one in figure):
+        assert found.items() <= first.items()
+
+
+def test_a_loss_that_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    write_run(run_folder(tmp_path, one, 0), [(2.0, math.nan), (2.0, 0.5)])
+    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    (table,) = tables(read_comparison(tmp_path), "progress")
+    assert [row["loss"] for row in table] == [None, 0.5]
+
+
+def test_without_a_target_there_is_no_time_to_it(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    asked = Comparison.read(tmp_path)
+    Comparison(asked.model, asked.data, asked.repeats, None, asked.combinations).write(tmp_path)
+    assert FIGURES["time-to-target"].draw(read_comparison(tmp_path)) is None

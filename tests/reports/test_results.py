@@ -1,0 +1,184 @@
+"""Runs that were made one by one, side by side; and which folders are taken at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from reports.recorded import write_run
+from reports.recorded_comparison import write_comparison
+from tutti.cli.main import main
+from tutti.errors import BadRunFolder
+from tutti.records import Evaluation
+from tutti.reports.results import Results, read_comparison, read_results
+from tutti.reports.runs import Run, crossing
+from tutti.reports.scaling import Row
+
+CONFIG: Mapping[str, object] = {
+    "model": "lenet",
+    "model_options": {},
+    "data": "mnist",
+    "data_options": {},
+    "strategy": "solo",
+    "workers": "1",
+    "threads": 1,
+    "device": "cpu",
+}
+SYNC = {**CONFIG, "strategy": "sync", "workers": "2"}
+EPOCHS = [(4.0, 0.6), (4.0, 0.8)]
+FAST = [(2.5, 0.6), (2.5, 0.8)]
+
+
+def by_name(results: Results) -> dict[str, Row]:
+    return {row.combination.name: row for row in results.rows}
+
+
+def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path) -> None:
+    write_run(tmp_path / "monday", EPOCHS, config=CONFIG)
+    write_run(tmp_path / "tuesday", FAST, config=SYNC)
+    found = by_name(read_results([tmp_path / "monday", tmp_path / "tuesday"]))
+    assert list(found) == ["monday", "tuesday"]
+    assert (found["monday"].seconds, found["tuesday"].seconds) == (8.0, 5.0)
+    assert found["tuesday"].speed_up == 8.0 / 5.0
+    assert found["tuesday"].efficiency == 0.8
+    assert found["tuesday"].accuracy == 0.8
+
+
+def test_folders_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        write_run(tmp_path / place / "run", EPOCHS, config=CONFIG)
+    found = by_name(read_results([tmp_path / "a" / "run", tmp_path / "b" / "run"]))
+    assert list(found) == [str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run")]
+
+
+def test_runs_of_other_lengths_have_no_speed_up(tmp_path: Path) -> None:
+    write_run(tmp_path / "long", EPOCHS, config=CONFIG)
+    write_run(tmp_path / "short", FAST[:1], config=SYNC)
+    found = by_name(read_results([tmp_path / "long", tmp_path / "short"]))
+    assert found["short"].speed_up is found["short"].efficiency is None
+    assert found["short"].seconds == 2.5
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", EPOCHS, config=CONFIG)
+    write_run(tmp_path / "part", FAST, config=SYNC, finished=False)
+    results = read_results([tmp_path / "whole", tmp_path / "part"])
+    row = by_name(results)["part"]
+    assert (row.seconds, row.finished, row.speed_up) == (5.0, 0, None)
+    assert results.notes == [
+        f"{tmp_path / 'part'} has not come to its end: shown as far as it is, up to epoch 2"
+    ]
+
+
+def test_the_whole_lines_of_records_that_were_cut_off_are_used(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", EPOCHS, config=CONFIG, finished=False)
+    history = tmp_path / "run" / "history.jsonl"
+    history.write_bytes(history.read_bytes()[:-20])
+    results = read_results([tmp_path / "run"])
+    assert by_name(results)["run"].seconds == 4.0
+    assert results.notes[0] == f"line 2 of {history} is cut off; it was left out"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "digits"}, "the data of {b}: digits, of {a}: mnist"),
+        ({"model": "cnn"}, "the model of {b}: cnn, of {a}: lenet"),
+        ({"model_options": {"hidden": 9}}, "the model options of {b}: {{'hidden': 9}}, of {a}: none"),
+    ],
+)
+def test_runs_of_other_data_or_models_are_refused_unless_forced(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_run(a, EPOCHS, config=CONFIG)
+    write_run(b, EPOCHS, config={**CONFIG, **changes})
+    with pytest.raises(BadRunFolder) as caught:
+        read_results([a, b])
+    assert message.format(a=a, b=b) in str(caught.value)
+    assert "cannot be compared; give runs of the same, or --force" in str(caught.value)
+    assert len(read_results([a, b], force=True).rows) == 2
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "give the folder of a run" in capsys.readouterr().err
+    (tmp_path / "history.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "has no records of a run" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", EPOCHS)
+    with pytest.raises(BadRunFolder, match=r"has no config\.json"):
+        read_results([tmp_path / "run"])
+
+
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", EPOCHS, config={"model": "lenet", "data": "mnist"})
+    with pytest.raises(BadRunFolder, match="is not what 'tutti train' wrote"):
+        read_results([tmp_path / "run"])
+
+
+def test_a_comparison_is_not_put_beside_others(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "whole")
+    write_run(tmp_path / "run", EPOCHS, config=CONFIG)
+    with pytest.raises(BadRunFolder, match="give it alone"):
+        read_results([tmp_path / "run", tmp_path / "whole"])
+
+
+def test_a_repeat_whose_records_are_broken_is_left_out_and_said(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    broken = tmp_path / "sync" / "0"
+    (broken / "history.jsonl").write_text("{")
+    results = read_comparison(tmp_path)
+    row = by_name(results)["sync, 2 workers"]
+    assert (row.finished, row.speed_up) == (1, None)
+    assert any(str(broken) in note and note.endswith("it is left out") for note in results.notes)
+
+
+def test_the_command_makes_a_page_of_several_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    test = Evaluation(20, 0.4, {"accuracy": 0.8}, [[9, 1], [3, 7]])
+    write_run(tmp_path / "monday", EPOCHS, config=CONFIG, test=test)
+    write_run(tmp_path / "tuesday", FAST, config=SYNC, finished=False)
+    assert main(["report", "monday", "tuesday"]) == 0
+    shown = capsys.readouterr()
+    assert "tutti: warning: tuesday has not come to its end" in shown.err
+    assert "tuesday (unfinished)" in shown.out
+    (page,) = (tmp_path / "reports").glob("*-lenet-mnist/report.html")
+    assert "tuesday has not come to its end" in page.read_text()
+    assert main(["report", "monday"]) == 0
+    assert (tmp_path / "monday" / "report.html").exists()
+
+
+def test_pairs_are_the_best_alone_and_the_best_together(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    results = read_comparison(tmp_path)
+    found = results.pair(lambda row: row.speed_up)
+    assert [row.combination.name for row in found] == ["solo, 1 thread", "sync, 2 workers, weak"]
+    assert results.pair(lambda row: None) == []
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(2.0, 10.0, 0.5), (4.0, 30.0, 1.0)], (3.0, 20.0)),
+        ([(2.0, 10.0, 1.0)], (1.5, 7.5)),
+        ([(2.0, 10.0, 0.5), (4.0, 30.0, 0.7)], None),
+        ([], None),
+    ],
+)
+def test_a_target_is_crossed_on_the_line_between_two_measurements(
+    points: list[tuple[float, float, float]], expected: tuple[float, float] | None
+) -> None:
+    assert crossing(points, 0.75) == expected
+
+
+def test_a_run_knows_its_classes(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", EPOCHS, labels=("cat", "dog"))
+    assert Run.read(tmp_path / "run").labels == ("cat", "dog")
