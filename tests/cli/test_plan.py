@@ -45,7 +45,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     assert (config["workers"], config["layout"], config["batch_size"]) == ("1", "contiguous", 32)
     assert f"1 rank x {config['threads']} thread" in planned
     assert main(["train", "--config", "a", "--out", "b"]) == 0
-    assert "measur" not in capsys.readouterr().out
+    assert "plan: measuring" not in capsys.readouterr().out
     assert json.loads((tmp_path / "b/config.json").read_text()) == config
 
 

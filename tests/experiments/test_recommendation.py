@@ -82,6 +82,8 @@ def test_a_faster_precision_is_offered_but_not_picked() -> None:
 def test_a_precision_that_may_not_be_faster_is_not_offered() -> None:
     others = [way(RANKS, 1000.0), way(SHORT, 1200.0)]
     assert len(Recommendation([way(RANKS, 1000.0)], others).why()) == 1
+    once = [way(RANKS, 1000.0), way(SHORT, 5000.0)]
+    assert len(Recommendation([way(RANKS, 1000.0)], once).why()) == 1
 
 
 def test_the_table_has_every_way_once_and_says_what_became_of_it() -> None:

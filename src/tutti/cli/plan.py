@@ -15,7 +15,10 @@ from tutti.experiments.config import Options
 from tutti.experiments.plan import BUDGET_S, plan
 from tutti.json_lines import to_json
 
-LEFT_OUT: Final = ("model", "validate", "hosts", "servers", "levels", "climb_every", "balance", "out")
+LEFT_OUT: Final = (
+    *("model", "validate", "parallel", "parallel_options", "hosts", "servers", "levels", "climb_every"),
+    *("balance", "out"),
+)
 """Options of a training run that a plan has not, or has of its own."""
 
 OWN: Final = ("budget", "precisions", "batch_sizes", "exhaustive", "json")
@@ -115,5 +118,5 @@ COMMAND = Command(
     example="tutti plan lenet --data mnist --batch-size 128",
     define=define,
     run=run,
-    dotted=DOTTED,
+    dotted=tuple(name for name in DOTTED if name not in LEFT_OUT),
 )

@@ -127,6 +127,8 @@ def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:
     if config.hosts is not None or config.servers:
         name = "--servers" if config.hosts is None else "--hosts"
         raise BadOption(f"a plan is for the ranks of this machine; leave {name} out")
+    if config.parallel is not None:
+        raise BadOption("a plan is for ranks that hold the whole model each; leave --parallel out")
     if not budget_s > 0:
         raise BadOption(f"--budget is {budget_s:g}; give seconds above 0, such as {BUDGET_S:g}")
 

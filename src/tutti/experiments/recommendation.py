@@ -78,7 +78,7 @@ class Recommendation:
             return []
         best = leader(self.others)
         to = gap(best, reference)
-        if best is reference or to.ratio - to.noise <= 1:
+        if best is reference or len(best.turns) < 2 or to.ratio - to.noise <= 1:
             return []
         precision = best.candidate.precision
         return [
