@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 
 def normalised() -> nn.Module:
@@ -37,3 +38,8 @@ def recurrent() -> nn.Module:
 def grouped() -> nn.Module:
     """Has a convolution in groups."""
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(400, 5))
+
+
+def plan(module: nn.Module) -> dict[str, ParallelStyle]:
+    """The first layer cut by its outputs, the second by its inputs, the third whole: for mlp."""
+    return {"1": ColwiseParallel(), "3": RowwiseParallel()}

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tutti.cli.main import main
 from tutti.errors import BadOption, UnknownName
-from tutti.parallel.layout import Layout, ranks_of
+from tutti.parallel.layout import Layout, Pipeline, ranks_of
 
 
 @pytest.mark.parametrize(
     ("text", "ranks", "team", "data"),
     [
         ("tensor", 3, 3, 1),
-        ("tensor=2", 2, 2, 1),
+        ("pipeline=2", 2, 2, 1),
         ("data=2,tensor=2", 4, 2, 2),
         ("tensor = 2, data = 3", 6, 2, 3),
-        ("data,tensor=2", 8, 2, 4),
-        ("data=2,tensor", 8, 4, 2),
+        ("data,sharded=2", 8, 2, 4),
+        ("data=2,sharded", 8, 4, 2),
     ],
 )
 def test_a_number_that_is_left_out_follows_from_the_others(
@@ -40,6 +42,7 @@ def test_a_number_that_is_left_out_follows_from_the_others(
         ("data=8,tensor", 4, "does not fit 4 ranks"),
         ("data,tensor", 4, "leaves both numbers open"),
         ("data=2", 2, "data parallelism alone"),
+        ("tensor=2,pipeline=2", 4, "tensor and pipeline; one model is shared in one way"),
         ("tensor,tensor", 4, "'tensor' twice"),
         ("tensor", 1, "nothing to share; use -n 2"),
     ],
@@ -49,9 +52,22 @@ def test_a_layout_that_does_not_fit_is_refused(text: str, ranks: int, message: s
         Layout.of(text, {}, ranks)
 
 
-def test_an_option_that_the_way_does_not_have_is_refused() -> None:
-    with pytest.raises(UnknownName, match="unknown option of --parallel tensor 'microbatches'"):
-        Layout.of("tensor", {"microbatches": 2}, 2)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "1f2b"}, "unknown schedule '1f2b'; did you mean '1f1b'"),
+        ({"microbatches": 0}, "microbatches is 0; give a whole number from 1"),
+        ({"microbatchs": 2}, "did you mean 'microbatches'"),
+    ],
+)
+def test_an_option_that_a_pipeline_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((BadOption, UnknownName), match=message):
+        Layout.of("pipeline", options, 2)
+
+
+def test_options_go_to_their_way() -> None:
+    found = Layout.of("pipeline", {"schedule": "gpipe", "microbatches": 3}, 2).options
+    assert found == Pipeline("gpipe", 3)
 
 
 def test_the_ranks_are_known_when_every_number_is() -> None:

@@ -76,7 +76,7 @@ def test_outputs_are_those_of_the_undivided_model() -> None:
     [
         (
             recurrent(),
-            r"layer '3' of the model is a LSTM, which cannot be cut by its outputs; use --strategy sync",
+            r"layer '3' of the model is a LSTM, which cannot be cut by its outputs; use --parallel sharded",
         ),
         (grouped(), r"layer '1' of the model is a Conv2d of 2 groups"),
         (

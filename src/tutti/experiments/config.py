@@ -80,13 +80,16 @@ class TrainConfig:
     parallel: str | None = field(
         default=None,
         metadata=about(
-            "hold one model on several ranks: tensor, with =N on N ranks, and data=N for so many such teams: "
-            "data=2,tensor=2"
+            "hold one model on several ranks: tensor, pipeline or sharded; with =N on N ranks, and data=N "
+            "for so many such teams: data=2,tensor=2"
         ),
     )
     parallel_options: Options = field(
         default_factory=dict,
-        metadata=about("options of the way to share a model"),
+        metadata=about(
+            "of pipeline: schedule (gpipe, 1f1b, interleaved, zero_bubble, zbv) and microbatches; of tensor: "
+            "plan"
+        ),
     )
     workers: str = field(
         default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tutti.bubbles import PipelineRecord
 from tutti.records import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.training.progress import SHARES
 
@@ -77,6 +78,15 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     if dropped:
         lines.append(f"dropped: {dropped:,} gradients that came too late")
     return lines
+
+
+def bubble(record: PipelineRecord) -> str:
+    """How long the ranks of a pipeline waited."""
+    shares = ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(record.idle))
+    return (
+        f"pipeline {record.schedule}, {record.microbatches} microbatches: idle for {record.bubble:.1%} of "
+        f"the ranks' time in steps ({shares})"
+    )
 
 
 def validation(way: str, history: Sequence[EpochRecord]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutti.bubbles import PipelineRecord
 from tutti.comm.base import Communicator
 from tutti.data import Batch, DataSet, Part
 from tutti.experiments import report
@@ -31,7 +32,7 @@ from tutti.experiments.pacing import check_pace, deal
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.heartbeats import TESTING
 from tutti.launch.sampling import Sampler, sampling
-from tutti.parallel.base import Portion
+from tutti.parallel.base import Learning, Portion
 from tutti.parallel.choice import check_together, portion_of
 from tutti.parallel.layout import Layout
 from tutti.records import EpochRecord, Evaluation, Summary, World
@@ -130,7 +131,8 @@ def _train(
     sampler: Sampler | None,
 ) -> Outcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    portion = portion_of(layout, comm, task.module, task.dataset.train, task.loss, task.arithmetic)
+    learning = Learning(task.dataset.train, job.config.batch_size, task.loss, task.arithmetic)
+    portion = portion_of(layout, comm, task.module, learning)
     try:
         task = replace(task, module=portion.module)
         trainer, config = prepare_trainer(job, comm, task, strategy, portion)
@@ -231,10 +233,13 @@ def _run(
         test = task.evaluate(task.dataset.test, trainer.comm)
         world = World(comm.size, comm.hosts, torch.get_num_threads())
         summary = Summary.of(history, test, portion.parameters, world)
+        pipeline = portion.record()
         if folder is not None:
+            if pipeline is not None:
+                folder.write_pipeline(pipeline)
             folder.write_summary(summary)
     if speaks:
-        _print_end(summary, task.dataset, folder, history, config.validate)
+        _print_end(summary, task.dataset, folder, history, config.validate, pipeline)
     return Outcome(
         config,
         history,
@@ -264,11 +269,18 @@ def _trained_on(dataset: DataSet) -> TrainedOn:
 
 
 def _print_end(
-    summary: Summary, dataset: DataSet, folder: RunFolder | None, history: list[EpochRecord], validate: str
+    summary: Summary,
+    dataset: DataSet,
+    folder: RunFolder | None,
+    history: list[EpochRecord],
+    validate: str,
+    pipeline: PipelineRecord | None,
 ) -> None:
     if summary.test is not None:
         print("\n" + report.evaluation("test", summary.test, dataset.labels) + "\n")
     print(report.speed(summary), *report.exchanges(history), sep="\n")
+    if pipeline is not None:
+        print(report.bubble(pipeline))
     if validate != "pause" and dataset.validation is not None:
         print(report.validation(validate, history))
     if folder is not None:

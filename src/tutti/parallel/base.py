@@ -6,16 +6,21 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from tutti.bubbles import PipelineRecord
 from tutti.comm.base import Communicator
+from tutti.data.parts import Part
 from tutti.parallel.layout import Layout
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 from tutti.strategies.placement import place
+from tutti.training.arithmetic import Arithmetic
 from tutti.training.loop import Compute
+from tutti.training.losses import Loss
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,28 @@ class Ranks:
         """Leave the communicators that were split off."""
         self.team.close()
         self.data.close()
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a model is to learn, and how it computes.
+
+    Attributes:
+        samples: what it is to learn.
+        batch_size: samples behind one update, over all ranks.
+        loss: of the run.
+        arithmetic: how the model computes; it was prepared by it.
+    """
+
+    samples: Part
+    batch_size: int
+    loss: Loss
+    arithmetic: Arithmetic
+
+    def inputs(self, count: int) -> Tensor:
+        """The inputs of so many samples, or of all where there are fewer, as the model wants them."""
+        inputs, _ = self.samples.take(torch.arange(min(count, len(self.samples))))
+        return self.arithmetic.inputs(inputs)
 
 
 class Portion(ABC):
@@ -79,6 +106,10 @@ class Portion(ABC):
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """The state of the whole model by name, as the undivided module would give it (collective)."""
+
+    def record(self) -> PipelineRecord | None:
+        """What is to be told of a pipeline (collective)."""
+        return None
 
     def close(self) -> None:
         """Give back what this holds besides memory (collective)."""

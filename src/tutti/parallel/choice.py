@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from torch import nn
 
 from tutti.comm.base import Communicator
-from tutti.data.parts import Part
 from tutti.errors import BadOption
-from tutti.parallel.base import Portion, Ranks, Whole
-from tutti.parallel.layout import Layout
+from tutti.parallel.base import Learning, Portion, Ranks, Whole
+from tutti.parallel.layout import Layout, Options, Pipeline, Sharded, Tensor
 from tutti.parallel.tensor import TensorPortion
 from tutti.strategies.base import Pace, Strategy
-from tutti.training.arithmetic import Arithmetic
-from tutti.training.losses import Loss
 
 
 def check_together(strategy: Strategy) -> None:
@@ -28,23 +28,14 @@ def check_together(strategy: Strategy) -> None:
         )
 
 
-def portion_of(
-    layout: Layout | None,
-    comm: Communicator,
-    module: nn.Module,
-    samples: Part,
-    loss: Loss,
-    arithmetic: Arithmetic,
-) -> Portion:
+def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
     """Make this rank's portion of a model (collective).
 
     Args:
         layout: who holds what; None: each rank the whole.
         comm: all ranks that train.
-        module: the model, alike on all ranks and prepared by `arithmetic`. It becomes the portion.
-        samples: what it is to learn.
-        loss: the loss of the run.
-        arithmetic: how the model computes.
+        module: the model, alike on all ranks. It becomes the portion.
+        learning: what the model is to learn.
 
     Raises:
         BadModel: the model cannot be divided like that; the message names the layer.
@@ -52,4 +43,35 @@ def portion_of(
     """
     if layout is None:
         return Whole(module, comm)
-    return TensorPortion(module, Ranks.of(layout, comm))
+    return _MAKERS[type(layout.options)](layout, comm, module, learning)
+
+
+Maker = Callable[[Layout, Communicator, nn.Module, Learning], Portion]
+
+
+def _tensor(layout: Layout, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+    assert isinstance(layout.options, Tensor)
+    if layout.options.plan is None:
+        return TensorPortion(module, Ranks.of(layout, comm))
+    from tutti.parallel.group import Group
+    from tutti.parallel.planned import PlannedPortion
+
+    return PlannedPortion(module, Ranks.of(layout, comm), Group(layout, comm), layout.options.plan)
+
+
+def _sharded(layout: Layout, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+    from tutti.parallel.group import Group
+    from tutti.parallel.sharded import ShardedPortion
+
+    ranks, group = Ranks.of(layout, comm), Group(layout, comm)
+    return ShardedPortion(module, ranks, group, learning.loss, learning.arithmetic)
+
+
+def _pipeline(layout: Layout, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+    from tutti.parallel.pipeline import PipelinePortion
+
+    return PipelinePortion(module, layout, comm, learning)
+
+
+# torch.distributed's parts are imported where they are used: some take a second.
+_MAKERS: Final[dict[type[Options], Maker]] = {Tensor: _tensor, Pipeline: _pipeline, Sharded: _sharded}

@@ -18,12 +18,53 @@ DATA: Final = "data"
 
 @dataclass(frozen=True)
 class Tensor:
-    """`--parallel tensor` has no options."""
+    """Options of `--parallel tensor`.
+
+    Attributes:
+        plan: file.py:function or package.module:function, called with the model; returns a plan of
+            `torch.distributed.tensor.parallel`, {name of a module: style}. None: every Linear and Conv2d
+            layer is split by its outputs.
+    """
+
+    plan: str | None = None
 
 
-Options = Tensor
+@dataclass(frozen=True)
+class Pipeline:
+    """Options of `--parallel pipeline`.
 
-WAYS: Final[dict[str, type[Options]]] = {"tensor": Tensor}
+    Attributes:
+        schedule: one of `SCHEDULES`.
+        microbatches: into how many parts each team cuts its batch; by default twice the number of stages.
+    """
+
+    schedule: str = "1f1b"
+    microbatches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UnknownName("schedule", str(self.schedule), SCHEDULES)
+        count = self.microbatches
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise BadOption(f"--parallel.microbatches is {count!r}; give a whole number from 1")
+
+    @property
+    def stages_per_rank(self) -> int:
+        """How many stages every rank has."""
+        return SCHEDULES[self.schedule]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """`--parallel sharded` has no options."""
+
+
+SCHEDULES: Final = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
+"""Schedules of a pipeline, and how many stages each gives every rank."""
+
+Options = Tensor | Pipeline | Sharded
+
+WAYS: Final[dict[str, type[Options]]] = {"tensor": Tensor, "pipeline": Pipeline, "sharded": Sharded}
 """The ways in which ranks hold a model together, and the options of each."""
 
 
@@ -57,7 +98,7 @@ class Layout:
         """The layout that `text` means on so many ranks.
 
         Args:
-            text: `tensor`, with `=N` for the ranks that hold one model together; and
+            text: `tensor`, `pipeline` or `sharded`, with `=N` for the ranks that hold one model together; and
                 `data=N` for the teams, with a comma. A number that is left out follows from the others.
             options: of the way, by name.
             ranks: how many there are.

@@ -96,3 +96,47 @@ def worker_of(
         )
     inner = strategy.worker(replica, ranks.data, optimizer, Clip())
     return _Clipped(inner, Clipper(ranks.team, gradients, clip))
+
+
+class Scattered(Worker):
+    """Moves parameters that lie where torch.distributed put them: DTensors, and others among them.
+
+    Args:
+        ranks: gradients are added up over `ranks.data`.
+        optimizer: moves them.
+        clip: the limits of the gradient.
+        gradients: this rank's.
+    """
+
+    def __init__(self, ranks: Ranks, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
+        super().__init__()
+        self._data, self._optimizer, self._gradients = ranks.data, optimizer, gradients
+        self._clipper = Clipper(ranks.team, gradients, clip)
+        for group in optimizer.param_groups:
+            # The loops over all parameters at once refuse DTensors among plain tensors.
+            group["foreach"] = False
+
+    @override
+    def step(self) -> None:
+        began = self._data.clock()
+        sent = self._add_up() if self._data.size > 1 else 0
+        self.traffic.add(sent, self._data.clock() - began, staleness=0)
+        with self.updating:
+            self._clipper()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    @override
+    def finish(self) -> None:
+        """Every step leaves the final weights in place."""
+
+    @torch.no_grad()
+    def _add_up(self) -> int:
+        """Sum the gradients over the teams; returns the bytes sent."""
+        sent = 0
+        for gradient, _ in self._gradients():
+            total = gradient.contiguous().view(-1)
+            self._data.all_reduce(total)
+            gradient.copy_(total.view(gradient.shape))
+            sent += total.nbytes
+        return sent

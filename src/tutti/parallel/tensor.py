@@ -195,13 +195,13 @@ def _refuse_uncut(name: str, layer: nn.Module, ranks: int) -> None:
         if not isinstance(layer, REPLICATED):
             raise BadModel(
                 f"layer '{name}' of the model is a {kind}, which cannot be cut by its outputs; use "
-                "--strategy sync, which has it whole on every rank"
+                "--parallel sharded, or say how to cut it with --parallel.plan file.py:function"
             )
         return
     if getattr(layer, "groups", 1) != 1:
         raise BadModel(
             f"layer '{name}' of the model is a Conv2d of {layer.groups} groups, which cannot be cut by its "
-            "outputs; use convolutions of one group"
+            "outputs; use --parallel sharded, or a convolution of one group"
         )
     outputs = len(layer.get_parameter("weight"))
     if outputs < ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +64,7 @@ class Arithmetic:
         """`targets` where the model's outputs are, floating-point ones in their precision."""
         return self._placed(targets)
 
-    def forward(self, module: nn.Module, inputs: Tensor) -> Tensor:
+    def forward(self, module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
         """The outputs of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
 
         Raises:

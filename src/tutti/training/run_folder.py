@@ -7,6 +7,7 @@
     usage.jsonl           cores and memory while the run went on: `tutti.usage`
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
+    pipeline.json         of a pipeline: what its ranks did in one step, `PipelineRecord`
 
 Files that are not appended to are written under another name, flushed to the disk and renamed: they are whole
 or not there.
@@ -28,6 +29,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
 from tutti.heartbeats import RANKS
 from tutti.json_lines import Json, Lines, append_line, to_json
@@ -42,6 +44,7 @@ DATA: Final = "data.json"
 HISTORY: Final = "history.jsonl"
 SUMMARY: Final = "summary.json"
 WEIGHTS: Final = "weights.safetensors"
+PIPELINE: Final = "pipeline.json"
 FILES: Final = (CONFIG, DATA, HISTORY, SUMMARY, WEIGHTS)
 
 RUNS: Final = Path("runs")
@@ -232,10 +235,18 @@ class RunFolder:
 
         load_weights(module, self.path / WEIGHTS)
 
+    def write_pipeline(self, record: PipelineRecord) -> None:
+        """Write what a pipeline did.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        self._write(PIPELINE, to_json(record.as_json()).encode() + b"\n")
+
     def remove(self) -> None:
         """Take back a run that came to nothing: delete its files, and the folder if nothing else is in it."""
         with _refusing(self.path):
-            for path in (*(self.path / name for name in FILES), *usage_files(self.path)):
+            for path in (*(self.path / name for name in (*FILES, PIPELINE)), *usage_files(self.path)):
                 path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 # Under another name first: ranks that leave a sign of life just now find no place for it.

@@ -1,0 +1,114 @@
+"""Fully sharded data parallelism: every parameter lies in slices on the ranks of a team, whole for a moment.
+
+    rank 0   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
+    rank 1   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
+                                                                         the sum of gradients, in slices
+
+Every rank has samples of its own, as with `sync`. Of weights, gradients and optimizer state it holds its
+slice alone; a layer's weights are gathered for its forward and its backward pass, and dropped again. That is
+PyTorch's FSDP2.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.data.batches import Batch
+from tutti.parallel.base import Portion, Ranks, count_of
+from tutti.parallel.group import Group
+from tutti.parallel.moving import Scattered, gradients_of
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.training.arithmetic import Arithmetic
+from tutti.training.loop import Computed
+from tutti.training.losses import Loss
+
+
+class ShardedPortion(Portion):
+    """The slices that one rank has of a model's parameters.
+
+    Args:
+        module: the model, alike on all ranks. Its parameters are sharded in place.
+        ranks: who holds what.
+        group: torch.distributed among them.
+        loss: of the run.
+        arithmetic: how the model computes.
+    """
+
+    def __init__(
+        self, module: nn.Module, ranks: Ranks, group: Group, loss: Loss, arithmetic: Arithmetic
+    ) -> None:
+        self.module, self.peers, self.parameters = module, ranks.every, count_of(module)
+        self._ranks, self._group, self._loss, self._arithmetic = ranks, group, loss, arithmetic
+        for unit in units(module):
+            fully_shard(unit, mesh=group.team)
+        self._gradients = gradients_of(module, lambda _: True)
+        self.compute = self._compute
+
+    @override
+    def place(self, strategy: Strategy) -> Replica:
+        return Replica(self.module)
+
+    @override
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        return Scattered(self._ranks, optimizer, clip, self._gradients)
+
+    @override
+    def state(self) -> dict[str, Any]:
+        return whole_state(self.module)
+
+    @override
+    def close(self) -> None:
+        self._group.close()
+        self._ranks.close()
+
+    def _compute(self, batch: Batch) -> Computed:
+        """Forward and backward; a rank without samples computes one that counts for nothing, as all must."""
+        inputs, targets = self._arithmetic.inputs(batch.inputs), self._arithmetic.targets(batch.targets)
+        count = len(targets)
+        if not count:
+            inputs, targets = (x.new_zeros(1, *x.shape[1:]) for x in (inputs, targets))
+        outputs = self._arithmetic.forward(self.module, inputs)
+        loss = self._loss(outputs, targets)
+        # FSDP makes the mean of a team's gradients; what is wanted is their sum.
+        torch.autograd.backward(loss, loss.new_tensor(batch.share * self._ranks.team.size))
+        return Computed(loss.item() if count else 0.0, outputs.detach()[:count], targets[:count])
+
+
+def units(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module whose parameters are gathered together: each layer by itself, the module last.
+
+    Layers that share a parameter are left to the module.
+    """
+    owners = Counter(p for layer in module.modules() for p in layer.parameters(recurse=False))
+    layers = [layer for layer in module.modules() if layer is not module]
+    alone = [
+        layer
+        for layer in layers
+        if (own := list(layer.parameters(recurse=False))) and all(owners[p] == 1 for p in own)
+    ]
+    # A layer inside of another goes first: what is taken is not taken again.
+    return [*reversed(alone), module]
+
+
+def whole_state(module: nn.Module) -> dict[str, Any]:
+    """The state of a module, its DTensors as ordinary tensors (collective over their mesh)."""
+    whole: dict[Tensor, Tensor] = {}
+    held = module.state_dict(keep_vars=True)
+    for value in held.values():
+        if isinstance(value, DTensor) and value not in whole:
+            whole[value] = cast("DTensor", value.detach()).full_tensor()
+    return {
+        name: whole.get(value, value) if isinstance(value, Tensor) else value for name, value in held.items()
+    }

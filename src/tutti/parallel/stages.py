@@ -1,0 +1,211 @@
+"""A chain of layers, cut into the stages of a pipeline: as even as can be in time and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import BadModel
+from tutti.training.arithmetic import Arithmetic
+
+REPEATS: Final = 3
+"""How many times each block is timed; the fastest counts."""
+
+COPIES: Final = 4
+"""Of a weight a rank holds itself, its gradient, and with Adam two averages of that."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Layers that stay together: one with weights, and those behind it that have none.
+
+    Attributes:
+        layers: by their names in the model, in the order of the chain.
+    """
+
+    layers: dict[str, nn.Module]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of the last layer."""
+        outputs = inputs
+        for layer in self.layers.values():
+            outputs = layer(outputs)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a block takes.
+
+    Attributes:
+        seconds: of forward and backward of a microbatch.
+        nbytes: of weights, gradients and optimizer state, and of what forward keeps for backward.
+    """
+
+    seconds: float
+    nbytes: int
+
+
+def blocks_of(module: nn.Module) -> list[Block]:
+    """The blocks of a chain: of an `nn.Sequential`, in which others may stand.
+
+    Raises:
+        BadModel: the model is no chain.
+    """
+    chain = dict(_chain(module, ""))
+    blocks: list[Block] = []
+    for name, layer in chain.items():
+        trains = any(parameter.requires_grad for parameter in layer.parameters())
+        if not blocks or (trains and _trains(blocks[-1])):
+            blocks.append(Block({}))
+        blocks[-1].layers[name] = layer
+    return _joined(blocks)
+
+
+def _chain(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    if type(module) is nn.Sequential:
+        for key, layer in module.named_children():
+            yield from _chain(layer, f"{name}.{key}" if name else key)
+    elif name:
+        yield name, module
+    else:
+        raise BadModel(
+            f"the model is a {type(module).__name__}, and a pipeline needs a chain of layers: write it as an "
+            "nn.Sequential, or use --parallel sharded"
+        )
+
+
+def _trains(block: Block) -> bool:
+    return any(p.requires_grad for layer in block.layers.values() for p in layer.parameters())
+
+
+def _joined(blocks: list[Block]) -> list[Block]:
+    """The blocks, those that share a parameter made one, together with all between them."""
+    seen: dict[nn.Parameter, int] = {}
+    joined: list[Block] = []
+    for block in blocks:
+        parameters = [p for layer in block.layers.values() for p in layer.parameters()]
+        first = min((seen[p] for p in parameters if p in seen), default=len(joined))
+        merged = {name: layer for one in [*joined[first:], block] for name, layer in one.layers.items()}
+        joined[first:] = [Block(merged)]
+        seen = {p: min(at, first) for p, at in seen.items()} | dict.fromkeys(parameters, first)
+    return joined
+
+
+def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
+    """What goes into each block, and what comes out of the last, for some inputs: shapes on the meta device.
+
+    Random numbers and buffers are as before afterwards.
+
+    Args:
+        blocks: with their weights.
+        inputs: some samples, as the model wants them.
+        arithmetic: how the model computes.
+
+    Raises:
+        BadModel: a block does not keep samples apart.
+    """
+    values, found = inputs, [inputs.to("meta")]
+    with _undone(blocks), torch.no_grad():
+        for block in blocks:
+            outputs = arithmetic.forward(block, values)
+            if outputs.dim() == 0 or len(outputs) != len(inputs):
+                raise BadModel(
+                    f"layer '{next(iter(block.layers))}' of the model makes shape {tuple(outputs.shape)} of "
+                    f"{tuple(values.shape)}; in a pipeline the first dimension must stay the samples"
+                )
+            values = outputs
+            found.append(outputs.to("meta"))
+    return found
+
+
+@contextmanager
+def _undone(blocks: Sequence[Block]) -> Iterator[None]:
+    """Random numbers and buffers are as before afterwards."""
+    buffers = [b for block in blocks for layer in block.layers.values() for b in layer.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    with torch.random.fork_rng(devices=[]):
+        yield
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+
+def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Cost]:
+    """What each block takes for a microbatch.
+
+    Random numbers, buffers and gradients are as before afterwards.
+
+    Args:
+        blocks: with their weights.
+        inputs: a microbatch, as the model wants it.
+        arithmetic: how the model computes.
+    """
+    costs, values = [], inputs
+    with _undone(blocks):
+        for number, block in enumerate(blocks):
+            seconds, kept, values = _measured(block, values.detach().requires_grad_(number > 0), arithmetic)
+            weights = sum(p.nbytes for layer in block.layers.values() for p in layer.parameters())
+            costs.append(Cost(seconds, COPIES * weights + kept))
+    return costs
+
+
+def _measured(block: Block, inputs: Tensor, arithmetic: Arithmetic) -> tuple[float, int, Tensor]:
+    """The fastest forward and backward in seconds, the bytes kept between them, and the outputs."""
+    fastest = float("inf")
+    trained = [p for layer in block.layers.values() for p in layer.parameters() if p.requires_grad]
+    wanted = [*trained, *([inputs] if inputs.requires_grad else [])]
+    for _ in range(REPEATS):
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        began = perf_counter()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            # What changes its inputs in place must not do so twice.
+            outputs = arithmetic.forward(block, inputs.clone() if inputs.requires_grad else inputs)
+        torch.autograd.grad(outputs, wanted, torch.ones_like(outputs), allow_unused=True)
+        fastest = min(fastest, perf_counter() - began)
+    own = {p.untyped_storage().data_ptr() for p in trained}
+    return fastest, sum(size for place, size in kept.items() if place not in own), outputs.detach()
+
+
+def balance(costs: Sequence[Cost], stages: int) -> list[slice]:
+    """Cut blocks into consecutive stages, so that the largest share of time or memory is as small as can be.
+
+    A stage's load is the larger of its share of all seconds and its share of all bytes.
+
+    Args:
+        costs: of each block.
+        stages: how many there are to be, at most as many as blocks.
+
+    Returns:
+        The blocks of each stage, at least one.
+    """
+    seconds, nbytes = sum(cost.seconds for cost in costs) or 1.0, sum(cost.nbytes for cost in costs) or 1
+
+    def load(first: int, last: int) -> float:
+        part = costs[first:last]
+        return max(sum(c.seconds for c in part) / seconds, sum(c.nbytes for c in part) / nbytes)
+
+    # best[k][n]: the smallest largest load of the first n blocks in k stages, and where the last one begins.
+    best = [[(load(0, n), 0) for n in range(len(costs) + 1)]]
+    for stage in range(1, stages):
+        row = [(float("inf"), 0)] * (len(costs) + 1)
+        for n in range(stage + 1, len(costs) + 1):
+            row[n] = min((max(best[-1][cut][0], load(cut, n)), cut) for cut in range(stage, n))
+        best.append(row)
+    edges = [len(costs)]
+    for row in reversed(best):
+        edges.append(row[edges[-1]][1])
+    edges.reverse()
+    return [slice(first, last) for first, last in pairwise(edges)]

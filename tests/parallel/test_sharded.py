@@ -1,0 +1,48 @@
+"""Sharded training, and plans of DTensor: what scattered parameters learn is what the whole model learns."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+
+SHARDED: Run = {"parallel": "sharded"}
+PLANNED: Run = {"parallel": "tensor", "parallel_options": {"plan": "parallel.models:plan"}}
+
+EQUAL: dict[str, Run] = {
+    "mlp": MLP | SHARDED,
+    "lenet": LENET | SHARDED,
+    "cnn": CNN | SHARDED,
+    "adam": MLP | SHARDED | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "clipped": LENET | SHARDED | {"clip_norm": 0.1, "clip_value": 0.05},
+    "fewer samples than ranks": MLP | SHARDED | {"batch_size": 66, "steps": 4},
+    "grouped": MLP | SHARDED | {"model": "parallel.models:grouped", "model_options": {}},
+    "tied": MLP | SHARDED | {"model": "parallel.models:tied", "model_options": {}},
+    "plan": MLP | PLANNED,
+    "plan, clipped": MLP | PLANNED | {"clip_norm": 0.1},
+}
+"""Runs that must come out as on one rank."""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
+    return on_ranks(request.param, EQUAL)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
+    assert deviation(trained[name], alone(EQUAL[name])) < 1e-5
+
+
+@pytest.mark.timeout(300)
+def test_teams_with_samples_of_their_own_follow_it_too() -> None:
+    found = on_ranks(
+        4,
+        {
+            "lenet": LENET | {"parallel": "data=2,sharded"},
+            "plan": MLP | PLANNED | {"parallel": "data=2,tensor=2"},
+        },
+    )
+    assert deviation(found["lenet"], alone(LENET)) < 1e-5
+    assert deviation(found["plan"], alone(MLP)) < 1e-5
