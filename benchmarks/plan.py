@@ -4,8 +4,8 @@
 
 For each model `tutti plan` chooses among ranks x threads x precision x layout, stopping slow ways early. Then
 all of them are measured in turn, without stopping any, and that alone says how fast the pick is, and the
-best. "ratio" is the pick's speed / the best's in that second measurement: 0.95 is wanted. Random images,
-batch 64, Adam. With the defaults it takes about ten minutes.
+best. "ratio" is the pick's speed / the best's in that second measurement, the median over its rounds:
+0.95 is wanted. Random images, batch 64, Adam. With the defaults it takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def judge(model: str, budget_s: float, truth_s: float) -> list[str]:
     """Plan, measure everything, and compare."""
     from tutti.experiments.config import TrainConfig
     from tutti.experiments.plan import plan
-    from tutti.experiments.race import leader
+    from tutti.experiments.race import gap, leader
 
     data = f"{Path(__file__).resolve()}:{MODELS[model]}"
     config = TrainConfig(model=model, data=data, batch_size=BATCH, validation=0.0)
@@ -56,7 +56,7 @@ def judge(model: str, budget_s: float, truth_s: float) -> list[str]:
         print(one.why()[0], flush=True)
     best = leader(truth.ways)
     (pick,) = [way for way in truth.ways if way.candidate == found.pick.candidate]
-    ratio = pick.rate / best.rate
+    ratio = gap(pick, best).ratio
     verdict = "reached" if ratio >= WANTED else "MISSED"
     if any(way.rate is None for way in truth.ways):
         verdict = "INCOMPLETE: raise --truth"

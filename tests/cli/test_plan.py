@@ -52,7 +52,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("mpl", "unknown model 'mpl'; did you mean 'mlp'?"),
+        ("mpl --json plan.json", "unknown model 'mpl'; did you mean 'mlp'?"),
         ("--data mnits", "unknown data set 'mnits'"),
         ("--strategy easgd", "use 'tutti compare'"),
         ("--budget 0", "--budget is 0"),
@@ -75,6 +75,7 @@ def test_bad_input_is_one_clear_message(
     monkeypatch.chdir(tmp_path)
     alone = [] if "hosts" in words else ["-n", "1", "--threads", "1"]
     assert main(["plan", *words.split(), *alone]) == 2
+    assert not list(tmp_path.iterdir())
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("tutti: error: ")
     assert message in shown

@@ -104,6 +104,11 @@ def test_the_table_has_every_way_once_and_says_what_became_of_it() -> None:
     ]
 
 
+def test_a_speed_that_the_first_steps_alone_tell_is_marked() -> None:
+    first = Entry(RANKS, Fate.RACING, Timing(1, 64, 0.064), steps=5)
+    assert shown(Recommendation([first]))[0].endswith("1.00 pick, its first steps: no time for more")
+
+
 def test_the_records_are_json_with_every_measurement() -> None:
     found = Recommendation([way(RANKS, 1000.0, 1100.0), way(THREADS, fate=Fate.WAITING)], seconds=12.5)
     values = json.loads(to_json(found.as_json()))

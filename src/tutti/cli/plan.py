@@ -103,8 +103,11 @@ def _numbers(text: str) -> list[int]:
 
 def _writable(path: Path) -> Path:
     """The path, of a file that can be written: found out before a minute is spent on what goes there."""
+    there = path.exists()
     try:
         path.open("a").close()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise BadOption(f"cannot write --json {path}: {error.strerror}; name another file") from error
     return path

@@ -16,8 +16,8 @@ STRATEGIES: Final = ("auto", "solo", "sync")
 LAYOUTS: Final = ("contiguous", "channels_last")
 """Either gives the same results up to rounding, so either may be chosen."""
 
-PRECISIONS: Final = ("fp32", "bf16")
-"""What is measured when nobody says which precisions may be chosen."""
+PRECISIONS: Final = ("fp64", "fp32", "bf16")
+"""Those that round more come later."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Candidate:
     @property
     def complexity(self) -> tuple[int, int, int, int, int]:
         """Of two that are equally fast, the smaller one is the simpler."""
-        precision = -1 if self.precision == "fp64" else PRECISIONS.index(self.precision)
-        return self.ranks, self.threads, LAYOUTS.index(self.layout), precision, self.batch_size
+        layout, precision = LAYOUTS.index(self.layout), PRECISIONS.index(self.precision)
+        return self.ranks, self.threads, layout, precision, self.batch_size
 
     def applied_to(self, config: TrainConfig) -> TrainConfig:
         """The configuration with this choice in it."""

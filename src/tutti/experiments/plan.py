@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.experiments.candidates import PRECISIONS, choices_for
+from tutti.experiments.candidates import choices_for
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import PlanJob, announce
 from tutti.experiments.recommendation import Recommendation
@@ -72,8 +72,8 @@ def plan(
     warning = others_at_work(cores.usable)
     if warning is not None:
         announce(f"warning: {warning}")
-    free = not precisions and "precision" not in fixed and config.precision in PRECISIONS
-    shown = tuple(name for name in PRECISIONS if name != config.precision) if free else ()
+    free = not precisions and "precision" not in fixed and config.precision == "fp32"
+    shown = ("bf16",) if free else ()
     end, least_s = began + budget_s, LEAST * budget_s
     job = PlanJob(config, choices, shown, cores, end, least_s, exhaustive=exhaustive, quiet=quiet)
     # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.

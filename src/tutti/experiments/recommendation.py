@@ -124,17 +124,17 @@ class Recommendation:
             "" if way.rate is None else f"{way.rate:,.0f}",
             "" if way.spread is None else f"± {way.spread:.0%}",
             "" if ratio is None else f"{ratio:.2f}",
-            self._remark(way),
+            ", ".join(filter(None, ["pick" if way is self.pick else "", self._remark(way)])),
         ]
 
     def _remark(self, way: Way) -> str:
-        if way is self.pick:
-            return "pick"
         if way.fate is Fate.STOPPED:
             return f"stopped early, after {way.steps} step{'s' if way.steps > 1 else ''}"
         if way.fate is Fate.UNFIT:
             return f"does not fit: {way.problem}"
-        return "not measured: no time left" if way.fate is Fate.WAITING else ""
+        if way.fate is Fate.WAITING:
+            return "not measured: no time left"
+        return "" if way.turns else "its first steps: no time for more"
 
     def as_json(self) -> dict[str, Any]:
         """All of it as JSON values; speeds in samples per second, `turns` by round."""
