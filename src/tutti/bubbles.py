@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 FORWARD: Final = "forward"
@@ -22,7 +22,7 @@ class Span:
         stage: with which stage.
         kind: one of `KINDS`.
         microbatch: on which microbatch.
-        start: when, in seconds since the step began on the first rank.
+        start: when, in seconds since the first piece of the step began.
         stop: when it ended.
     """
 
@@ -71,3 +71,10 @@ class PipelineRecord:
             KeyError, TypeError: `values` is no such record.
         """
         return cls(**{**values, "spans": [Span(**span) for span in values["spans"]]})
+
+
+def since_the_first(spans: list[Span]) -> list[Span]:
+    """The spans with times that begin at the first of them, in that order."""
+    first = min((span.start for span in spans), default=0.0)
+    moved = [replace(span, start=span.start - first, stop=span.stop - first) for span in spans]
+    return sorted(moved, key=lambda span: (span.start, span.rank))

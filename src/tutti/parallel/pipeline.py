@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.bubbles import PipelineRecord
+from tutti.bubbles import PipelineRecord, since_the_first
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
@@ -110,7 +110,7 @@ class PipelinePortion(Portion):
             list(self._owners),
             self._layers,
             [busy.idle for busy, _ in every],
-            [span for _, spans in every for span in spans],
+            since_the_first([span for _, spans in every for span in spans]),
         )
 
     @override
@@ -138,8 +138,8 @@ class PipelinePortion(Portion):
         last = self._owners[-1]
         message = torch.cat([outputs.new_tensor([loss]), outputs.view(-1)])
         self._ranks.team.broadcast(message, last)
-        self._passes.done()
-        return Computed(message[0].item(), message[1:].view(outputs.shape), targets)
+        seconds = self._passes.done()
+        return Computed(message[0].item(), message[1:].view(outputs.shape), targets, seconds)
 
 
 class Stage(nn.Module):

@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 )
 from typing_extensions import override
 
-from tutti.bubbles import BACKWARD, FORWARD, INPUTS, WEIGHTS, Span
+from tutti.bubbles import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Span
 from tutti.errors import BadOption
 from tutti.parallel.layout import SCHEDULES, Pipeline
 from tutti.training.losses import Loss
@@ -158,16 +158,21 @@ class Passes:
             return None
         return sum(loss.item() for loss in losses), outputs.detach()
 
-    def done(self) -> None:
-        """A step is at its end: add up what it took."""
-        stopped = monotonic()
+    def done(self) -> dict[str, float]:
+        """End a step: add up what it took; returns its seconds forward, and those that this rank waited."""
+        total = monotonic() - self._began
+        spent = dict.fromkeys(KINDS, 0.0)
+        for span in self._latest:
+            spent[span.kind] += span.stop - span.start
+        computing = sum(spent.values())
         if self._warm:
-            self.busy.total += stopped - self._began
-            self.busy.computing += sum(span.stop - span.start for span in self._latest)
+            self.busy.total += total
+            self.busy.computing += computing
         microbatches = 1 + max((span.microbatch for span in self._latest), default=0)
         if self._warm and microbatches >= self._most:
             self.spans, self._most = self._latest, microbatches
         self._latest, self._warm = [], True
+        return {"forward": spent[FORWARD], "wait": max(0.0, total - computing)}
 
     def _weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._loss(outputs, targets) * self._weight

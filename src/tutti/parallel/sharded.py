@@ -15,6 +15,7 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 from __future__ import annotations
 
 from collections import Counter
+from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -79,11 +80,13 @@ class ShardedPortion(Portion):
         count = len(targets)
         if not count:
             inputs, targets = (x.new_zeros(1, *x.shape[1:]) for x in (inputs, targets))
+        began = perf_counter()
         outputs = self._arithmetic.forward(self.module, inputs)
         loss = self._loss(outputs, targets)
+        seconds = {"forward": perf_counter() - began}
         # FSDP makes the mean of a team's gradients; what is wanted is their sum.
         torch.autograd.backward(loss, loss.new_tensor(batch.share * self._ranks.team.size))
-        return Computed(loss.item() if count else 0.0, outputs.detach()[:count], targets[:count])
+        return Computed(loss.item() if count else 0.0, outputs.detach()[:count], targets[:count], seconds)
 
 
 def units(module: nn.Module) -> list[nn.Module]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,10 @@ REPEATS: Final = 3
 
 COPIES: Final = 4
 """Of a weight a rank holds itself, its gradient, and with Adam two averages of that."""
+
+
+ROOM: Final = 1.25
+"""How much larger than need be the largest stage may become for the sake of time."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +185,10 @@ def _measured(block: Block, inputs: Tensor, arithmetic: Arithmetic) -> tuple[flo
 
 
 def balance(costs: Sequence[Cost], stages: int) -> list[slice]:
-    """Cut blocks into consecutive stages, so that the largest share of time or memory is as small as can be.
+    """Cut blocks into consecutive stages that are even in time, as far as memory allows.
 
-    A stage's load is the larger of its share of all seconds and its share of all bytes.
+    The slowest stage is as fast as can be, among the cuts whose largest stage needs at most `ROOM` times the
+    memory that it must.
 
     Args:
         costs: of each block.
@@ -191,21 +197,29 @@ def balance(costs: Sequence[Cost], stages: int) -> list[slice]:
     Returns:
         The blocks of each stage, at least one.
     """
-    seconds, nbytes = sum(cost.seconds for cost in costs) or 1.0, sum(cost.nbytes for cost in costs) or 1
 
-    def load(first: int, last: int) -> float:
-        part = costs[first:last]
-        return max(sum(c.seconds for c in part) / seconds, sum(c.nbytes for c in part) / nbytes)
+    def nbytes(first: int, last: int) -> float:
+        return float(sum(cost.nbytes for cost in costs[first:last]))
 
-    # best[k][n]: the smallest largest load of the first n blocks in k stages, and where the last one begins.
-    best = [[(load(0, n), 0) for n in range(len(costs) + 1)]]
-    for stage in range(1, stages):
-        row = [(float("inf"), 0)] * (len(costs) + 1)
-        for n in range(stage + 1, len(costs) + 1):
-            row[n] = min((max(best[-1][cut][0], load(cut, n)), cut) for cut in range(stage, n))
+    def seconds(first: int, last: int) -> float:
+        fits = nbytes(first, last) <= ROOM * least
+        return sum(cost.seconds for cost in costs[first:last]) if fits else math.inf
+
+    least, _ = _evenly(nbytes, len(costs), stages)
+    _, edges = _evenly(seconds, len(costs), stages)
+    return [slice(first, last) for first, last in pairwise(edges)]
+
+
+def _evenly(load: Callable[[int, int], float], count: int, parts: int) -> tuple[float, list[int]]:
+    """Cut `range(count)` so that the largest load of a part, `load(first, last)`, is as small as can be."""
+    # best[k][n]: the largest load of the first n in k + 1 parts, and where the last of these begins.
+    best = [[(load(0, n), 0) for n in range(count + 1)]]
+    for part in range(1, parts):
+        row = [(math.inf, part)] * (count + 1)
+        for n in range(part + 1, count + 1):
+            row[n] = min((max(best[-1][at][0], load(at, n)), at) for at in range(part, n))
         best.append(row)
-    edges = [len(costs)]
+    edges = [count]
     for row in reversed(best):
         edges.append(row[edges[-1]][1])
-    edges.reverse()
-    return [slice(first, last) for first, last in pairwise(edges)]
+    return best[-1][count][0], edges[::-1]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
 from tutti.records import STAGES, EpochRecord, Summary, read_history
 from tutti.reports.advice import stages_by_rank
@@ -29,6 +30,7 @@ class Run:
         config: the configuration, as JSON values; empty where the folder has none.
         labels: names of the classes; empty when unknown.
         usage: samples of what the hosts did meanwhile; empty where none were taken.
+        pipeline: what a pipeline did; None: there was none.
     """
 
     path: Path
@@ -38,6 +40,7 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
+    pipeline: PipelineRecord | None = None
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -58,6 +61,7 @@ class Run:
             config=_json(path / "config.json") or {},
             labels=tuple(map(str, data.get("labels", ()))),
             usage=tuple(usage.records),
+            pipeline=_pipeline(path / "pipeline.json"),
         )
 
     @property
@@ -159,6 +163,15 @@ def _summary(path: Path) -> Summary | None:
         raise BadRunFolder(
             f"{path} is no summary of a run ({type(error).__name__}: {error}); train again"
         ) from error
+
+
+def _pipeline(path: Path) -> PipelineRecord | None:
+    """What a pipeline did, if there was one."""
+    values = _json(path)
+    try:
+        return None if values is None else PipelineRecord.from_json(values)
+    except (KeyError, TypeError) as error:
+        raise BadRunFolder(f"{path} is no record of a pipeline ({error}); train again") from error
 
 
 def _json(path: Path) -> dict[str, Any] | None:

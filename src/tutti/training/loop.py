@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Final, cast
@@ -46,11 +46,13 @@ class Computed:
         loss: the mean over the samples; 0 without any.
         outputs: of the model, of shape (samples, ...), without gradient.
         targets: of shape (samples, ...), where the outputs are.
+        seconds: what of its time belongs to other stages than backward.
     """
 
     loss: float
     outputs: Tensor
     targets: Tensor
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 Compute = Callable[[Batch], Computed]
@@ -83,8 +85,7 @@ class Trainer:
             clock measures all times. None: time is real.
         arithmetic: how the model computes; the module was prepared by it.
         compute: forward and backward of a batch, also of one without samples, where several ranks do that
-            together; None: the replica's module gives outputs, and these the loss. All its time counts as
-            backward.
+            together; None: the replica's module gives outputs, and these the loss.
         everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
         progress: shows the run.
         on_epoch: called on every rank with the record of each epoch, when its validation is known.
@@ -254,7 +255,7 @@ class Trainer:
         """Add this batch's gradient, and count its samples; returns its loss."""
         computed = (self.compute or self._forward_backward)(batch)
         tally.add(computed.loss, computed.outputs, computed.targets)
-        self._stages.lap("backward")
+        self._stages.lap("backward", computed.seconds)
         return computed.loss
 
     def _forward_backward(self, batch: Batch) -> Computed:

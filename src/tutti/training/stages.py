@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from tutti.records import STAGES
@@ -36,10 +37,18 @@ class Stages:
         self.last = self._clock()
         return self.last
 
-    def lap(self, stage: str) -> float:
-        """What has passed since the last lap belongs to `stage`, or to an exchange; returns the time."""
+    def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
+        """What has passed since the last lap belongs to `stage`, or to an exchange; returns the time.
+
+        Args:
+            stage: what all of it belongs to, but for
+            others: seconds of it by stage.
+        """
         now = self._clock()
         self._seconds[stage] += now - self.last
+        for other, seconds in others.items():
+            self._seconds[stage] -= seconds
+            self._seconds[other] += seconds
         self.last = now
         self._looks += 1
         return now

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comparisons import APART, STRONG, WEAK
-from tutti.reports.figures import classes, learning, machine, speed, stages
+from tutti.reports.figures import classes, learning, machine, pipeline, speed, stages
 from tutti.reports.figures.base import Picture
 from tutti.reports.results import Results
 
@@ -47,6 +47,7 @@ FIGURES: Final[dict[str, Figure]] = {
     "throughput": Figure("Throughput", speed.throughput),
     "latency": Figure("Time of an epoch", speed.latency),
     "stages": Figure("Where the time went", stages.stages, stages.advised),
+    "pipeline": Figure("One step of the pipeline", pipeline.lanes, pipeline.bubbles),
     "staleness": Figure("Staleness", stages.staleness),
     "cores": Figure("How busy the cores were", machine.cores),
     "memory": Figure("Memory", machine.memory),

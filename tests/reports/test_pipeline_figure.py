@@ -1,0 +1,60 @@
+"""The figure of a pipeline: every piece of work has its place in the lane of its rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from reports.recorded import write_run
+from tutti.bubbles import BACKWARD, FORWARD, PipelineRecord, Span
+from tutti.experiments.config import TrainConfig
+from tutti.reports.figures import FIGURES
+from tutti.reports.results import read_results
+
+CONFIG = TrainConfig(workers="2", threads=1).as_json()
+
+RECORD = PipelineRecord(
+    schedule="gpipe",
+    microbatches=1,
+    owners=[0, 1],
+    layers=[["0"], ["1"]],
+    idle=[0.5, 0.25],
+    spans=[
+        Span(0, 0, FORWARD, 0, 0.0, 0.001),
+        Span(1, 1, FORWARD, 0, 0.001, 0.002),
+        Span(1, 1, BACKWARD, 0, 0.002, 0.004),
+        Span(0, 0, BACKWARD, 0, 0.004, 0.006),
+    ],
+)
+
+
+def write(folder: Path) -> None:
+    write_run(folder, [(1.0, 0.5)], config=CONFIG)
+    (folder / "pipeline.json").write_text(json.dumps(RECORD.as_json()))
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert PipelineRecord.from_json(json.loads(json.dumps(RECORD.as_json()))) == RECORD
+
+
+def test_the_lanes_have_every_piece_in_milliseconds(tmp_path: Path) -> None:
+    write(tmp_path / "run")
+    chart = FIGURES["pipeline"].draw(read_results([tmp_path / "run"]))
+    rows = chart.to_dict()["data"]["values"]
+    assert [(row["rank"], row["kind"], row["start"], row["stop"]) for row in rows] == [
+        ("rank 0", "forward", 0.0, 1.0),
+        ("rank 1", "forward", 1.0, 2.0),
+        ("rank 1", "backward", 2.0, 4.0),
+        ("rank 0", "backward", 4.0, 6.0),
+    ]
+
+
+def test_the_bubble_stands_below(tmp_path: Path) -> None:
+    write(tmp_path / "run")
+    (said,) = FIGURES["pipeline"].says(read_results([tmp_path / "run"]))
+    assert "idle for 37.5% of the ranks' time in steps (rank 0 50%, rank 1 25%)" in said
+
+
+def test_runs_without_a_pipeline_have_no_such_figure(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [(1.0, 0.5)], config=CONFIG)
+    assert FIGURES["pipeline"].draw(read_results([tmp_path / "run"])) is None
