@@ -34,5 +34,5 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[mpi,plots,browser,test,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,test,dev]'
 	touch $@ $(VENV)/installed

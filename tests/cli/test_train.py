@@ -45,6 +45,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
         "ranks",
         "config.json",
         "data.json",
+        "history.csv",
         "history.jsonl",
         "summary.json",
         "usage.jsonl",

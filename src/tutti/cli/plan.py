@@ -17,7 +17,7 @@ from tutti.json_lines import to_json
 
 LEFT_OUT: Final = (
     *("model", "validate", "parallel", "parallel_options", "hosts", "servers", "levels", "climb_every"),
-    *("balance", "out"),
+    *("balance", "log", "out"),
 )
 """Options of a training run that a plan has not, or has of its own."""
 

@@ -182,6 +182,13 @@ class TrainConfig:
         default=0,
         metadata=about("decides the initial weights, the validation part and the order of the samples"),
     )
+    log: str = field(
+        default="none",
+        metadata=about(
+            "where the figures of every epoch go, besides history.jsonl and history.csv in the run folder; "
+            "comma-separated: tensorboard, mlflow"
+        ),
+    )
     out: str | None = field(
         default=None, metadata=about("run folder to write; by default runs/DATE-MODEL-DATA")
     )

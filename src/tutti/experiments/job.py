@@ -16,6 +16,7 @@ from tutti.launch.start import start
 from tutti.launch.surroundings import Launcher
 from tutti.parallel.layout import Layout, ranks_of
 from tutti.records import EpochRecord, Summary
+from tutti.training.loggers import logger_names
 
 PARTS: Final = ("test", "validation", "train")
 """The parts of a data set."""
@@ -150,9 +151,21 @@ def run(entry: str, job: Job, quiet: bool = False) -> object:
     Raises:
         TuttiError: the input is wrong, or a rank failed.
     """
+    if isinstance(job, TrainJob):
+        _refuse_loggers(job)
     plan = plan_for(job.config)
     _refuse_unfit(job, plan)
     return start(entry, pickle.dumps(job), plan, announce=None if quiet else announce)
+
+
+def _refuse_loggers(job: TrainJob) -> None:
+    """Refuse loggers that cannot be had, before any rank is started.
+
+    Raises:
+        UserError: there is none such, a package that it needs is missing, or there is no run to log.
+    """
+    if logger_names(job.config.log) and not job.write:
+        raise BadOption(f"log={job.config.log!r} is for a run with a folder; name one with out=...")
 
 
 def _refuse_unfit(job: Job, plan: Plan) -> None:

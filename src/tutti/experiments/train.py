@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +29,7 @@ from tutti.experiments.assemble import (
 )
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, layout_of, load_job
-from tutti.experiments.observing import begin_sampling, crew_of, seen_folder
+from tutti.experiments.observing import crew_of, observed
 from tutti.experiments.pacing import check_pace, deal
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.heartbeats import TESTING
@@ -40,7 +42,8 @@ from tutti.strategies import Clip, Strategy
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.evaluate import evaluate
 from tutti.training.fitting import check_fit
-from tutti.training.heart import Heart
+from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers.base import Logbook
 from tutti.training.loop import Trainer, run_length
 from tutti.training.losses import Loss, named_loss
 from tutti.training.metrics import Metric, named_metrics
@@ -214,7 +217,6 @@ def _run(
         folder = RunFolder.create(job.config.out, config.model.removeprefix(OBJECT), task.dataset.name)
         folder.write_config(config.as_json())
         folder.write_data(_trained_on(task.dataset))
-        trainer.on_epoch = folder.append
     state: dict[str, Any] = {}
 
     def keep() -> None:
@@ -223,12 +225,11 @@ def _run(
             folder.write_weights(state)
 
     trainer.checkpoint = keep
-    seen = seen_folder(comm, folder) if job.write else None
-    if job.write:
-        begin_sampling(comm, seen, sampler)
-    with Heart(seen, comm.rank) as heart:
-        trainer.progress = Several(trainer.progress, heart)
-        history = _fit(trainer, folder, sampler)
+    # The others wait for rank 0 in `observed`, not in their first step: loggers take seconds to begin.
+    observing = observed(comm, folder, sampler, wanted=job.write)
+    with _kept(folder, sampler), _logbook(folder, config) as book, observing as heart:
+        trainer.progress, trainer.on_epoch = Several(trainer.progress, heart), book.epoch
+        history = trainer.fit()
         heart.doing(TESTING)
         test = task.evaluate(task.dataset.test, trainer.comm)
         world = World(comm.size, comm.hosts, torch.get_num_threads())
@@ -238,6 +239,7 @@ def _run(
             if pipeline is not None:
                 folder.write_pipeline(pipeline)
             folder.write_summary(summary)
+            book.finish(summary)
     if speaks:
         _print_end(summary, task.dataset, folder, history, config.validate, pipeline)
     return Outcome(
@@ -251,16 +253,23 @@ def _run(
     )
 
 
-def _fit(trainer: Trainer, folder: RunFolder | None, sampler: Sampler | None) -> list[EpochRecord]:
-    """Train; a run that fails in its first epoch leaves no folder, so that the name is free again."""
+@contextmanager
+def _kept(folder: RunFolder | None, sampler: Sampler | None) -> Iterator[None]:
+    """Keep the folder of a run that fails, unless it does in its first epoch: its name is free again then."""
     try:
-        return trainer.fit()
+        yield
     except Exception:
         if folder is not None and not (folder.path / HISTORY).exists():
             if sampler is not None:
                 sampler.abandon()
             folder.remove()
         raise
+
+
+def _logbook(folder: RunFolder | None, config: TrainConfig) -> Logbook:
+    """The loggers of the run, on the rank that has its folder."""
+    loggers = {} if folder is None else loggers_of(folder, logger_names(config.log))
+    return Logbook(loggers, config.as_json())
 
 
 def _trained_on(dataset: DataSet) -> TrainedOn:

@@ -3,6 +3,8 @@
     config.json           the resolved configuration, which alone repeats the run
     data.json             how the model saw its data: `TrainedOn`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
+    history.csv           its figures in columns
+    tensorboard/          event files, with --log tensorboard
     ranks/0.json          the newest sign of life of rank 0, and so on: `tutti.heartbeats`
     usage.jsonl           cores and memory while the run went on: `tutti.usage`
     summary.json          the finished run: `Summary`
@@ -42,10 +44,12 @@ if TYPE_CHECKING:
 CONFIG: Final = "config.json"
 DATA: Final = "data.json"
 HISTORY: Final = "history.jsonl"
+CSV: Final = "history.csv"
+TENSORBOARD: Final = "tensorboard"
 SUMMARY: Final = "summary.json"
 WEIGHTS: Final = "weights.safetensors"
 PIPELINE: Final = "pipeline.json"
-FILES: Final = (CONFIG, DATA, HISTORY, SUMMARY, WEIGHTS)
+FILES: Final = (CONFIG, DATA, HISTORY, CSV, SUMMARY, WEIGHTS)
 
 RUNS: Final = Path("runs")
 """Where run folders go that the user gave no path for."""
@@ -251,6 +255,8 @@ class RunFolder:
             with suppress(FileNotFoundError):
                 # Under another name first: ranks that leave a sign of life just now find no place for it.
                 shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.path / TENSORBOARD)
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
 

@@ -1,0 +1,130 @@
+"""What a logger is, and the figures that all of them show."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import TracebackType
+
+from tutti.errors import TuttiError, UserError
+from tutti.json_lines import Json
+from tutti.records import EpochRecord, Evaluation, Summary
+
+
+class Logger(ABC):
+    """A place for the figures of a run. Rank 0 alone has one, so that a job is one run there.
+
+    The calls come in the order `begin`, `epoch`..., `end`.
+    """
+
+    def begin(self, config: Json) -> None:
+        """The run begins.
+
+        Args:
+            config: the resolved configuration.
+
+        Raises:
+            Exception: any, if the place cannot be used; the run does not begin then.
+        """
+        return
+
+    @abstractmethod
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended."""
+
+    def end(self, summary: Summary | None) -> None:
+        """The run has ended.
+
+        Args:
+            summary: of a run that has finished; None: it has failed.
+        """
+        return
+
+
+class Logbook:
+    """All loggers of a run, which lasts as long as the block.
+
+    A logger that fails when the run begins is an error. One that fails later is warned of, once, and left
+    out from then on: hours of training are worth more than a figure.
+
+    Args:
+        loggers: by name; none on ranks that log nothing.
+        config: the resolved configuration.
+    """
+
+    def __init__(self, loggers: Mapping[str, Logger], config: Json) -> None:
+        self._loggers, self._config = dict(loggers), config
+        self._summary: Summary | None = None
+
+    def __enter__(self) -> Logbook:
+        for name, logger in self._loggers.items():
+            try:
+                logger.begin(self._config)
+            except TuttiError:
+                raise
+            except Exception as error:
+                raise UserError(
+                    f"logger {name} cannot begin ({type(error).__name__}: {error}); mend that, or train "
+                    f"without --log {name}"
+                ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                logger.end(self._summary if error is None else None)
+            except Exception as problem:
+                self._leave_out(name, problem)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended."""
+        for name, logger in list(self._loggers.items()):
+            try:
+                logger.epoch(record)
+            except Exception as problem:
+                self._leave_out(name, problem)
+
+    def finish(self, summary: Summary) -> None:
+        """The run has finished: what the loggers are told when the block is left."""
+        self._summary = summary
+
+    def _leave_out(self, name: str, problem: Exception) -> None:
+        del self._loggers[name]
+        what = f"logger {name} failed ({type(problem).__name__}: {problem}); the run goes on without it"
+        print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
+
+
+def figures_of(record: EpochRecord) -> dict[str, float]:
+    """The figures of an epoch by name, such as "train/loss"; seconds of a stage are summed over the ranks."""
+    found = {"epoch": float(record.epoch), **evaluation_figures("train", record.train)}
+    found |= evaluation_figures("validation", record.validation)
+    found |= {"samples_per_s": record.samples_per_s, "lr": record.lr}
+    found |= {f"seconds/{name}": seconds for name, seconds in record.seconds.items()}
+    for rank in record.ranks:
+        for stage, seconds in rank.stages.items():
+            found[f"stages/{stage}"] = found.get(f"stages/{stage}", 0.0) + seconds
+    return found
+
+
+def evaluation_figures(part: str, evaluation: Evaluation | None) -> dict[str, float]:
+    """Loss and metrics of a part of the data, by name; none without an evaluation."""
+    if evaluation is None:
+        return {}
+    figures = {"loss": evaluation.loss, **evaluation.metrics}
+    return {f"{part}/{name}": value for name, value in figures.items()}
+
+
+def hyper_parameters(config: Json) -> dict[str, str | float]:
+    """A configuration as a flat table; options of a part are "part_options.name". Nones are left out."""
+    found: dict[str, str | float] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": item for key, item in hyper_parameters(value).items()}
+        elif isinstance(value, bool | int | float | str):
+            found[name] = value
+        elif value is not None:
+            found[name] = str(value)
+    return found

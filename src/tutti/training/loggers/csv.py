@@ -1,0 +1,37 @@
+"""`history.csv` in the run folder: one epoch a line, its figures in columns, for spreadsheets and pandas."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from tutti.records import EpochRecord
+from tutti.training.loggers.base import Logger, figures_of
+from tutti.training.run_folder import CSV, RunFolder
+
+
+class Csv(Logger):
+    """Appends lines; the first one has the columns' names.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns: list[str] = []
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Append the epoch's figures."""
+        row = {"time": record.time, "epoch": record.epoch, "step": record.step, "complete": record.complete}
+        row |= {name: value for name, value in figures_of(record).items() if name != "epoch"}
+        with open(self._path, "a", encoding="utf-8", newline="") as file:
+            if not self._columns:
+                self._columns = list(row)
+                csv.writer(file, lineterminator="\n").writerow(self._columns)
+            csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+
+
+def open_logger(folder: RunFolder) -> Logger:
+    """The logger of a run."""
+    return Csv(folder.path / CSV)

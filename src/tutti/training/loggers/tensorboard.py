@@ -1,0 +1,65 @@
+"""Event files for TensorBoard, in the folder `tensorboard` of the run folder.
+
+`tensorboard --logdir runs` shows all runs in `runs`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tutti.json_lines import Json
+from tutti.records import EpochRecord, Summary
+from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
+from tutti.training.run_folder import TENSORBOARD, RunFolder
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoard(Logger):
+    """Writes the configuration, a point of each figure after each epoch, and those of the test part.
+
+    Args:
+        folder: where the event file goes; the step of a point is that of the weight update.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._parameters: dict[str, str | float] = {}
+        self._step = 0
+
+    def begin(self, config: Json) -> None:
+        """Write the configuration."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._parameters = hyper_parameters(config)
+        self._writer = SummaryWriter(str(self._folder))
+        rows = [f"| {name} | {value} |" for name, value in self._parameters.items()]
+        self._writer.add_text("configuration", "\n".join(["| option | value |", "|---|---|", *rows]))
+        self._writer.flush()
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Write a point of each figure, and let readers see it."""
+        self._step = record.step
+        self._write(figures_of(record))
+
+    def end(self, summary: Summary | None) -> None:
+        """Write the hyper-parameters beside the figures of the test part, and close the file."""
+        if self._writer is None:
+            return
+        test = evaluation_figures("test", summary.test if summary is not None else None)
+        self._writer.add_hparams(self._parameters, test, run_name=".", global_step=self._step)
+        self._writer.close()
+
+    def _write(self, figures: dict[str, float]) -> None:
+        assert self._writer is not None, "a logger begins first"
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, self._step)
+        self._writer.flush()
+
+
+def open_logger(folder: RunFolder) -> Logger:
+    """The logger of a run."""
+    return TensorBoard(folder.path / TENSORBOARD)

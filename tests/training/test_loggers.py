@@ -1,0 +1,323 @@
+"""Where the figures of a run go: the files, and the real TensorBoard and MLflow."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tutti.cli.main import main
+from tutti.errors import UnknownName, UserError
+from tutti.json_lines import Json
+from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.training import loggers
+from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters
+from tutti.training.run_folder import RunFolder
+
+CONFIG: Json = {
+    "model": "mlp",
+    "model_options": {"hidden": [32, 16], "dropout": None},
+    "lr": 0.01,
+    "threads": 1,
+    "epochs": 2,
+    "schedule": None,
+}
+
+
+def record(epoch: int, loss: float = 0.5) -> EpochRecord:
+    train = Evaluation(80, loss, {"accuracy": 0.75})
+    times = {"validation": 0.25, "total": 1.25}
+    ranks = [RankRecord(updates=10, samples=40, stages={"forward": 0.5, "wait": 0.125}) for _ in range(2)]
+    return EpochRecord(epoch, 10 * epoch, True, train, train, times, 80.0, 0.01, "2026-01-02", ranks)
+
+
+HISTORY = [record(1), record(2, loss=0.25)]
+SUMMARY = Summary.of(HISTORY, Evaluation(20, 0.375, {"accuracy": 0.875}), 10, World(2, 1, 1))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs" / "a", "mlp", "digits")
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def logged(folder: RunFolder, *names: str, finished: bool = True) -> None:
+    """Log a whole run, or one that fails after its last epoch."""
+    try:
+        with Logbook(loggers_of(folder, names), CONFIG) as book:
+            for one in HISTORY:
+                book.epoch(one)
+            if not finished:
+                raise KeyError("on purpose")
+            book.finish(SUMMARY)
+    except KeyError:
+        assert not finished
+
+
+def test_the_figures_of_an_epoch_are_flat_and_stages_are_summed_over_ranks() -> None:
+    assert figures_of(HISTORY[0]) == {
+        "epoch": 1.0,
+        "train/loss": 0.5,
+        "train/accuracy": 0.75,
+        "validation/loss": 0.5,
+        "validation/accuracy": 0.75,
+        "samples_per_s": 80.0,
+        "lr": 0.01,
+        "seconds/validation": 0.25,
+        "seconds/total": 1.25,
+        "stages/forward": 1.0,
+        "stages/wait": 0.25,
+    }
+
+
+def test_hyper_parameters_are_flat_and_leave_out_what_is_not_set() -> None:
+    assert hyper_parameters(CONFIG) == {
+        "model": "mlp",
+        "model_options.hidden": "[32, 16]",
+        "lr": 0.01,
+        "threads": 1,
+        "epochs": 2,
+    }
+
+
+def test_every_run_folder_has_the_history_as_json_and_as_csv(folder: RunFolder) -> None:
+    logged(folder)
+    assert folder.history().records == HISTORY
+    rows = list(csv.DictReader((folder.path / "history.csv").read_text().splitlines()))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert [float(row["train/loss"]) for row in rows] == [0.5, 0.25]
+    assert [float(row["stages/wait"]) for row in rows] == [0.25, 0.25]
+    assert rows[0]["time"] == "2026-01-02"
+    assert not (folder.path / "tensorboard").exists()
+
+
+def test_tensorboard_reads_the_figures_of_a_run(folder: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged(folder, "tensorboard")
+    seen = EventAccumulator(str(folder.path / "tensorboard"))
+    seen.Reload()
+    assert set(figures_of(HISTORY[0])) | {"test/loss", "test/accuracy"} == set(seen.Tags()["scalars"])
+    assert [(point.step, point.value) for point in seen.Scalars("train/loss")] == [(10, 0.5), (20, 0.25)]
+    assert [(point.step, point.value) for point in seen.Scalars("test/accuracy")] == [(20, 0.875)]
+    (text,) = seen.Tensors("configuration/text_summary")
+    assert b"| model_options.hidden | [32, 16] |" in text.tensor_proto.string_val[0]
+    assert "_hparams_/session_start_info" in seen.summary_metadata
+
+
+def test_tensorboard_has_the_epochs_of_a_run_that_fails(folder: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged(folder, "tensorboard", finished=False)
+    seen = EventAccumulator(str(folder.path / "tensorboard"))
+    seen.Reload()
+    assert len(seen.Scalars("train/loss")) == 2
+    assert "test/loss" not in seen.Tags()["scalars"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an empty data base of MLflow, which takes seconds to make."""
+    from mlflow import MlflowClient
+
+    from tutti.training.loggers.mlflow import _quiet
+
+    place = tmp_path_factory.mktemp("store") / "mlruns"
+    place.mkdir()
+    with _quiet():
+        MlflowClient(f"sqlite:///{place / 'mlflow.db'}").search_experiments()
+    return place
+
+
+@pytest.fixture
+def mlruns(folder: RunFolder, store: Path) -> Path:
+    """Where the runs of `folder` go by default, with a copy of that data base."""
+    place = folder.path.parent / "mlruns"
+    place.mkdir()
+    with sqlite3.connect(store / "mlflow.db") as source, sqlite3.connect(place / "mlflow.db") as target:
+        source.backup(target)
+    source.close()
+    target.close()
+    return place
+
+
+def runs_in(uri: str, experiment: str = "tutti") -> Iterator[Any]:
+    """The runs that MLflow's own client finds."""
+    from mlflow import MlflowClient
+
+    from tutti.training.loggers.mlflow import _quiet
+
+    with _quiet():
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name(experiment)
+        assert found is not None
+        for run in client.search_runs([found.experiment_id]):
+            run.history = [
+                (point.step, point.value)
+                for point in client.get_metric_history(run.info.run_id, "train/loss")
+            ]
+            yield run
+
+
+def test_mlflow_reads_one_run_with_parameters_and_figures(folder: RunFolder, mlruns: Path) -> None:
+    logged(folder, "mlflow")
+    (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
+    assert (run.info.run_name, run.info.status) == ("a", "FINISHED")
+    assert run.data.params == {name: str(value) for name, value in hyper_parameters(CONFIG).items()}
+    assert run.data.metrics == {**figures_of(HISTORY[1]), "test/loss": 0.375, "test/accuracy": 0.875}
+    assert run.history == [(10, 0.5), (20, 0.25)]
+    assert run.data.tags["tutti.run_folder"] == str(folder.path)
+    assert run.info.artifact_uri.startswith((mlruns / "artifacts").as_uri())
+
+
+def test_mlflow_knows_which_runs_failed(folder: RunFolder, mlruns: Path) -> None:
+    logged(folder, "mlflow", finished=False)
+    logged(folder, "mlflow")
+    runs = list(runs_in(f"sqlite:///{mlruns / 'mlflow.db'}"))
+    assert sorted(run.info.status for run in runs) == ["FAILED", "FINISHED"]
+
+
+def test_mlflow_goes_where_its_own_variables_say(
+    folder: RunFolder, mlruns: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (mlruns / "mlflow.db").rename(tmp_path / "other.db")
+    mlruns.rmdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'other.db'}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    logged(folder, "mlflow")
+    assert len(list(runs_in(f"sqlite:///{tmp_path / 'other.db'}", "mine"))) == 1
+    assert not mlruns.exists()
+
+
+class Failing(Logger):
+    """Fails when it is told to."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.calls = where, 0
+
+    def begin(self, config: Json) -> None:
+        self._note("begin")
+
+    def epoch(self, record: EpochRecord) -> None:
+        self._note("epoch")
+
+    def end(self, summary: Summary | None) -> None:
+        self._note("end")
+
+    def _note(self, where: str) -> None:
+        self.calls += 1
+        if where == self.where:
+            raise ConnectionError("nobody is there")
+
+
+def test_a_logger_that_cannot_begin_is_an_error() -> None:
+    said = r"logger mine cannot begin \(ConnectionError: nobody is there\); .* without --log mine"
+    with pytest.raises(UserError, match=said), Logbook({"mine": Failing("begin")}, CONFIG):
+        pytest.fail("the run began")
+
+
+@pytest.mark.parametrize("where", ["epoch", "end"])
+def test_a_logger_that_fails_later_is_warned_of_once_and_the_others_go_on(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing, other = Failing(where), Failing("never")
+    with Logbook({"mine": failing, "other": other}, CONFIG) as book:
+        for one in HISTORY:
+            book.epoch(one)
+        book.finish(SUMMARY)
+    said = capsys.readouterr().err
+    assert said.count("warning: logger mine failed (ConnectionError: nobody is there)") == 1
+    assert other.calls == 4
+    assert failing.calls == (2 if where == "epoch" else 4)
+
+
+@pytest.mark.parametrize("text", ["", "none"])
+def test_nothing_is_logged_elsewhere_unless_asked_for(text: str) -> None:
+    assert logger_names(text) == ()
+
+
+def test_loggers_are_named_with_commas() -> None:
+    assert logger_names("mlflow, tensorboard,mlflow") == ("mlflow", "tensorboard")
+
+
+def test_an_unknown_logger_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'tensorboard'"):
+        logger_names("tensorbord")
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Have packages look as if they were not installed."""
+    find = loggers.importlib.util.find_spec
+    monkeypatch.setattr(
+        loggers.importlib.util, "find_spec", lambda name: None if name in packages else find(name)
+    )
+
+
+def test_a_missing_package_is_said_with_the_command_before_any_rank_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hide(monkeypatch, "tensorboard")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "mlp", "-n", "2", "--log", "tensorboard"]) == 2
+    shown = capsys.readouterr()
+    assert "install it with: pip install 'tutti[tensorboard]'" in shown.err
+    assert shown.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_of_mlflow_needs_no_data_base_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "sqlalchemy")
+    with pytest.raises(UserError, match=r"sqlalchemy; install it with: pip install 'tutti\[mlflow\]'"):
+        logger_names("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.com")
+    assert logger_names("mlflow") == ("mlflow",)
+
+
+@pytest.mark.timeout(300)
+def test_a_job_of_two_ranks_is_one_run_everywhere(
+    mlruns: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "mlp", "--model.hidden", "16", "--epochs", "2", "-n", "2", "--out", "runs/b"]
+    assert main([*words, "--log", "tensorboard,mlflow"]) == 0
+    assert "warning" not in capfd.readouterr().err
+    (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
+    assert (run.info.run_name, run.info.status, len(run.history)) == ("b", "FINISHED", 2)
+    assert run.data.params["workers"] == "2"
+    seen = EventAccumulator("runs/b/tensorboard")
+    seen.Reload()
+    history = [json.loads(line) for line in Path("runs/b/history.jsonl").read_text().splitlines()]
+    losses = [one["train"]["loss"] for one in history]
+    assert [point.value for point in seen.Scalars("train/loss")] == pytest.approx(losses)
+    assert [value for _, value in run.history] == pytest.approx(losses)
+    assert len((tmp_path / "runs/b/history.csv").read_text().splitlines()) == 3
+
+
+def test_a_run_that_fails_in_its_first_epoch_leaves_no_event_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "mlp", "-n", "1", "--lr", "1e30", "--out", "runs/c", "--log", "tensorboard"]
+    assert main(words) == 2
+    assert "the loss became" in capfd.readouterr().err
+    assert not (tmp_path / "runs/c").exists()
+
+
+def test_logging_from_python_needs_a_run_folder() -> None:
+    import tutti
+
+    with pytest.raises(UserError, match=r"name one with out=\.\.\."):
+        tutti.train("mlp", "digits", log="tensorboard", quiet=True)
