@@ -30,7 +30,7 @@ C = TypeVar("C")
 HOPELESS: Final = 5.0
 """A first step that takes so many times as long as at the best's speed ends a candidate's race ..."""
 
-COLD_S: Final = 0.5
+COLD_S: Final = 2.0
 """... if it is longer by so many seconds, too: a first step sets up memory, threads and kernels."""
 
 SHORT_S: Final = 0.25

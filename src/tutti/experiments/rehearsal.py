@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -235,6 +235,11 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
 def _measure_all(job: PlanJob, comm: Communicator, module: nn.Module, rehearsal: Rehearsal) -> Recommendation:
     """First what may be chosen, then other precisions, beside the best of these."""
     choices = job.choices if has_images(module) else replace(job.choices, layouts=job.choices.layouts[:1])
+    candidates = choices.candidates()
+    # The very first step makes torch import and set up much that all later ones find there. Whatever is wrong
+    # with this candidate, the race will find it again.
+    with suppress(UserError):
+        rehearsal.measure(candidates[0], 1)
     began = comm.clock()
     deadline = max(job.deadline, began + job.least_s)
     end = began + (deadline - began) * (MOST_FOR_CHOICE if job.shown else 1.0)
@@ -242,7 +247,7 @@ def _measure_all(job: PlanJob, comm: Communicator, module: nn.Module, rehearsal:
     def measured(candidates: list[Candidate], end: float) -> list[Entry[Candidate]]:
         return race(candidates, rehearsal.measure, comm.clock, end, exhaustive=job.exhaustive)
 
-    ways = measured(choices.candidates(), end)
+    ways = measured(candidates, end)
     others: list[Entry[Candidate]] = []
     if job.shown and comm.clock() < deadline:
         best = Recommendation(ways).pick.candidate
