@@ -2,14 +2,16 @@
 
     pip install 'tutti[plots]'
     python examples/readme_picture.py [--epochs 1] [--repeats 3] [--out docs/compare.svg] [--runs FOLDER]
+                                      [--screenshot docs/report.png]
 
 Each training is a `tutti compare`: one process with one thread and with all, and sync, hogwild, easgd and
 downpour on 1 and 2 workers with one thread each; all in turn, medians of the repeats. The runs are kept in
 FOLDER, each comparison with its page; what has been run there already is not run again. On two cores it takes
-about 20 minutes.
+about 20 minutes. --screenshot also takes a picture of the first page, with chromium and 'tutti[browser]'.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -83,13 +85,14 @@ def draw(found, out):
         )
         color = alt.Color("way:N", sort=None, scale=alt.Scale(range=COLOURS), legend=None)
         base, ticks = alt.Chart(alt.Data(values=rows)).encode(y=axis), alt.Chart(alt.Data(values=repeats))
+        few = alt.Axis(tickCount=4)
         size = {"width": 235, "height": alt.Step(19)}
         fast = base.mark_bar().encode(x=alt.X("speed-up:Q", title="times as fast as one thread"), color=color)
         number = base.mark_text(align="left", dx=4, fontSize=10).encode(
             x=alt.value(2), text=alt.Text("speed-up:Q", format=".2f")
         )
         right = base.mark_point(filled=True, size=70, opacity=1).encode(
-            x=alt.X("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False, nice=True)),
+            x=alt.X("accuracy:Q", title="test accuracy, %", axis=few, scale=alt.Scale(zero=False)),
             color=color,
         )
         tick = {"thickness": 1.5, "color": "#333333"}
@@ -111,6 +114,18 @@ def draw(found, out):
         chart.save(str(out.with_suffix(kind)), **({"scale_factor": 2} if kind == ".png" else {}))
 
 
+def photograph(page, out):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 1200, "height": 1500})
+        shown.goto(page.resolve().as_uri())
+        shown.wait_for_selector("body[data-drawn]")
+        shown.screenshot(path=out)
+        browser.close()
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -121,6 +136,7 @@ def main():
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--out", default="docs/compare.svg", help="picture to write, as .svg and as .png")
     parser.add_argument("--runs", default="comparisons/readme", help="folder for the runs")
+    parser.add_argument("--screenshot", help="file for a picture of the first page, .png")
     args = parser.parse_args()
     found = []
     for name in args.trainings.split(","):
@@ -128,6 +144,8 @@ def main():
         compare(TRAININGS[name], folder, args)
         found.append(measured(TRAININGS[name].title, read_comparison(folder)))
     draw(found, Path(args.out))
+    if args.screenshot:
+        photograph(Path(args.runs, args.trainings.split(",")[0], "report.html"), args.screenshot)
     print(f"written: {Path(args.out).resolve()}")
 
 

@@ -14,7 +14,7 @@ from tutti.records import Evaluation
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row
-from tutti.reports.text import show
+from tutti.reports.text import show, verdict
 
 ONE = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
 ALL = Combination("solo, 2 threads", "all", "solo", 1, 2, STRONG)
@@ -133,6 +133,38 @@ def test_the_text_shows_the_numbers_of_the_rows(tmp_path: Path) -> None:
     assert line.split()[3:] == ["2", "5.50", "5.00,", "6.00", "367", "2.00", "1.50", "100%", "70.00", "4.12"]
     assert "strong scaling" in stream.getvalue()
     assert "weak scaling" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "said"),
+    [
+        (
+            8.0,
+            5.0,
+            "fastest: sync, 2 workers, 1.60 times as fast as one process with one thread"
+            "; its efficiency is 80%",
+        ),
+        (5.0, 8.0, "fastest: solo, 1 thread; nothing is faster than one process with one thread here"),
+    ],
+)
+def test_the_fastest_way_is_named(tmp_path: Path, alone: float, together: float, said: str) -> None:
+    for one, seconds in ((ONE, alone), (SYNC, together)):
+        write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+    assert verdict(results(tmp_path, comparison(ONE, SYNC, repeats=1))) == said
+
+
+def test_without_a_baseline_none_is_the_fastest(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    assert verdict(results(tmp_path, comparison(SYNC, ALL))) is None
+
+
+def test_a_device_has_no_cores_to_be_efficient_with(tmp_path: Path) -> None:
+    cuda = Combination("solo, cuda", "cuda", "solo", 1, 2, STRONG, device="cuda")
+    for one, seconds in ((ONE, 8.0), (cuda, 0.5)):
+        write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+    found = table(tmp_path, comparison(ONE, cuda, repeats=1))
+    assert (found["cuda"].speed_up, found["cuda"].efficiency) == (16.0, None)
+    assert found["one"].speed_up_all is None
 
 
 @pytest.mark.parametrize(("target", "expected"), [(0.25, 1.0), (0.5, 2.0), (0.6, 4.4), (1.0, 6.0)])

@@ -65,6 +65,8 @@ def verdict(results: Results) -> str | None:
     best = fastest(results)
     if best is None:
         return None
+    if best.speed_up == 1.0:
+        return f"fastest: {best.combination.name}; nothing is faster than one process with one thread here"
     efficiency = "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
     return (
         f"fastest: {best.combination.name}, {best.speed_up:.2f} times as fast as one process with one thread"

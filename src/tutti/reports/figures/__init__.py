@@ -13,7 +13,7 @@ from tutti.reports.results import Results
 
 IDEAL: Final = (
     "Speed-up is that over one process with one thread, efficiency is speed-up / cores; dashed is the ideal. "
-    "The upright lines are the spread of the repeats."
+    "Vertical lines are the spread of the repeats."
 )
 
 

@@ -22,6 +22,9 @@ HEIGHT: Final = 260
 BAR: Final = 24
 """Pixels from one bar to the next."""
 
+TICKS: Final = 8
+"""About so many numbers stand at an axis."""
+
 COLOURS: Final = (
     *("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d"),
     *("#bab0ac", "#9ecae9", "#ffbf79", "#88d27a", "#83bcb6", "#b79a20", "#439894", "#79706e", "#d6a5c9"),
@@ -112,7 +115,7 @@ def repeated(
     if not ticks:
         return None
     colours = coloured("way", names(results), ticks)
-    axes = {"x": alt.X("value:Q", title=title), "y": lanes()}
+    axes = {"x": alt.X("value:Q", title=title, axis=alt.Axis(tickCount=TICKS)), "y": lanes()}
     bar = (
         alt.Chart(table(bars)).mark_bar().encode(**axes, **colours, tooltip=["way:N", number("value", title)])
     )

@@ -6,6 +6,7 @@ import altair as alt
 
 from tutti.reports.figures.base import (
     HEIGHT,
+    TICKS,
     WIDTH,
     Data,
     Picture,
@@ -39,6 +40,8 @@ def progress(results: Results) -> Picture:
         return None
     part = "validation" if validated else "training"
     measures = [name for name in ("accuracy", "loss") if any(row[name] is not None for row in data)]
+    epochs = {row["epoch"] for row in data}
+    whole = alt.Axis(format="d", tickCount=min(TICKS, max(epochs) - min(epochs) or 1))
     base = alt.Chart(table(data)).mark_line(point=True, strokeWidth=1.5)
     panels = [
         base.encode(
@@ -54,7 +57,7 @@ def progress(results: Results) -> Picture:
             ],
         ).properties(width=WIDTH, height=HEIGHT)
         for y in measures
-        for x, axis in (("seconds", alt.Axis()), ("epoch", alt.Axis(tickMinStep=1)))
+        for x, axis in (("seconds", alt.Axis()), ("epoch", whole))
     ]
     return in_rows([panels[0].add_params(pick("way")), *panels[1:]])
 

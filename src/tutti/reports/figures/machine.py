@@ -12,6 +12,7 @@ import altair as alt
 from tutti.reports.figures.base import (
     BAR,
     HEIGHT,
+    TICKS,
     WIDTH,
     Data,
     Picture,
@@ -53,7 +54,7 @@ def _panel(points: Data, way: str, encoding: dict[str, Any]) -> Any:
         alt.Chart(table(points))
         .mark_line(strokeWidth=1.5)
         .encode(
-            x=alt.X("seconds:Q", title="seconds since the first sample"),
+            x=alt.X("seconds:Q", title="seconds since the first sample", axis=alt.Axis(tickCount=TICKS)),
             y=alt.Y("busy:Q", title="busy, %", scale=whole),
             **encoding,
             tooltip=["core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")],
@@ -96,7 +97,7 @@ def memory(results: Results) -> Picture:
         alt.Chart(table(data))
         .mark_bar()
         .encode(
-            x=alt.X("memory:Q", title="MiB (proportional set size)"),
+            x=alt.X("memory:Q", title="MiB (proportional set size)", axis=alt.Axis(tickCount=TICKS)),
             y=lanes(),
             order="place:Q",
             **coloured("rank", ranks, data),

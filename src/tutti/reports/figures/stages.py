@@ -13,6 +13,7 @@ from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.reports.figures.base import (
     BAR,
     HEIGHT,
+    TICKS,
     WIDTH,
     Data,
     Picture,
@@ -60,7 +61,7 @@ def _panel(data: Data, title: str) -> Any:
         alt.Chart(table(data))
         .mark_bar()
         .encode(
-            x=alt.X("seconds:Q", title=f"seconds, {title}"),
+            x=alt.X("seconds:Q", title=f"seconds, {title}", axis=alt.Axis(tickCount=TICKS)),
             y=lanes(),
             order="place:Q",
             **coloured("stage", STAGES, data),
