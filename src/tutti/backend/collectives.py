@@ -24,8 +24,8 @@ from tutti.backend.arguments import (
 from tutti.backend.failures import Unusable
 from tutti.backend.operations import reduction_of
 from tutti.backend.progress import Progress
-from tutti.backend.rows import Rows, Steps
-from tutti.backend.tensors import Loan
+from tutti.backend.rows import ONE_HOP, Rows, Steps
+from tutti.backend.tensors import Loan, is_short
 from tutti.backend.work import Operation
 
 
@@ -47,9 +47,14 @@ class Collectives(ProcessGroup):
 
     def allreduce(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with what the ranks' tensors make together."""
-        several, loan = listed(tensors), Loan()
-        op = reduce_op(options)
-        steps = []
+        several, op = listed(tensors), reduce_op(options)
+        if len(several) == 1 and is_short(several[0], ONE_HOP) and self._size > 1:
+            tensor = several[0]
+            way = reduction_of(op, tensor.dtype)
+            if way.factor is None:
+                wanted = asynchronous(options)
+                return self._progress.sudden(self._rows.hop, tensor, way, "all_reduce", wanted)
+        loan, steps = Loan(), []
         for tensor in several:
             vector = loan.take(tensor)
             way = reduction_of(op, vector.dtype)

@@ -69,7 +69,7 @@ class Group(Collectives):
             self._peers = Peers(place.words, rank, size, self._names, timeout.total_seconds(), None)
         except PeerLost as error:
             raise RankLost(error.ranks, error.why) from error
-        self._rows = Rows(place.arena, place.block, place.words, rank, self._names)
+        self._rows = Rows(place.arena, place.rows, place.words, rank, self._names, self._peers.crowded)
         self._messages = Messages(place.arena, place.block, place.words, rank, self._names)
         self._progress = Progress(
             self._peers, place.words, self._names, lambda: self._rows.absent, timeout.total_seconds()

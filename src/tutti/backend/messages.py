@@ -36,7 +36,15 @@ class Receiving:
 
 
 class Messages:
-    """What one rank of a group sends and receives. The arguments are those of `Rows`."""
+    """What one rank of a group sends and receives.
+
+    Args:
+        arena: the memory that the ranks share.
+        block: where in it the group's control block begins.
+        words: the control words.
+        rank: this process's number in the group.
+        names: what the group's ranks are called in errors: their numbers in the job.
+    """
 
     def __init__(self, arena: Arena, block: int, words: memoryview, rank: int, names: Sequence[int]) -> None:
         self._arena, self._block, self._words = arena, block, words

@@ -54,8 +54,9 @@ class Reduction:
             total.div_(size, rounding_mode=None if total.is_floating_point() else "trunc")
 
 
+_SUM: Final = Reduction("sum", 0, torch.add)
 _OPS: Final = (
-    (ReduceOp.SUM, Reduction("sum", 0, torch.add)),
+    (ReduceOp.SUM, _SUM),
     (ReduceOp.AVG, Reduction("avg", 1, torch.add, mean=True)),
     (ReduceOp.PRODUCT, Reduction("product", 2, torch.mul)),
     (ReduceOp.MIN, Reduction("min", 3, torch.minimum)),
@@ -81,6 +82,8 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         Unusable: there is no such operation, or it does not go with the dtype.
     """
+    if op == ReduceOp.SUM:
+        return _SUM
     way = _BY_OP.get(op)
     if way is None:
         if op == ReduceOp.PREMUL_SUM:

@@ -30,6 +30,7 @@ from tutti.errors import PeerLost
 
 if TYPE_CHECKING:
     from tutti.backend.messages import Receiving
+    from tutti.backend.operations import Reduction
     from tutti.backend.rows import Steps
 
 SPIN_S: Final = 200e-6
@@ -94,21 +95,67 @@ class Progress:
             The operation under way; None without `asynchronous`.
         """
         with self.lock:
-            if self._broken is not None:
-                raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
-            if not self._collectives:
+            if not self._collectives and self._broken is None:
                 try:
                     if self._sprint(steps):
-                        return Operation(None, None, outputs) if asynchronous else None
+                        return Operation.over(outputs) if asynchronous else None
                 except Exception as error:
-                    if asynchronous:
-                        return Operation.failed(error)
-                    raise
-            operation = Operation(self, steps, outputs, what, self._absent)
-            operation.timeout_s = timeout_s if timeout_s > 0 else self.timeout_s
-            self._collectives.append(operation)
-            if asynchronous:
-                self._rouse()
+                    return _fail(error, asynchronous)
+            operation = self._enqueue(steps, outputs, what, asynchronous, timeout_s)
+        if asynchronous:
+            return operation
+        operation.wait()
+        return None
+
+    def _enqueue(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        asynchronous: bool,
+        timeout_s: float = 0.0,
+    ) -> Operation:
+        """Put a collective behind those before it; with the lock."""
+        self._check(what)
+        limit_s = timeout_s if timeout_s > 0 else self.timeout_s
+        operation = Operation(self, steps, outputs, what, self._absent, limit_s)
+        self._collectives.append(operation)
+        if asynchronous:
+            self._rouse()
+        return operation
+
+    def _check(self, what: str) -> None:
+        if self._broken is not None:
+            raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+
+    def sudden(
+        self,
+        begin: Callable[[Tensor, Reduction], Steps | None],
+        tensor: Tensor,
+        way: Reduction,
+        what: str,
+        asynchronous: bool,
+    ) -> Operation | None:
+        """Run a collective that is as a rule over before anybody could wait for it.
+
+        Args:
+            begin: begins it, with `tensor` and `way`; returns what is left to be done, or None.
+            tensor: what it works on.
+            way: how.
+            what: its name in errors.
+            asynchronous: as in `collective`.
+        """
+        with self.lock:
+            if self._broken is None and not self._collectives:
+                try:
+                    steps = begin(tensor, way)
+                except Exception as error:
+                    return _fail(error, asynchronous)
+                if steps is None:
+                    return Operation.over((tensor,)) if asynchronous else None
+            else:
+                steps = _begun(begin, tensor, way)
+            operation = self._enqueue(steps, (tensor,), what, asynchronous)
         if asynchronous:
             return operation
         operation.wait()
@@ -123,11 +170,9 @@ class Progress:
         receiving: Receiving | None = None,
     ) -> Operation:
         """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
-        operation = Operation(self, steps, outputs, what, absent, receiving)
-        operation.timeout_s = self.timeout_s
+        operation = Operation(self, steps, outputs, what, absent, self.timeout_s, receiving)
         with self.lock:
-            if self._broken is not None:
-                raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+            self._check(what)
             ended: list[Operation] = []
             self._advance(operation, ended)
             if not operation.done:
@@ -273,6 +318,18 @@ class Progress:
             self._wake.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+
+def _fail(error: Exception, asynchronous: bool) -> Operation:
+    if not asynchronous:
+        raise error
+    return Operation.failed(error)
+
+
+def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, way: Reduction) -> Steps:
+    rest = begin(tensor, way)
+    if rest is not None:
+        yield from rest
 
 
 class _Pause:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.failures import Absent, Unusable
+from tutti.backend.rows import rows_bytes
 from tutti.comm.arena import Arena
 from tutti.comm.control import Layout, control_bytes
 
@@ -24,10 +25,11 @@ _FINE = "fine"
 
 
 class Place(NamedTuple):
-    """Where a group's shared memory is."""
+    """Where a group's shared memory is: its control block, and its rows."""
 
     arena: Arena
     block: int
+    rows: int
     words: memoryview
 
 
@@ -87,12 +89,12 @@ def share(registry: Registry, rank: int, size: int) -> Place:
     """
     if rank == 0:
         arena = Arena.create()
-        block = arena.allocate(control_bytes(size))
-        registry.tell("arena", f"{block} {arena.path}")
+        block, rows = arena.allocate(control_bytes(size)), arena.allocate(rows_bytes(size))
+        registry.tell("arena", f"{block} {rows} {arena.path}")
         outcome = _FINE
     else:
-        offer, _, path = registry.ask("arena", 0).partition(" ")
-        block, outcome = int(offer), _FINE
+        control, memory, path = registry.ask("arena", 0).split(" ", 2)
+        block, rows, outcome = int(control), int(memory), _FINE
         try:
             arena = Arena.open(path)
         except (OSError, ValueError) as error:
@@ -105,4 +107,4 @@ def share(registry: Registry, rank: int, size: int) -> Place:
                 f"rank {other} cannot open the shared memory of rank 0: {said}; start all ranks of a host as "
                 "one user, in one container"
             )
-    return Place(arena, block, arena.words(block, Layout(size).words))
+    return Place(arena, block, rows, arena.words(block, Layout(size).words))

@@ -26,16 +26,30 @@ from tutti.backend.failures import Mismatch
 from tutti.backend.operations import Reduction
 from tutti.comm.arena import Arena
 from tutti.comm.base import cut
-from tutti.comm.control import CALLS, EPOCH, ROW, Layout
+from tutti.comm.control import CALLS, EPOCH, Layout
 from tutti.comm.fence import ORDERED, fence
 from tutti.comm.rings import as_bytes
 
 Steps = Generator[bool, None, None]
 
+_Hop = tuple[Call, list[list[Tensor]]]
+_Plan = tuple[list[list["_Piece"]], list[int]]
+
 ONE_HOP: Final = 32 << 10
 """Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
 
+ROW: Final = 1 << 20
+"""Bytes of a row: longer vectors travel in pieces."""
+
+HALF: Final = ROW // 2
+"""Bytes of half a row, the length of a piece of a longer vector: pieces stay in the caches."""
+
+_TRIES: Final = 500
+"""How often a short call asks for the others before it is left to whoever waits."""
+
 _VIEWS: Final = 512
+_PLANS: Final = 64
+"""How many of the views of rows, and of the plans for vectors, are kept."""
 
 
 class Rows:
@@ -43,21 +57,33 @@ class Rows:
 
     Args:
         arena: the memory that the ranks share.
-        block: where in it the group's control block begins.
+        memory: where in it the rows begin, of `rows_bytes(size)`.
         words: the control words.
         rank: this process's number in the group.
         names: what the group's ranks are called in errors: their numbers in the job.
+        crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
     """
 
-    def __init__(self, arena: Arena, block: int, words: memoryview, rank: int, names: Sequence[int]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        memory: int,
+        words: memoryview,
+        rank: int,
+        names: Sequence[int],
+        crowded: bool,
+    ) -> None:
         self.rank, self.size, self._names = rank, len(names), tuple(names)
         layout = Layout(self.size)
         self._words, self._own = words, layout.line(rank)
         others = [(rank + step) % self.size for step in range(1, self.size)]
         self._others = tuple((other, layout.line(other)) for other in others)
-        self._memory = arena.tensor(block + layout.scratch, (2, self.size, ROW), torch.uint8)
+        self._memory = arena.tensor(memory, (2, self.size, ROW), torch.uint8)
         self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
         self._short: dict[tuple[torch.dtype, int], list[list[Tensor]]] = {}
+        self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
+        self._hops: dict[tuple[torch.dtype, torch.Size, int], _Hop] = {}
+        self._tries = 0 if crowded else _TRIES
         self._set = self._epoch = 0
 
     @property
@@ -72,16 +98,25 @@ class Rows:
     def _meet(self, call: Call) -> Steps:
         words = self._words
         self._epoch = epoch = self._epoch + 1
-        place = CALLS + (epoch & 1)
-        words[self._own + place] = call
+        words[self._own + CALLS + (epoch & 1)] = call
         if not ORDERED:
             fence()
         words[self._own] = epoch
+        yield from self._arrive()
+        self._agree(call)
+
+    def _arrive(self) -> Steps:
+        """Wait for the others where this rank waits."""
+        words, epoch = self._words, self._epoch
         for _, line in self._others:
             while words[line] < epoch:
                 yield False
+
+    def _agree(self, call: Call) -> None:
+        """See that the others have called the same."""
         if not ORDERED:
             fence()
+        words, place = self._words, CALLS + (self._epoch & 1)
         for other, line in self._others:
             if words[line + place] != call:
                 self._complain(call, other, Call(words[line + place]))
@@ -116,38 +151,100 @@ class Rows:
 
     # --- reductions
 
+    def hop(self, tensor: Tensor, way: Reduction) -> Steps | None:
+        """All-reduce a short tensor, contiguous and of any shape: every rank sums all of it itself.
+
+        Begins at once and goes on as long as the others are at it, too.
+
+        Returns:
+            What is left to be done, or None.
+        """
+        key = (tensor.dtype, tensor.shape, way.number)
+        call, sets = self._hops.get(key) or self._plan_hop(*key)
+        self._set = chosen = self._set ^ 1
+        rows, words = sets[chosen], self._words
+        rows[self.rank].copy_(tensor)
+        self._epoch = epoch = self._epoch + 1
+        words[self._own + CALLS + (epoch & 1)] = call
+        if not ORDERED:
+            fence()
+        words[self._own] = epoch
+        tries = self._tries
+        for _, line in self._others:
+            while words[line] < epoch:
+                tries -= 1
+                if tries < 0:
+                    return self._land(call, rows, tensor, way)
+        self._agree(call)
+        way.fold(rows, tensor)
+        return None
+
+    def _land(self, call: Call, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> Steps:
+        yield from self._arrive()
+        self._agree(call)
+        way.fold(rows, tensor)
+
+    def _plan_hop(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _Hop:
+        if len(self._hops) >= _VIEWS:
+            self._hops.clear()
+        length = shape.numel()
+        sets = [[row[:length].view(shape) for row in rows] for rows in self._memory.view(dtype)]
+        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
+        self._hops[dtype, shape, number] = found
+        return found
+
     def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
-        """Overwrite `vector` on every rank with what the ranks' vectors make together."""
-        length, dtype = vector.numel(), vector.dtype
+        """Overwrite `vector` on every rank with what the ranks' vectors make together.
+
+        Each rank owns a slice of each piece. There is one barrier for each piece, as the next one is put into
+        other rows meanwhile: there are four half sets, in turn.
+
+            put 0 │ fold 0, put 1 │ take 0, fold 1, put 2 │ take 1, ...
+        """
         if self.size == 1:
             way.finish(vector, 1)
             return
-        call = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=way.number)
-        if length * dtype.itemsize <= ONE_HOP:
-            rows = self._short_rows(dtype, length)
-            rows[self.rank].copy_(vector)
-            yield from self._meet(call)
-            way.fold(rows, vector)
+        if vector.nbytes <= ONE_HOP:
+            rest = self.hop(vector, way)
+            if rest is not None:
+                yield from rest
             return
-        for piece in torch.split(vector, ROW // dtype.itemsize):
-            yield from self._reduce_piece(piece, way, call)
-
-    def _reduce_piece(self, piece: Tensor, way: Reduction, call: Call) -> Steps:
-        rows, rank = self._rows(piece.dtype), self.rank
-        slices = cut(len(piece), self.size)
-        parts = [piece[part] for part in slices]
-        for other, _ in self._others:
-            rows[rank][slices[other]].copy_(parts[other])
+        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
+        sets, lengths = self._plan(vector.dtype, len(vector))
+        pieces, parts, size = sets[self._set ^ 1], torch.split(vector, lengths), self.size
+        self._set ^= len(pieces) + 1 >> 1 & 1
+        pieces[0].put(parts[:size])
         yield from self._meet(call)
-        own = slices[rank]
-        found = [parts[rank] if other == rank else row[own] for other, row in enumerate(rows)]
-        result = found[_home(rank)]
-        way.fold(found, result)
-        parts[rank].copy_(result)
-        yield from self._meet(call)
-        for other, _ in self._others:
-            parts[other].copy_(rows[_home(other)][slices[other]])
+        for number, piece in enumerate(pieces):
+            own = parts[number * size : (number + 1) * size]
+            piece.fold(own, way)
+            if number + 1 < len(pieces):
+                pieces[number + 1].put(parts[(number + 1) * size : (number + 2) * size])
+            yield True
+            yield from self._meet(call)
+            piece.take(own)
         yield True
+
+    def _plan(self, dtype: torch.dtype, length: int) -> _Plan:
+        """The half rows that the pieces of a vector pass through."""
+        found = self._plans.get((dtype, length))
+        if found is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            most = HALF // dtype.itemsize
+            pieces = [min(most, length - begin) for begin in range(0, length, most)]
+            slices = [cut(piece, self.size) for piece in pieces]
+            memory = self._memory.view(dtype).view(2, self.size, 2, -1)
+            sets = [
+                [
+                    _Piece(self.rank, [row[number & 1] for row in memory[first ^ number >> 1 & 1]], places)
+                    for number, places in enumerate(slices)
+                ]
+                for first in range(2)
+            ]
+            found = sets, [place.stop - place.start for places in slices for place in places]
+            self._plans[dtype, length] = found
+        return found
 
     def reduce(self, vector: Tensor, way: Reduction, root: int) -> Steps:
         """Overwrite `vector` on rank `root` with what the ranks' vectors make together."""
@@ -300,6 +397,48 @@ class Rows:
                         f"rank {self._names[receiver]}, which called it to receive {expected // itemsize} "
                         "from there; give splits that agree"
                     )
+
+
+def rows_bytes(size: int) -> int:
+    """How many bytes of the arena the rows of a group of `size` ranks need."""
+    return 2 * size * ROW
+
+
+class _Piece:
+    """Where the slices of a piece of a vector are in the rows.
+
+    Args:
+        rank: this process's number in the group.
+        rows: of all ranks.
+        places: the slices that the ranks own.
+    """
+
+    def __init__(self, rank: int, rows: Sequence[Tensor], places: Sequence[slice]) -> None:
+        self._rank = rank
+        self._given = [(owner, rows[rank][place]) for owner, place in enumerate(places) if owner != rank]
+        self._found = [row[places[rank]] for row in rows]
+        self._made = [
+            (owner, rows[_home(owner)][place]) for owner, place in enumerate(places) if owner != rank
+        ]
+
+    def put(self, parts: Sequence[Tensor]) -> None:
+        """Give the others what they own."""
+        for owner, place in self._given:
+            place.copy_(parts[owner])
+
+    def fold(self, parts: Sequence[Tensor], way: Reduction) -> None:
+        """Make the slice that this rank owns, here and for the others."""
+        rank = self._rank
+        found = [*self._found]
+        found[rank] = parts[rank]
+        result = found[_home(rank)]
+        way.fold(found, result)
+        parts[rank].copy_(result)
+
+    def take(self, parts: Sequence[Tensor]) -> None:
+        """Take what the others have made."""
+        for owner, place in self._made:
+            parts[owner].copy_(place)
 
 
 def _home(owner: int) -> int:

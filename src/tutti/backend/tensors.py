@@ -59,3 +59,15 @@ class Loan:
     def copied(self) -> bool:
         """Whether `give_back` has something to do."""
         return bool(self._copies)
+
+
+def is_short(tensor: Tensor, nbytes: int) -> bool:
+    """Whether a tensor has at most so many bytes and can be worked on where it lies, in its own shape."""
+    return (
+        tensor.is_cpu
+        and not tensor.requires_grad
+        and tensor.layout is torch.strided
+        and tensor.nbytes <= nbytes
+        and tensor.is_contiguous()
+        and not tensor.is_complex()
+    )

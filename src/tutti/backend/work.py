@@ -21,38 +21,56 @@ class Operation(Work):
     """What `async_op=True` returns.
 
     Args:
-        progress: what runs it, or None if it is done already.
+        progress: what runs it.
         steps: what is to be done.
         outputs: the tensors that hold its result.
         what: its name in errors.
         absent: tells who has not come, by rank in the group.
+        timeout_s: how long it may take, once it is its turn.
         receiving: for a receive, what it waits for.
+
+    Attributes:
+        done: whether it is over.
+        error: why it failed, if it did.
+        deadline_s: when its time is over, on the clock `time.monotonic`; 0 before its turn.
     """
+
+    done = False
+    error: BaseException | None = None
+    deadline_s = 0.0
+    _progress: Progress | None = None
+    _steps: Steps | None = None
+    _receiving: Receiving | None = None
+    _future: Future[Any] | None = None
+    _source: Future[Any] | None = None
 
     def __init__(
         self,
-        progress: Progress | None,
-        steps: Steps | None,
+        progress: Progress,
+        steps: Steps,
         outputs: Sequence[Tensor],
-        what: str = "",
-        absent: Callable[[], list[int]] = list,
+        what: str,
+        absent: Callable[[], list[int]],
+        timeout_s: float,
         receiving: Receiving | None = None,
     ) -> None:
         super().__init__()
-        self.what, self.absent, self.timeout_s = what, absent, 0.0
-        self.deadline_s = 0.0
-        self.done, self.error = steps is None, None
+        self.what, self.absent, self.timeout_s = what, absent, timeout_s
         self._progress, self._steps = progress, steps
-        self._outputs, self._receiving = list(outputs), receiving
-        self._future: Future[Any] | None = None
-        self._source: Future[Any] | None = None
+        self._outputs, self._receiving = outputs, receiving
 
-    error: BaseException | None
+    @classmethod
+    def over(cls, outputs: Sequence[Tensor]) -> Operation:
+        """One that is done."""
+        operation = cls.__new__(cls)
+        Work.__init__(operation)
+        operation.done, operation._outputs = True, outputs
+        return operation
 
     @classmethod
     def failed(cls, error: BaseException) -> Operation:
-        """One that is over."""
-        operation = cls(None, None, ())
+        """One that has failed."""
+        operation = cls.over(())
         operation.error = error
         return operation
 
@@ -79,7 +97,7 @@ class Operation(Work):
     def publish(self) -> None:
         """Tell whoever waits for the future."""
         if self._source is not None:
-            self._source.set_result(self._outputs if self.error is None else self.error)
+            self._source.set_result(list(self._outputs) if self.error is None else self.error)
 
     # --- for the user
 
@@ -116,7 +134,7 @@ class Operation(Work):
 
     def result(self) -> list[Tensor]:
         """The tensors that hold the result."""
-        return self._outputs
+        return list(self._outputs)
 
     def source_rank(self) -> int:
         """Who sent what was received."""
@@ -134,7 +152,7 @@ class Operation(Work):
             # Only what a callback raises becomes an error of a future that C++ understands.
             self._future = source if self.done and self.error is None else source.then(_result)
             if self._source is None:
-                source.set_result(self._outputs if self.error is None else self.error)
+                source.set_result(list(self._outputs) if self.error is None else self.error)
         return self._future
 
 
