@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from reports.recorded import write_run
+from tutti.bubbles import BACKWARD, FORWARD, PipelineRecord, Span
 from tutti.comparisons import STRONG, WEAK, Combination, Comparison, run_folder
+from tutti.json_lines import to_json
 from tutti.records import Evaluation, RankRecord
 from tutti.usage import RankUsage, UsageRecord
 
@@ -18,6 +20,20 @@ WAYS = (
 
 SECONDS = (4.0, 2.5, 4.0, 2.0)
 """Of an epoch of training, by way."""
+
+PIPELINE = PipelineRecord(
+    schedule="gpipe",
+    microbatches=1,
+    owners=[0, 1],
+    layers=[["0"], ["1"]],
+    idle=[0.5, 0.25],
+    spans=[
+        Span(0, 0, FORWARD, 0, 0.0, 0.001),
+        Span(1, 1, FORWARD, 0, 0.001, 0.002),
+        Span(1, 1, BACKWARD, 0, 0.002, 0.004),
+        Span(0, 0, BACKWARD, 0, 0.004, 0.006),
+    ],
+)
 
 TEST = Evaluation(20, 0.4, {"accuracy": 0.8}, [[9, 1], [3, 7]])
 
@@ -37,6 +53,7 @@ def write_comparison(folder: Path, *ways: Combination) -> None:
                 labels=("cat", "dog"),
                 usage=_usage(one.workers, seconds),
             )
+    (folder / "sync" / "0" / "pipeline.json").write_text(to_json(PIPELINE.as_json()))
     Comparison("lenet", "mnist", 2, 0.7, (*WAYS, *ways)).write(folder)
 
 

@@ -44,6 +44,14 @@ CONTRASTS = """() => {
     }
     return [255, 255, 255, 255];
   };
+  const bar = (text) => {
+    if (!text.closest(".role-mark")) return null;
+    text.scrollIntoView({ block: "center" });
+    const box = text.getBoundingClientRect();
+    const under = document.elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+    const found = under.find((one) => one instanceof SVGPathElement && one.closest(".mark-rect"));
+    return found ? rgba(getComputedStyle(found).fill) : null;
+  };
   const luminance = (colour) => colour.slice(0, 3).map((part) => {
     const share = part / 255;
     return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
@@ -56,7 +64,8 @@ CONTRASTS = """() => {
     const style = getComputedStyle(element);
     const drawn = element instanceof SVGElement;
     const ink = luminance(rgba(drawn ? style.fill : style.color));
-    const paper = luminance(behind(drawn ? element.closest("svg").parentElement : element));
+    const below = drawn ? bar(element) : null;
+    const paper = luminance(below ?? behind(drawn ? element.closest("svg").parentElement : element));
     found.push([text, (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)]);
   }
   return found;

@@ -6,35 +6,22 @@ import json
 from pathlib import Path
 
 from reports.recorded import write_run
-from tutti.bubbles import BACKWARD, FORWARD, PipelineRecord, Span
+from reports.recorded_comparison import PIPELINE
+from tutti.bubbles import PipelineRecord
 from tutti.experiments.config import TrainConfig
 from tutti.reports.figures import FIGURES
 from tutti.reports.results import read_results
 
 CONFIG = TrainConfig(workers="2", threads=1).as_json()
 
-RECORD = PipelineRecord(
-    schedule="gpipe",
-    microbatches=1,
-    owners=[0, 1],
-    layers=[["0"], ["1"]],
-    idle=[0.5, 0.25],
-    spans=[
-        Span(0, 0, FORWARD, 0, 0.0, 0.001),
-        Span(1, 1, FORWARD, 0, 0.001, 0.002),
-        Span(1, 1, BACKWARD, 0, 0.002, 0.004),
-        Span(0, 0, BACKWARD, 0, 0.004, 0.006),
-    ],
-)
-
 
 def write(folder: Path) -> None:
     write_run(folder, [(1.0, 0.5)], config=CONFIG)
-    (folder / "pipeline.json").write_text(json.dumps(RECORD.as_json()))
+    (folder / "pipeline.json").write_text(json.dumps(PIPELINE.as_json()))
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert PipelineRecord.from_json(json.loads(json.dumps(RECORD.as_json()))) == RECORD
+    assert PipelineRecord.from_json(json.loads(json.dumps(PIPELINE.as_json()))) == PIPELINE
 
 
 def test_the_lanes_have_every_piece_in_milliseconds(tmp_path: Path) -> None:

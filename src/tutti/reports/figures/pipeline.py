@@ -69,6 +69,7 @@ def _panel(way: str, record: PipelineRecord, colours: dict[str, Any]) -> Any:
             number("took", "took, ms"),
         ],
     )
-    words = base.mark_text(fontSize=10, color="white").encode(x="middle:Q", y=axis, text="microbatch:Q")
+    # Black can be read on each of the colours, white on few.
+    words = base.mark_text(fontSize=10, color="black").encode(x="middle:Q", y=axis, text="microbatch:Q")
     title = f"{way}: {record.schedule}, {record.microbatches} microbatches, idle {record.bubble:.0%}"
     return alt.layer(bars, words).properties(width=2 * WIDTH, height=alt.Step(LANE), title=title)
