@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch.distributed import ReduceOp
 
+from backend.every_operation import every_operation
 from backend.process_groups import Ranks
 
 quick = settings(
@@ -353,32 +354,10 @@ def test_a_tensor_that_needs_a_gradient_is_overwritten_without_a_trace(ranks):
 def test_everything_comes_out_as_with_gloo(ranks):
     def both(rank):
         gloo = distributed.new_group(backend="gloo")
-        found = []
-        for group in (None, gloo):
-            torch.manual_seed(rank)
-            results = []
-            for operation in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX):
-                tensor = torch.randint(1, 5, (4, 3)).double()
-                distributed.all_reduce(tensor, operation, group=group)
-                results.append(tensor)
-            tensor = torch.randint(0, 100, (5,))
-            distributed.all_reduce(tensor, ReduceOp.BXOR, group=group)
-            gathered = [torch.zeros(5, dtype=torch.int64) for _ in range(size)]
-            distributed.all_gather(gathered, tensor + rank, group=group)
-            at_root = [torch.zeros(5, dtype=torch.int64) for _ in range(size)] if rank == 0 else None
-            distributed.gather(tensor + rank, at_root, group=group)
-            dealt = torch.zeros(2)
-            distributed.scatter(dealt, list(torch.rand(size, 2)) if rank == 0 else None, group=group)
-            swapped = torch.zeros(size * 2)
-            distributed.all_to_all_single(swapped, torch.rand(size * 2), group=group)
-            told = torch.rand(3)
-            distributed.broadcast(told, 0, group=group)
-            results += [tensor, *gathered, *(at_root or []), dealt, swapped, told]
-            found.append(results)
+        found = [every_operation(group) for group in (None, gloo)]
         distributed.destroy_process_group(gloo)
         return found
 
-    size = ranks.size
     for ours, theirs in ranks.run(both):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 
+from tutti.backend.failures import Mismatch
 from tutti.backend.operations import REDUCTION_NAMES
 from tutti.comm.rings import DTYPE_NUMBERS, DTYPES
 
@@ -77,3 +78,33 @@ def check_sum(lengths: Sequence[int]) -> int:
     if min(lengths) == max(lengths):
         return 0
     return zlib.crc32(repr(list(lengths)).encode()) % 0xFFF + 1
+
+
+def disagreement(rank: int, call: Call, other: int, theirs: Call) -> Mismatch:
+    """The error that two ranks, numbered in the job, have called different things."""
+    return Mismatch(
+        f"rank {rank} called {call} while rank {other} called {theirs}; all ranks of a group must call the "
+        "same collectives in the same order, with the same sizes and dtypes"
+    )
+
+
+def agree_on_lengths(table: Sequence[Sequence[int]], names: Sequence[int]) -> None:
+    """See that in an all_to_all everybody gets what is sent to it.
+
+    Args:
+        table: of each rank, how many elements it has for each, and then how many it expects from each.
+        names: the ranks' numbers in the job.
+
+    Raises:
+        Mismatch: somebody expects something else.
+    """
+    size = len(names)
+    for sender in range(size):
+        for receiver in range(size):
+            sent, expected = table[sender][receiver], table[receiver][size + sender]
+            if sent != expected:
+                raise Mismatch(
+                    f"rank {names[sender]} called all_to_all with {sent} elements for rank "
+                    f"{names[receiver]}, which called it to receive {expected} from there; give "
+                    "splits that agree"
+                )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ from tutti.backend.arguments import (
     root_of,
 )
 from tutti.backend.failures import Unusable
-from tutti.backend.operations import reduction_of
+from tutti.backend.operations import Reduction, reduction_of
 from tutti.backend.progress import Progress
-from tutti.backend.rows import ONE_HOP, Rows, Steps
+from tutti.backend.rows import Rows, Steps
+from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan, is_short
 from tutti.backend.work import Operation
 
@@ -34,7 +35,9 @@ class Collectives(ProcessGroup):
 
     _rank: int
     _size: int
-    _rows: Rows
+    _transport: Rows | Spread
+    _hop: Callable[[Tensor, Reduction], Steps | None]
+    _longest_hop = -1
     _progress: Progress
 
     def _run(
@@ -48,19 +51,19 @@ class Collectives(ProcessGroup):
     def allreduce(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with what the ranks' tensors make together."""
         several, op = listed(tensors), reduce_op(options)
-        if len(several) == 1 and is_short(several[0], ONE_HOP) and self._size > 1:
+        if len(several) == 1 and is_short(several[0], self._longest_hop):
             tensor = several[0]
             way = reduction_of(op, tensor.dtype)
             if way.factor is None:
                 wanted = asynchronous(options)
-                return self._progress.sudden(self._rows.hop, tensor, way, "all_reduce", wanted)
+                return self._progress.sudden(self._hop, tensor, way, "all_reduce", wanted)
         loan, steps = Loan(), []
         for tensor in several:
             vector = loan.take(tensor)
             way = reduction_of(op, vector.dtype)
             if way.factor is not None:
                 vector.mul_(way.factor)
-            steps.append(self._rows.all_reduce(vector, way))
+            steps.append(self._transport.all_reduce(vector, way))
         return self._run("all_reduce", steps, several, loan, options)
 
     allreduce_coalesced = allreduce
@@ -75,7 +78,7 @@ class Collectives(ProcessGroup):
             way = reduction_of(op, vector.dtype)
             if way.factor is not None:
                 vector = vector.mul_(way.factor) if root == self._rank else vector * way.factor
-            steps.append(self._rows.reduce(vector, way, root))
+            steps.append(self._transport.reduce(vector, way, root))
         return self._run("reduce", steps, several, loan, options)
 
     def reduce_scatter(
@@ -122,7 +125,7 @@ class Collectives(ProcessGroup):
         way = reduction_of(reduce_op(options), output.dtype)
         if way.factor is not None:
             parts = [part * way.factor for part in parts]
-        return self._rows.reduce_scatter(parts, output, way)
+        return self._transport.reduce_scatter(parts, output, way)
 
     # --- moves
 
@@ -130,7 +133,9 @@ class Collectives(ProcessGroup):
         """Overwrite each tensor on every rank with that of the root."""
         several, loan, root = listed(tensors), Loan(), root_of(options)
         steps = [
-            self._rows.broadcast(loan.take(tensor, read=root == self._rank, write=root != self._rank), root)
+            self._transport.broadcast(
+                loan.take(tensor, read=root == self._rank, write=root != self._rank), root
+            )
             for tensor in several
         ]
         return self._run("broadcast", steps, several, loan, options)
@@ -181,7 +186,7 @@ class Collectives(ProcessGroup):
                 f"ranks and an input of {len(vector)} in rank {self._rank}; give one output for each rank, "
                 "as long as its input"
             )
-        return self._rows.all_gather(vector, places)
+        return self._transport.all_gather(vector, places)
 
     def gather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
@@ -192,7 +197,7 @@ class Collectives(ProcessGroup):
         vector = loan.take(source, write=False)
         places = [loan.take(out, read=False) for out in lists] if root == self._rank else []
         self._check_root_lists("gather", vector, places, root)
-        return self._run("gather", [self._rows.gather(vector, places, root)], lists, loan, options)
+        return self._run("gather", [self._transport.gather(vector, places, root)], lists, loan, options)
 
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
@@ -203,7 +208,7 @@ class Collectives(ProcessGroup):
         vector = loan.take(output, read=False)
         sources = [loan.take(one, write=False) for one in lists] if root == self._rank else []
         self._check_root_lists("scatter", vector, sources, root)
-        return self._run("scatter", [self._rows.scatter(vector, sources, root)], [output], loan, options)
+        return self._run("scatter", [self._transport.scatter(vector, sources, root)], [output], loan, options)
 
     def _check_root_lists(self, what: str, vector: Tensor, lists: Sequence[Tensor], root: int) -> None:
         if root == self._rank and [len(one) for one in lists] != [len(vector)] * self._size:
@@ -230,7 +235,7 @@ class Collectives(ProcessGroup):
             options: torch's.
         """
         loan = Loan()
-        steps = self._rows.all_to_all(
+        steps = self._transport.all_to_all(
             self._split(loan.take(source, write=False), source, input_splits),
             self._split(loan.take(output, read=False), output, output_splits),
         )
@@ -259,7 +264,7 @@ class Collectives(ProcessGroup):
                 f"one of the {self._size} ranks"
             )
         loan = Loan()
-        steps = self._rows.all_to_all(
+        steps = self._transport.all_to_all(
             [loan.take(one, write=False) for one in inputs], [loan.take(one, read=False) for one in outputs]
         )
         return self._run("all_to_all", [steps], outputs, loan, options)

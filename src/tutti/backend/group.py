@@ -19,14 +19,18 @@ from tutti.backend.collectives import Collectives, chain
 from tutti.backend.failures import RankLost, Unusable
 from tutti.backend.messages import Messages, Receiving
 from tutti.backend.progress import Progress
-from tutti.backend.rendezvous import Registry, host_key, share
-from tutti.backend.rows import Rows
+from tutti.backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
+from tutti.backend.rows import ONE_HOP, Rows
+from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan
 from tutti.backend.work import Operation
 from tutti.comm.base import ANY
 from tutti.comm.control import LEFT, Layout
-from tutti.comm.waiting import Peers
+from tutti.comm.waiting import LONGEST_NAP_S, Peers
 from tutti.errors import PeerLost
+
+SPREAD_NAP_S: Final = 100e-6
+"""The longest nap of a rank that waits for other hosts: MPI moves data only when it is called."""
 
 _open: Final[weakref.WeakSet[Group]] = weakref.WeakSet()
 
@@ -55,6 +59,8 @@ class Group(Collectives):
         TuttiError: a rank did not come, or the ranks share no memory.
     """
 
+    _messages: Messages | Spread
+
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
         size = len(names)
         super().__init__(rank, size)  # type: ignore[call-arg]
@@ -62,19 +68,45 @@ class Group(Collectives):
         self._name, self._description, self._splits = "", "", 0
         self._owner = os.getpid()
         registry = Registry(store, rank, self._names, timeout.total_seconds())
-        _on_one_host(registry.gather("host", host_key()))
-        place = share(registry, rank, size)
-        self._arena, self._words = place.arena, place.words
+        keys = registry.gather("host", host_key())
+        here = [other for other, key in enumerate(keys) if key == keys[rank]]
+        place = share(registry, rank, here)
+        self._arena, self._here, self._words = place.arena, here, place.words
+        local, named = here.index(rank), [self._names[other] for other in here]
         try:
-            self._peers = Peers(place.words, rank, size, self._names, timeout.total_seconds(), None)
+            self._peers = Peers(place.words, local, len(here), named, timeout.total_seconds(), None)
         except PeerLost as error:
             raise RankLost(error.ranks, error.why) from error
-        self._rows = Rows(place.arena, place.rows, place.words, rank, self._names, self._peers.crowded)
-        self._messages = Messages(place.arena, place.block, place.words, rank, self._names)
+        if len(here) == size:
+            self._stay_here(place)
+        else:
+            self._spread(registry, [key.split()[0] for key in keys])
         self._progress = Progress(
-            self._peers, place.words, self._names, lambda: self._rows.absent, timeout.total_seconds()
+            self._peers,
+            self._names,
+            lambda: self._transport.absent,
+            self._has_left,
+            timeout.total_seconds(),
+            LONGEST_NAP_S if len(here) == size else SPREAD_NAP_S,
         )
         _open.add(self)
+
+    def _stay_here(self, place: Place) -> None:
+        arena, words, crowded = place.arena, place.words, self._peers.crowded
+        rows = Rows(arena, place.rows, words, self._rank, self._names, crowded)
+        self._transport, self._hop = rows, rows.hop
+        self._longest_hop = ONE_HOP if self._size > 1 else -1
+        self._messages = Messages(arena, place.block, words, self._rank, self._names)
+
+    def _spread(self, registry: Registry, hosts: Sequence[str]) -> None:
+        mpi = join_by_mpi(registry, self._names, hosts)
+        self._transport = self._messages = Spread(mpi, self._rank, self._names)
+
+    def _has_left(self, rank: int) -> bool:
+        """Whether a rank has left, as far as its host's memory tells."""
+        if rank not in self._here:
+            return False
+        return bool(self._words[Layout(len(self._here)).line(self._here.index(rank)) + LEFT])
 
     # --- what it is called
 
@@ -135,13 +167,13 @@ class Group(Collectives):
             options, timeout = None, options
         limit = timeout or getattr(options, "timeout", None) or timedelta(0)
         return self._progress.collective(
-            self._rows.barrier(), (), "barrier", asynchronous(options), limit.total_seconds()
+            self._transport.barrier(), (), "barrier", asynchronous(options), limit.total_seconds()
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; the error of those who wait in vain names who did not come."""
         limit_s = timeout.total_seconds() if timeout is not None else 0.0
-        self._progress.collective(self._rows.barrier(), (), "monitored_barrier", False, limit_s)
+        self._progress.collective(self._transport.barrier(), (), "monitored_barrier", False, limit_s)
 
     # --- messages
 
@@ -209,20 +241,12 @@ class Group(Collectives):
         if self in _open:
             _open.discard(self)
             self._progress.close()
-            self._words[Layout(self._size).line(self._rank) + LEFT] = 1
+            here = self._here
+            self._words[Layout(len(here)).line(here.index(self._rank)) + LEFT] = 1
             self._peers.close()
             self._arena.close()
 
     abort = shutdown
-
-
-def _on_one_host(keys: Sequence[str]) -> None:
-    if len(set(keys)) > 1:
-        hosts = sorted({key.split()[0] for key in keys})
-        raise Unusable(
-            f"the ranks share no memory: they are on {len(set(keys))} hosts or in as many containers "
-            f"({', '.join(hosts)}); start them with mpirun or srun, or use the backend gloo"
-        )
 
 
 @atexit.register

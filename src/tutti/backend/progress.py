@@ -24,7 +24,6 @@ from torch import Tensor
 
 from tutti.backend.failures import Absent, Closed, RankLost
 from tutti.backend.work import Operation
-from tutti.comm.control import LEFT, LINE
 from tutti.comm.waiting import CROWDED_YIELD_S, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
 from tutti.errors import PeerLost
 
@@ -44,11 +43,12 @@ class Progress:
     """Runs the operations of one rank of a group.
 
     Args:
-        peers: the group's processes.
-        words: the group's control words.
+        peers: the group's processes on this host.
         names: the ranks' numbers in the job.
         absent: tells who has not come to the collective under way, by rank in the group.
+        has_left: tells whether a rank of the group has left.
         timeout_s: how long an operation may take.
+        nap_s: how long a nap may be: what moves only when it is asked after must be asked often.
 
     Attributes:
         lock: held by whoever runs operations.
@@ -57,14 +57,16 @@ class Progress:
     def __init__(
         self,
         peers: Peers,
-        words: memoryview,
         names: Sequence[int],
         absent: Callable[[], list[int]],
+        has_left: Callable[[int], bool],
         timeout_s: float,
+        nap_s: float = LONGEST_NAP_S,
     ) -> None:
         self.lock = threading.Lock()
         self.timeout_s = timeout_s
-        self._peers, self._words, self._names, self._absent = peers, words, tuple(names), absent
+        self._peers, self._names, self._absent, self._has_left = peers, tuple(names), absent, has_left
+        self._nap_s = nap_s
         self._spin_s = 0.0 if peers.crowded else SPIN_S
         self._wake = threading.Condition(self.lock)
         self._collectives: deque[Operation] = deque()
@@ -199,10 +201,10 @@ class Progress:
             self._waiting += 1
         try:
             limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
-            pause = _Pause(self._peers)
+            pause = _Pause(self._peers, self._nap_s)
             while not operation.done:
                 if self._run():
-                    pause = _Pause(self._peers)
+                    pause = _Pause(self._peers, self._nap_s)
                     continue
                 if time.monotonic() > limit and not operation.done:
                     raise Absent(operation.what, self._named(operation.absent()), timeout_s)
@@ -262,7 +264,7 @@ class Progress:
         now = time.monotonic()
         for operation in heads:
             missing = operation.absent()
-            left = [rank for rank in missing if self._words[LINE * (1 + rank) + LEFT]]
+            left = [rank for rank in missing if self._has_left(rank)]
             # Whoever has left may have done what we wait for with its last breath.
             if left and set(left) >= set(operation.absent()) and not self._run() and not operation.done:
                 raise RankLost(self._named(left), "it left while others still waited for it")
@@ -301,10 +303,10 @@ class Progress:
                     if self._stopped:
                         return
                     self._wake.wait()
-            pause = _Pause(self._peers)
+            pause = _Pause(self._peers, self._nap_s)
             while not self._waiting and not self._stopped and (self._collectives or self._messages):
                 if self._run():
-                    pause = _Pause(self._peers)
+                    pause = _Pause(self._peers, self._nap_s)
                 else:
                     self._rest(pause)
             if self._stopped:
@@ -335,8 +337,8 @@ def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, w
 class _Pause:
     """Short naps at first, longer ones later, as in `tutti.comm.waiting`."""
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers, self._started = peers, time.monotonic()
+    def __init__(self, peers: Peers, nap_s: float) -> None:
+        self._peers, self._nap_s, self._started = peers, nap_s, time.monotonic()
         self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
 
     def rest(self) -> bool:
@@ -345,5 +347,8 @@ class _Pause:
         if waited_s < self._yield_s:
             os.sched_yield()
             return False
-        self._peers.nap(waited_s)
+        if NAP_SHARE * waited_s > self._nap_s < LONGEST_NAP_S:
+            time.sleep(self._nap_s)
+        else:
+            self._peers.nap(waited_s)
         return waited_s > CHECK_S

@@ -6,9 +6,11 @@ rank 1   store: host ─────────┴ opens /proc/PID/fd/N ──�
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import time
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +22,11 @@ from tutti.backend.failures import Absent, Unusable
 from tutti.backend.rows import rows_bytes
 from tutti.comm.arena import Arena
 from tutti.comm.control import Layout, control_bytes
+from tutti.comm.mpi import MpiGroup, world_place
 
 _FINE = "fine"
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
+_TAGS = 16_000
 
 
 class Place(NamedTuple):
@@ -41,8 +46,8 @@ class Registry:
     """
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
-        generation = store.add(f"generation/{rank}", 1)
-        self._store = PrefixStore(f"tutti/{generation}", store)
+        self.generation = store.add(f"generation/{rank}", 1)
+        self._store = PrefixStore(f"tutti/{self.generation}", store)
         self._rank, self._names = rank, tuple(names)
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
@@ -80,21 +85,26 @@ def host_key() -> str:
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def share(registry: Registry, rank: int, size: int) -> Place:
-    """Make, or find, the shared memory of ranks that are all on one host (collective).
+def share(registry: Registry, rank: int, members: Sequence[int]) -> Place:
+    """Make, or find, the shared memory of the ranks of one host (collective over the group).
+
+    Args:
+        registry: of the group.
+        rank: this process's number in the group.
+        members: the group's ranks on this host.
 
     Raises:
         Unusable: a rank cannot open what another one made.
         Absent: a rank did not come.
     """
-    if rank == 0:
+    size, leader, outcome = len(members), members[0], _FINE
+    if rank == leader:
         arena = Arena.create()
         block, rows = arena.allocate(control_bytes(size)), arena.allocate(rows_bytes(size))
         registry.tell("arena", f"{block} {rows} {arena.path}")
-        outcome = _FINE
     else:
-        control, memory, path = registry.ask("arena", 0).split(" ", 2)
-        block, rows, outcome = int(control), int(memory), _FINE
+        control, memory, path = registry.ask("arena", leader).split(" ", 2)
+        block, rows = int(control), int(memory)
         try:
             arena = Arena.open(path)
         except (OSError, ValueError) as error:
@@ -104,7 +114,44 @@ def share(registry: Registry, rank: int, size: int) -> Place:
         if said != _FINE:
             arena.close()
             raise Unusable(
-                f"rank {other} cannot open the shared memory of rank 0: {said}; start all ranks of a host as "
-                "one user, in one container"
+                f"rank {other} cannot open the shared memory of its host: {said}; start all ranks of a host "
+                "as one user, in one container"
             )
     return Place(arena, block, rows, arena.words(block, Layout(size).words))
+
+
+def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:
+    """MPI communicators for ranks on several hosts (collective).
+
+    Args:
+        registry: of the group.
+        names: the ranks' numbers in the job.
+        hosts: a name of the host of each rank.
+
+    Raises:
+        Unusable: MPI did not start the ranks.
+    """
+    places = registry.gather("mpi", _mpi_place(len(names)))
+    for name, host, place in zip(names, hosts, places, strict=True):
+        if not place.isdigit():
+            raise Unusable(
+                f"the ranks are on several hosts ({', '.join(sorted(set(hosts)))}), and rank {name} on "
+                f"{host} cannot reach the others with MPI: {place}. Start them all with the mpirun of the MPI "
+                "library that mpi4py uses, or take the backend gloo"
+            )
+    tag = zlib.crc32(f"{registry.generation} {names}".encode()) % _TAGS
+    return MpiGroup([int(place) for place in places], tag)
+
+
+def _mpi_place(size: int) -> str:
+    """Which rank this process is in MPI's world, or why it is none that is of use."""
+    if not any(name in os.environ for name in _LAUNCHERS):
+        return "it was not started by mpirun or srun"
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is missing; install it with: pip install 'tutti[mpi]'"
+    rank, found, threads = world_place()
+    if found < size:
+        return f"MPI sees {found} of {size} ranks: the launcher belongs to another MPI library"
+    if not threads:
+        return "the MPI library was built without MPI_THREAD_MULTIPLE"
+    return str(rank)

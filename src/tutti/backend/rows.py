@@ -21,8 +21,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tutti.backend.calls import Call, Kind, check_sum
-from tutti.backend.failures import Mismatch
+from tutti.backend.calls import Call, Kind, agree_on_lengths, check_sum, disagreement
 from tutti.backend.operations import Reduction
 from tutti.comm.arena import Arena
 from tutti.comm.base import cut
@@ -124,11 +123,7 @@ class Rows:
     def _complain(self, call: Call, other: int, theirs: Call) -> None:
         # Different calls may have left the ranks in different sets. All ranks are here now.
         self._set = 0
-        raise Mismatch(
-            f"rank {self._names[self.rank]} called {call} while rank {self._names[other]} called {theirs}; "
-            "all ranks of a group must call the same collectives in the same order, with the same sizes and "
-            "dtypes"
-        )
+        raise disagreement(self._names[self.rank], call, self._names[other], theirs)
 
     def _rows(self, dtype: torch.dtype) -> list[Tensor]:
         """The rows that may be written now: one of ROW bytes for each rank."""
@@ -366,11 +361,11 @@ class Rows:
         call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
         sources = [as_bytes(vector) for vector in inputs]
         places = [as_bytes(vector) for vector in outputs]
-        table = yield from self._exchange_lengths([*map(len, sources), *map(len, places)], call)
-        self._check_lengths(table, inputs[0].itemsize)
+        table = yield from self._exchange_lengths([*map(len, inputs), *map(len, outputs)], call)
+        agree_on_lengths(table, self._names)
         most, rank = ROW // self.size, self.rank
         places[rank].copy_(sources[rank])
-        for begin in range(0, max(map(max, table)), most):
+        for begin in range(0, max(map(max, table)) * inputs[0].itemsize, most):
             rows = self._rows(torch.uint8)
             for other, _ in self._others:
                 piece = sources[other][begin : begin + most]
@@ -386,17 +381,6 @@ class Rows:
         rows[self.rank].copy_(torch.tensor(lengths))
         yield from self._meet(call)
         return [row.tolist() for row in rows]
-
-    def _check_lengths(self, table: Sequence[Sequence[int]], itemsize: int) -> None:
-        for sender in range(self.size):
-            for receiver in range(self.size):
-                sent, expected = table[sender][receiver], table[receiver][self.size + sender]
-                if sent != expected:
-                    raise Mismatch(
-                        f"rank {self._names[sender]} called all_to_all with {sent // itemsize} elements for "
-                        f"rank {self._names[receiver]}, which called it to receive {expected // itemsize} "
-                        "from there; give splits that agree"
-                    )
 
 
 def rows_bytes(size: int) -> int:

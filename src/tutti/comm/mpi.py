@@ -59,6 +59,45 @@ def abort(code: int) -> None:
     MPI.COMM_WORLD.Abort(code)
 
 
+class MpiGroup:
+    """Two MPI communicators of some ranks of the job, and what of MPI is needed to use them (collective over
+    these ranks; initialises MPI).
+
+    Args:
+        ranks: their numbers in MPI's world, in the order of their new numbers.
+        tag: distinguishes groups that are made at the same time.
+
+    Attributes:
+        collectives: the one for what all ranks do together.
+        messages: the one for messages between two.
+    """
+
+    def __init__(self, ranks: Sequence[int], tag: int) -> None:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        group = world.Get_group().Incl(list(ranks))
+        self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))
+        for comm in (self.collectives, self.messages):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+        group.Free()
+        self.error, self.byte, self.any_source, self.status = (
+            MPI.Exception,
+            MPI.BYTE,
+            MPI.ANY_SOURCE,
+            MPI.Status,
+        )
+        self.largest_tag = cast("int", world.Get_attr(MPI.TAG_UB))
+
+
+def world_place() -> tuple[int, int, bool]:
+    """Rank and size in MPI's world, and whether any thread may call MPI (initialises MPI)."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    return world.Get_rank(), world.Get_size(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+
+
 class MpiCommunicator(Communicator):
     """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`.
 

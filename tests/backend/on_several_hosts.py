@@ -1,0 +1,74 @@
+"""Run under mpirun: what a group over MPI does, as lines of JSON from rank 0.
+
+Usage: python on_several_hosts.py HOSTS
+
+HOSTS names the host that each rank counts to, one letter per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tutti  # noqa: F401
+from backend.every_operation import every_operation
+from tutti.backend import group as tutti_group
+
+
+def mismatch() -> str:
+    """What is said when one rank calls something else."""
+    try:
+        distributed.all_reduce(torch.ones(2 + distributed.get_rank() // 2))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def trained() -> list[float]:
+    """The weights after a step of DDP."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.full((2, 3), float(distributed.get_rank()))).square().mean().backward()
+    optimizer.step()
+    return [float(number) for parameter in model.parameters() for number in parameter.flatten()]
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    host = sys.argv[1][rank]
+    tutti_group.host_key = lambda: host
+    torch.set_num_threads(1)
+    distributed.init_process_group("tutti")
+    gloo = distributed.new_group(backend="gloo")
+    pairs = zip(every_operation(None), every_operation(gloo), strict=True)
+    alike = all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    half = distributed.new_group([0, distributed.get_world_size() - 1])
+    number = torch.ones(1)
+    if half is not distributed.GroupMember.NON_GROUP_MEMBER:
+        distributed.all_reduce(number, group=half)
+    mean = torch.full((3,), float(rank), dtype=torch.bfloat16)
+    distributed.all_reduce(mean, distributed.ReduceOp.AVG)
+    found = {
+        "alike": alike,
+        "half": number.item(),
+        "mean": mean.tolist(),
+        "mismatch": mismatch(),
+        "weights": trained(),
+    }
+    everyone = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, found)
+    if rank == 0:
+        sys.stdout.write(json.dumps(everyone) + "\n")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
