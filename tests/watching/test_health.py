@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tutti.heartbeats import FAILED, FINISHED, STARTING, VALIDATING, WAITING
+from tutti.records import EpochRecord, RankRecord
 from tutti.watching.health import Condition, Finding, Limits, examine
 from tutti.watching.snapshot import Snapshot
-from watching.seen import NOW, beat, seen, summary, usage
+from watching.seen import NOW, beat, epoch, seen, summary, usage
 
 LIMITS = Limits(silent_s=10.0, behind=100)
 LONG_AGO = NOW - 60.0
@@ -159,3 +162,20 @@ def test_a_folder_without_records_is_waited_for() -> None:
 
 def test_records_that_nobody_continues_are_those_of_a_run_that_failed() -> None:
     assert examine(seen(written=LONG_AGO), LIMITS).condition is Condition.FAILED
+
+
+def waiting(*shares: float) -> EpochRecord:
+    """An epoch in which each rank waited for such a share of its time."""
+    ranks = [RankRecord(stages={"forward": 1 - share, "wait": share}) for share in shares]
+    return replace(epoch(1), ranks=ranks)
+
+
+def test_the_rank_that_the_others_wait_for_in_lock_step_is_named() -> None:
+    (found,) = findings(seen(beat(0), beat(1), beat(2), history=(waiting(0.5, 0.05, 0.4),)))
+    assert (found.rank, found.lost) == (1, False)
+    assert found.what == "was waited for by the others, 40% of epoch 1 at least"
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.4), (0.2, 0.0), (0.9,), ()])
+def test_ranks_that_all_wait_or_hardly_wait_are_nobodys_fault(shares: tuple[float, ...]) -> None:
+    assert findings(seen(beat(0), beat(1), history=(waiting(*shares),))) == ()

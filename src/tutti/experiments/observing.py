@@ -49,6 +49,8 @@ def _seen(comm: Communicator, folder: RunFolder | None) -> Path | None:
     """The run folder as this rank sees it, if it does (collective)."""
     path = folder.path.absolute() if folder is not None else None
     given = comm.broadcast_object(None if path is None else (str(path), _mark(path)))
+    if path is not None:
+        return path
     name, mark = cast("tuple[str, tuple[int, ...]]", given)
     with suppress(OSError):
         # Another host may have a folder of the same name, left by an earlier run.

@@ -13,6 +13,7 @@ slow           it computes less than half as many samples per second as the othe
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ STEPS_LATE_S: Final = 3.0
 
 SLOW: Final = 0.5
 """The share of the others' samples per second below which a rank is slow."""
+
+HELD_UP: Final = 0.3
+"""The share of their time from which on ranks wait for somebody: who waits a third of it, or less."""
 
 LONG_STEPS: Final = 10.0
 """How many times as long as a usual step a rank may take for one before it is stuck."""
@@ -113,6 +117,7 @@ def examine(run: Snapshot, limits: Limits) -> Health:
     slow: list[Finding] = []
     if condition is Condition.RUNNING:
         slow = [found for beat in well if (found := _late(run, beat, well, limits)) is not None]
+        slow = slow or _awaited(run, well)
         slow = slow or ([] if lost else _stuck(well, limits))
     # Whoever says why it failed comes first: the others have only lost it.
     lost.sort(key=lambda one: not one.what.startswith(FAILED))
@@ -161,18 +166,36 @@ def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Lim
     others = [other for other in well if other.rank != beat.rank and other.updates]
     if not others or beat.state != TRAINING:
         return None
-    place = f"what else runs on {beat.host}, and is a core of its own there for each rank"
     lag = statistics.median(_step_at(beat.time, other) for other in others) - beat.step
     rate = statistics.median(other.steps_per_s for other in others)
     if lag > max(limits.behind, STEPS_LATE_S * rate):
-        return Finding(
-            beat.rank, False, f"is {lag:,.0f} steps behind the others", f"{place}? See also --balance"
-        )
+        return Finding(beat.rank, False, f"is {lag:,.0f} steps behind the others", _ask_about(beat))
     usual = statistics.median(other.samples_per_s for other in others)
     if 0 < beat.samples_per_s < SLOW * usual:
         what = f"computes {beat.samples_per_s:,.0f} samples/s, the others {usual:,.0f}"
-        return Finding(beat.rank, False, what, f"{place}? See also --balance")
+        return Finding(beat.rank, False, what, _ask_about(beat))
     return None
+
+
+def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[Finding]:
+    """The rank that all others have waited for in the last epoch: in lock-step, steps tell nothing."""
+    ranks = run.history[-1].ranks if run.history else []
+    shares = [rank.wait_s / (sum(rank.stages.values()) or math.inf) for rank in ranks]
+    found = []
+    for beat in well:
+        others = [share for rank, share in enumerate(shares) if rank != beat.rank]
+        if not others or len(others) == len(shares):
+            continue
+        waited, own = min(others), shares[beat.rank]
+        if waited >= HELD_UP and own <= waited / 3:
+            what = f"was waited for by the others, {waited:.0%} of epoch {run.history[-1].epoch} at least"
+            found.append(Finding(beat.rank, False, what, _ask_about(beat)))
+    return found
+
+
+def _ask_about(beat: Heartbeat) -> str:
+    """What to look at where a rank is slower than the others."""
+    return f"what else runs on {beat.host}, and has each rank a core of its own there? See also --balance"
 
 
 def _step_at(time: float, beat: Heartbeat) -> float:

@@ -1,0 +1,109 @@
+"""Runs across ranks that mpirun starts, on one host and on two, as they are seen from outside."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.hosts import Hosts, why_not
+from mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
+from mpi.mpirun import run as run_command
+from tutti.cli.main import main
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.experiments import observing
+from tutti.heartbeats import FINISHED, read_heartbeats
+from tutti.training.run_folder import RunFolder
+from tutti.usage import read_usage, usage_files
+
+TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "1", "--model.hidden", "16"]
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"]) as made:
+        yield made
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(240)
+@needs_mpirun
+def test_ranks_of_an_mpi_job_are_sampled_and_leave_signs(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2", *TRAIN, "--out", str(out)]
+    done = run_command(words, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    assert [beat.state for beat in read_heartbeats(out).records] == [FINISHED, FINISHED]
+    assert [rank.rank for rank in read_usage(out).records[-1].ranks] == [0, 1]
+
+
+@pytest.mark.mpi
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+@needs_mpirun
+def test_each_host_that_sees_the_folder_is_sampled_and_its_ranks_leave_signs(
+    hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    left_out = ("--allow-run-as-root", "--oversubscribe")
+    settings = shlex.join([word for word in hosts.mpirun_arguments if word not in left_out])
+    train = [*TRAIN, "--hosts", "a:1,b:2", "--out", str(out)]
+    done = hosts.run(["env", f"TUTTI_MPIRUN_ARGS={settings}", *train])
+    assert done.returncode == 0, done.stderr
+    assert [(beat.rank, beat.host) for beat in read_heartbeats(out).records] == [(0, "a"), (1, "b"), (2, "b")]
+    assert [path.name for path in usage_files(out)] == ["usage.jsonl", "usage-b.jsonl"]
+    sampled = {record.host: [rank.rank for rank in record.ranks] for record in read_usage(out).records}
+    assert sampled == {"a": [0], "b": [1, 2]}
+    assert main(["watch", str(out), "--once"]) == 0
+    assert "3 ranks, finished" in capsys.readouterr().out
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    made.write_config({})
+    return made
+
+
+def seen_by_two(folder: RunFolder) -> list[Path | None]:
+    """The folder that rank 0 has made, as the two ranks see it."""
+
+    def program(comm: Communicator) -> Path | None:
+        return observing._seen(comm, folder if comm.rank == 0 else None)
+
+    return VirtualWorld(2).run(program)
+
+
+def test_a_rank_that_sees_the_folder_finds_it(folder: RunFolder) -> None:
+    assert seen_by_two(folder) == [folder.path, folder.path]
+
+
+def no_file(mark: tuple[int, ...]) -> tuple[int, ...]:
+    raise FileNotFoundError
+
+
+def another_file(mark: tuple[int, ...]) -> tuple[int, ...]:
+    return mark[0] + 1, *mark[1:]
+
+
+@pytest.mark.parametrize("elsewhere", [no_file, another_file])
+def test_a_rank_that_does_not_see_the_folder_is_not_misled_by_another_one(
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: Callable[[tuple[int, ...]], tuple[int, ...]],
+) -> None:
+    marks = [observing._mark(folder.path)]
+
+    def mark(path: Path) -> tuple[int, ...]:
+        return marks.pop() if marks else elsewhere(found)
+
+    found = marks[0]
+    monkeypatch.setattr(observing, "_mark", mark)
+    assert seen_by_two(folder) == [folder.path, None]
