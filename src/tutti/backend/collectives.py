@@ -24,7 +24,8 @@ from tutti.backend.arguments import (
 from tutti.backend.failures import Unusable
 from tutti.backend.operations import Reduction, reduction_of
 from tutti.backend.progress import Progress
-from tutti.backend.rows import Rows, Steps
+from tutti.backend.roll_call import Steps
+from tutti.backend.rows import Rows
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan, is_short
 from tutti.backend.work import Operation

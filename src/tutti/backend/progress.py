@@ -30,7 +30,7 @@ from tutti.errors import PeerLost
 if TYPE_CHECKING:
     from tutti.backend.messages import Receiving
     from tutti.backend.operations import Reduction
-    from tutti.backend.rows import Steps
+    from tutti.backend.roll_call import Steps
 
 SPIN_S: Final = 200e-6
 """How long whoever starts an operation runs it without letting go of the core."""

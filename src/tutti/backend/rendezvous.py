@@ -136,8 +136,8 @@ def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) 
         if not place.isdigit():
             raise Unusable(
                 f"the ranks are on several hosts ({', '.join(sorted(set(hosts)))}), and rank {name} on "
-                f"{host} cannot reach the others with MPI: {place}. Start them all with the mpirun of the MPI "
-                "library that mpi4py uses, or take the backend gloo"
+                f"{host} cannot reach the others with MPI: {place}. Start them all with the mpirun of the "
+                "MPI library that mpi4py uses, or take the backend gloo"
             )
     tag = zlib.crc32(f"{registry.generation} {names}".encode()) % _TAGS
     return MpiGroup([int(place) for place in places], tag)

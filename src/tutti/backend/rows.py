@@ -8,9 +8,6 @@ Vectors pass through two sets of rows, one row per rank, used in turn:
 A rank that is back in set A has passed a barrier in set B, which nobody enters before they are done with set
 A: no further barrier is needed. Sums are formed in rank order, each element by one rank alone or by all in
 the same way, so that they are bit-equal everywhere.
-
-Every collective is a generator: it yields False when it has to wait for somebody, and True when it has moved
-something. Whoever runs it decides how to wait.
 """
 
 from __future__ import annotations
@@ -21,15 +18,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tutti.backend.calls import Call, Kind, agree_on_lengths, check_sum, disagreement
+from tutti.backend.calls import Call, Kind, agree_on_lengths, check_sum
 from tutti.backend.operations import Reduction
+from tutti.backend.roll_call import RollCall, Steps
 from tutti.comm.arena import Arena
 from tutti.comm.base import cut
-from tutti.comm.control import CALLS, EPOCH, Layout
+from tutti.comm.control import CALLS
 from tutti.comm.fence import ORDERED, fence
 from tutti.comm.rings import as_bytes
-
-Steps = Generator[bool, None, None]
 
 _Hop = tuple[Call, list[list[Tensor]]]
 _Plan = tuple[list[list["_Piece"]], list[int]]
@@ -51,7 +47,7 @@ _PLANS: Final = 64
 """How many of the views of rows, and of the plans for vectors, are kept."""
 
 
-class Rows:
+class Rows(RollCall):
     """One group's part of the arena, as one of its ranks sees it.
 
     Args:
@@ -72,58 +68,13 @@ class Rows:
         names: Sequence[int],
         crowded: bool,
     ) -> None:
-        self.rank, self.size, self._names = rank, len(names), tuple(names)
-        layout = Layout(self.size)
-        self._words, self._own = words, layout.line(rank)
-        others = [(rank + step) % self.size for step in range(1, self.size)]
-        self._others = tuple((other, layout.line(other)) for other in others)
+        super().__init__(words, rank, names)
         self._memory = arena.tensor(memory, (2, self.size, ROW), torch.uint8)
         self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
         self._short: dict[tuple[torch.dtype, int], list[list[Tensor]]] = {}
         self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
         self._hops: dict[tuple[torch.dtype, torch.Size, int], _Hop] = {}
         self._tries = 0 if crowded else _TRIES
-        self._set = self._epoch = 0
-
-    @property
-    def absent(self) -> list[int]:
-        """The ranks that have not come where this one waits."""
-        return [other for other, line in self._others if self._words[line + EPOCH] < self._epoch]
-
-    def barrier(self) -> Steps:
-        """Wait until every rank has come here."""
-        yield from self._meet(Call.of(Kind.BARRIER))
-
-    def _meet(self, call: Call) -> Steps:
-        words = self._words
-        self._epoch = epoch = self._epoch + 1
-        words[self._own + CALLS + (epoch & 1)] = call
-        if not ORDERED:
-            fence()
-        words[self._own] = epoch
-        yield from self._arrive()
-        self._agree(call)
-
-    def _arrive(self) -> Steps:
-        """Wait for the others where this rank waits."""
-        words, epoch = self._words, self._epoch
-        for _, line in self._others:
-            while words[line] < epoch:
-                yield False
-
-    def _agree(self, call: Call) -> None:
-        """See that the others have called the same."""
-        if not ORDERED:
-            fence()
-        words, place = self._words, CALLS + (self._epoch & 1)
-        for other, line in self._others:
-            if words[line + place] != call:
-                self._complain(call, other, Call(words[line + place]))
-
-    def _complain(self, call: Call, other: int, theirs: Call) -> None:
-        # Different calls may have left the ranks in different sets. All ranks are here now.
-        self._set = 0
-        raise disagreement(self._names[self.rank], call, self._names[other], theirs)
 
     def _rows(self, dtype: torch.dtype) -> list[Tensor]:
         """The rows that may be written now: one of ROW bytes for each rank."""

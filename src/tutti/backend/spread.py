@@ -22,7 +22,7 @@ from tutti.backend.calls import Call, Kind, agree_on_lengths, check_sum, disagre
 from tutti.backend.failures import Mismatch, RankLost, Unusable
 from tutti.backend.messages import Receiving
 from tutti.backend.operations import Reduction
-from tutti.backend.rows import Steps
+from tutti.backend.roll_call import Steps
 from tutti.comm.base import ANY, cut
 from tutti.comm.mpi import MpiGroup
 from tutti.comm.rings import as_bytes

@@ -14,7 +14,7 @@ from torch.futures import Future
 if TYPE_CHECKING:
     from tutti.backend.messages import Receiving
     from tutti.backend.progress import Progress
-    from tutti.backend.rows import Steps
+    from tutti.backend.roll_call import Steps
 
 
 class Operation(Work):
