@@ -23,6 +23,7 @@ from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
+from tutti.tracing import Trace
 from tutti.training.evaluate import evaluate
 from tutti.training.loop import Trainer
 from tutti.training.losses import LOSSES
@@ -127,6 +128,7 @@ class Run:
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     speeds: Sequence[float] = SPEEDS
     on_epoch: Callable[[EpochRecord], None] | None = None
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
         schedule=schedule,
         seconds_per_sample=run.speeds[comm.rank % len(run.speeds)],
         on_epoch=run.on_epoch,
+        trace=run.trace,
     )
     history = trainer.fit()
     found = evaluate(module, test, comm, loss, metrics)

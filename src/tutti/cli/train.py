@@ -8,12 +8,16 @@ from typing import Any
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.cli.parts import strategy_help
+from tutti.errors import BadOption
 from tutti.experiments.config import Options, TrainConfig
-from tutti.experiments.job import Outcome, TrainJob
+from tutti.experiments.job import Outcome, ProfiledSteps, TrainJob
 from tutti.experiments.job import run as run_job
 from tutti.experiments.plan import planned
 from tutti.launch.surroundings import started_by
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
+
+_OWN = ("plan", "trace", "profile", "profile_ranks")
+"""Options that are no part of the configuration."""
 
 
 def define(parser: Parser) -> None:
@@ -40,7 +44,41 @@ def define(parser: Parser) -> None:
         help="measure first, for some seconds, which ranks, threads and layout are fastest on this machine; "
         "those that are given as options are kept",
     )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="write what every rank did when to trace.json in the run folder, for https://ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--profile",
+        type=_steps,
+        default=argparse.SUPPRESS,
+        metavar="A-B",
+        help="have torch's profiler look at steps A to B, counted from 1",
+    )
+    parser.add_argument(
+        "--profile-ranks",
+        type=_ranks,
+        default=argparse.SUPPRESS,
+        metavar="R,...",
+        help="on which ranks --profile looks (default: 0)",
+    )
     add_config_options(parser, leave_out=("model",))
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"'{text}' are no steps; give a first and a last one, such as 10-20")
+    return int(first), int(last)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"'{text}' are no ranks; give numbers, such as 0,1")
+    return tuple(sorted({int(word) for word in words}))
 
 
 def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
@@ -48,7 +86,8 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     config = config_of(arguments, dotted)
     if "plan" in arguments:
         config = planned(config, vars(arguments), lambda line: print(f"plan: {line}", flush=True))
-    outcome = run_job("tutti.experiments.train:work", TrainJob(config))
+    trace, profile = "trace" in arguments, _profiled(arguments)
+    outcome = run_job("tutti.experiments.train:work", TrainJob(config, trace=trace, profile=profile))
     if isinstance(outcome, Outcome) and started_by().rank == 0:
         ranks = stages_by_rank(outcome.history)
         print(
@@ -58,9 +97,19 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     return 0
 
 
+def _profiled(arguments: argparse.Namespace) -> ProfiledSteps | None:
+    ranks = getattr(arguments, "profile_ranks", None)
+    if "profile" in arguments:
+        first, last = arguments.profile
+        return ProfiledSteps(first, last, ranks or (0,))
+    if ranks is not None:
+        raise BadOption("--profile-ranks is given without --profile; add --profile 10-20 or the like")
+    return None
+
+
 def config_of(arguments: argparse.Namespace, dotted: dict[str, Options]) -> TrainConfig:
     """The configuration that the options make, on top of that of --config."""
-    given: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name != "plan"}
+    given: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name not in _OWN}
     path = given.pop("config", None)
     return config_from(given, dotted, TrainConfig.read(path) if path else None)
 

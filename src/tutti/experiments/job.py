@@ -29,6 +29,21 @@ OBJECT: Final = "object:"
 
 
 @dataclass(frozen=True)
+class ProfiledSteps:
+    """What torch's profiler is to look at.
+
+    Attributes:
+        first: the first step, counted from 1.
+        last: the last one.
+        ranks: on which ranks.
+    """
+
+    first: int
+    last: int
+    ranks: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """A training run.
 
@@ -38,6 +53,8 @@ class TrainJob:
         quiet: print nothing.
         write: write a run folder.
         bring_weights: return the weights to the caller.
+        trace: write what every rank did when into the run folder.
+        profile: which steps torch's profiler is to look at; None: none.
     """
 
     config: TrainConfig
@@ -45,6 +62,8 @@ class TrainJob:
     quiet: bool = False
     write: bool = True
     bring_weights: bool = False
+    trace: bool = False
+    profile: ProfiledSteps | None = None
 
 
 @dataclass(frozen=True)

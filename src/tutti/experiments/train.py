@@ -31,6 +31,7 @@ from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import OBJECT, Job, Outcome, TrainJob, layout_of, load_job
 from tutti.experiments.observing import crew_of, observed
 from tutti.experiments.pacing import check_pace, deal
+from tutti.experiments.recording import Recording
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.heartbeats import TESTING
 from tutti.launch.sampling import Sampler, sampling
@@ -99,15 +100,19 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
         check_pace(config, strategy)
         if layout is not None:
             check_together(strategy)
-        team = take_sides(comm, config)
+        recording = Recording(comm, job)
+        team = take_sides(recording.comm, config)
         outcome = None
         with sampling(crew_of(team), job.write) as sampler:
             task = prepare_task(job, open_config_data(job, comm))
             if serves(team):
                 serve(job, team, task.module, strategy)
             else:
-                outcome = _train(job, team, task, strategy, layout, sampler)
-        return result_for_all(comm, team, outcome)
+                outcome = _train(job, team, task, strategy, layout, sampler, recording)
+        said = recording.save(outcome.folder if outcome is not None else None)
+        if said and not job.quiet:
+            print(*said, sep="\n", flush=True)
+        return result_for_all(recording.comm, team, outcome)
 
 
 def prepare_task(job: Job, dataset: DataSet) -> Task:
@@ -132,6 +137,7 @@ def _train(
     strategy: Strategy,
     layout: Layout | None,
     sampler: Sampler | None,
+    recording: Recording,
 ) -> Outcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
     learning = Learning(task.dataset.train, job.config.batch_size, task.loss, task.arithmetic)
@@ -139,7 +145,8 @@ def _train(
     try:
         task = replace(task, module=portion.module)
         trainer, config = prepare_trainer(job, comm, task, strategy, portion)
-        return _run(job, comm, task, trainer, config, sampler, portion)
+        recording.attach(trainer)
+        return _run(job, comm, task, trainer, config, sampler, portion, recording)
     finally:
         portion.close()
 
@@ -206,6 +213,7 @@ def _run(
     config: TrainConfig,
     sampler: Sampler | None,
     portion: Portion,
+    recording: Recording,
 ) -> Outcome:
     """Train, evaluate, write and print."""
     speaks, folder = comm.rank == 0 and not job.quiet, None
@@ -227,7 +235,7 @@ def _run(
     trainer.checkpoint = keep
     # The others wait for rank 0 in `observed`, not in their first step: loggers take seconds to begin.
     observing = observed(comm, folder, sampler, wanted=job.write)
-    with _kept(folder, sampler), _logbook(folder, config) as book, observing as heart:
+    with _kept(folder, sampler, recording), _logbook(folder, config) as book, observing as heart:
         trainer.progress, trainer.on_epoch = Several(trainer.progress, heart), book.epoch
         history = trainer.fit()
         heart.doing(TESTING)
@@ -254,12 +262,14 @@ def _run(
 
 
 @contextmanager
-def _kept(folder: RunFolder | None, sampler: Sampler | None) -> Iterator[None]:
+def _kept(folder: RunFolder | None, sampler: Sampler | None, recording: Recording) -> Iterator[None]:
     """Keep the folder of a run that fails, unless it does in its first epoch: its name is free again then."""
     try:
         yield
     except Exception:
-        if folder is not None and not (folder.path / HISTORY).exists():
+        if folder is not None and (folder.path / HISTORY).exists():
+            recording.rescue(folder.path)
+        elif folder is not None:
             if sampler is not None:
                 sampler.abandon()
             folder.remove()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+from tutti.tracing import Trace
+
 
 class Stopwatch:
     """Adds up the seconds inside `with`; it cannot be nested.
@@ -13,15 +15,20 @@ class Stopwatch:
         clock: what it looks at, in seconds.
         seconds: since they were last taken.
         looks: how often it has looked at the clock.
+        trace: where each time is noted as an update; None: nowhere.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock, self.seconds, self.looks = clock, 0.0, 0
+        self.trace: Trace | None = None
         self._began = 0.0
 
     def __enter__(self) -> None:
         self._began = self.clock()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += self.clock() - self._began
+        ended = self.clock()
+        self.seconds += ended - self._began
         self.looks += 2
+        if self.trace is not None:
+            self.trace.add("update", self._began, ended)

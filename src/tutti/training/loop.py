@@ -23,6 +23,7 @@ from tutti.heartbeats import VALIDATING, WAITING
 from tutti.records import EpochRecord, Evaluation, RankRecord, now
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
+from tutti.tracing import Trace
 from tutti.training.arithmetic import FP32, Arithmetic
 from tutti.training.balance import SpeedBalance
 from tutti.training.evaluate import average_buffers
@@ -89,6 +90,8 @@ class Trainer:
         everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
         progress: shows the run.
         on_epoch: called on every rank with the record of each epoch, when its validation is known.
+        on_step: called on every rank before each of its steps, with the number of updates made before.
+        trace: where each stage is noted; None: nowhere.
         checkpoint: called on every rank when the final weights are in place, to write them; before the last
             record.
     """
@@ -114,6 +117,8 @@ class Trainer:
     progress: Progress = field(default_factory=Silent)
     on_epoch: Callable[[EpochRecord], None] | None = None
     checkpoint: Callable[[], None] | None = None
+    on_step: Callable[[int], None] | None = None
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         self.updates = run_length(self.batches, self.epochs, self.steps)
@@ -139,6 +144,7 @@ class Trainer:
             NotFinite: the loss or a weight became NaN or inf.
         """
         module = self.replica.module
+        self._stages.trace = self.worker.updating.trace = self.trace
         history: list[EpochRecord] = []
         fit = self.batches.part, self.loss, self.metrics, self.classes
         check_fit(module, *fit, arithmetic=self.arithmetic)
@@ -205,6 +211,8 @@ class Trainer:
             time=now(),
             ranks=ranks,
         )
+        if self.trace is not None:
+            self.trace.add(f"epoch {epoch + 1}", began, self._stages.last)
         self._unvalidated.append(record)
         return [replace(self._unvalidated.popleft(), validation=found) for found in evaluations]
 
@@ -215,6 +223,9 @@ class Trainer:
         report = began + self.progress.every_s
         for update in self.batches.epoch(epoch, rounds=last - self._step):
             stages.lap("data")
+            if self.on_step is not None:
+                self.on_step(update.round)
+                stages.start()
             loaded = self._schedule_until(update.round)
             samples, computed = self._compute(update, epoch, tally)
             self._lr = self.optimizer.param_groups[0]["lr"]

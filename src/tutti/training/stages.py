@@ -9,6 +9,7 @@ from typing import Final
 from tutti.records import STAGES
 from tutti.strategies.stopwatch import Stopwatch
 from tutti.strategies.traffic import Traffic
+from tutti.tracing import Trace
 
 EXCHANGE: Final = "exchange"
 """A lap to be divided into wait, reduce and update."""
@@ -25,10 +26,12 @@ class Stages:
 
     Attributes:
         last: the time of the last lap.
+        trace: where each lap is noted; None: nowhere.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.trace: Trace | None = None
         self._seconds = dict.fromkeys((*STAGES, EXCHANGE), 0.0)
         self._looks, self.last = 0, clock()
 
@@ -49,6 +52,8 @@ class Stages:
         for other, seconds in others.items():
             self._seconds[stage] -= seconds
             self._seconds[other] += seconds
+        if self.trace is not None:
+            self.trace.add(stage, self.last, now)
         self.last = now
         self._looks += 1
         return now

@@ -1,0 +1,149 @@
+"""What it costs to measure where the time goes: stages, and a trace.
+
+    python benchmarks/overhead.py [--rounds 7] [--model lenet] [--ranks 2]
+
+Each side trains the same epochs with strategy sync on the same ranks, in turn, in one process tree; a side's
+time is the median of its epochs. "off" looks at the clock twice an epoch; "stages" is what every run does;
+"trace" is `--trace`, without the writing of the file, which comes after the run. "as estimated" is what runs
+say of themselves: their looks at the clock, at what one costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import median
+
+BATCH = 64
+SAMPLES = 3_000
+SIDES = ("off", "stages", "trace")
+WANTED = {"stages": 0.01, "trace": 0.02}
+
+
+def main() -> None:
+    from measure import describe_machine, table
+    from tutti.launch.plan import make_plan
+    from tutti.launch.start import start
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side (7)")
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    payload = json.dumps({"rounds": args.rounds, "model": args.model}).encode()
+    found = start("overhead:work", payload, make_plan(args.ranks, 1))
+    print(describe_machine())
+    print(f"{args.model}, {args.ranks} ranks, epochs of {SAMPLES:,} samples, median of {args.rounds}\n")
+    off = median(found["off"])
+    rows = []
+    for side in SIDES:
+        seconds = median(found[side])
+        # Against the side beside it in the same round: what else the machine does changes slowly.
+        more = median(one / before - 1 for one, before in zip(found[side], found["off"], strict=True))
+        spread = f"{min(found[side]):.3f}, {max(found[side]):.3f}"
+        wanted = WANTED.get(side)
+        verdict = "" if wanted is None else f"< {wanted:.0%}, {'reached' if more < wanted else 'MISSED'}"
+        rows.append([side, f"{seconds:.3f}", spread, f"{seconds / off - 1:+.2%}", f"{more:+.2%}", verdict])
+    heads = ["measured", "seconds", "shortest, longest", "of medians", "median of ratios", "wanted"]
+    print(table(heads, rows))
+    print(f"\nas estimated: stages {median(found['estimated']):.3%} of the time")
+
+
+def work(comm, payload):
+    """On each rank: train every side in turn."""
+    settings = json.loads(payload)
+    part = data(comm)
+    found = {side: [] for side in (*SIDES, "estimated")}
+    for turn in range(settings["rounds"] + 1):
+        for side in SIDES:
+            seconds, estimated = train(comm, part, settings["model"], side)
+            if turn:
+                found[side].append(seconds)
+                if side == "stages":
+                    found["estimated"].append(estimated)
+    return found
+
+
+def train(comm, part, model: str, side: str) -> tuple[float, float]:
+    """Seconds of an epoch, and which share of them measuring took, as the run itself says."""
+    import torch
+
+    from tutti import models, strategies
+    from tutti.comm.traced import traced
+    from tutti.data import Batches
+    from tutti.tracing import Trace
+    from tutti.training.loop import Trainer
+    from tutti.training.losses import LOSSES
+    from tutti.training.stages import Stages
+
+    torch.manual_seed(0)
+    trace = Trace() if side == "trace" else None
+    comm = comm if trace is None else traced(comm, trace)
+    module = models.build(model, (1, 28, 28), 10, {})
+    strategy = strategies.Sync()
+    replica = strategies.place(module, comm, strategy.home)
+    optimizer = torch.optim.Adam(module.parameters())
+    worker = strategy.worker(replica, comm, optimizer, strategies.Clip())
+    trainer = Trainer(
+        comm=comm,
+        replica=replica,
+        worker=worker,
+        optimizer=optimizer,
+        batches=Batches(part, BATCH * comm.size, comm.rank, comm.size),
+        loss=LOSSES["cross_entropy"],
+        epochs=1,
+        trace=trace,
+    )
+    if side == "off":
+        trainer._stages, worker.updating = blind(Stages), Blind()
+    comm.barrier()
+    (record,) = trainer.fit()
+    measuring = sum(rank.measuring_s for rank in record.ranks)
+    return record.seconds["total"], measuring / sum(sum(rank.stages.values()) for rank in record.ranks)
+
+
+class Blind:
+    """A stopwatch that looks at no clock."""
+
+    seconds, looks, trace = 1.0, 0, None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def blind(stages: type):
+    """Stages that look at the clock where an epoch begins and ends, and between two stages do not."""
+    from time import perf_counter
+
+    from tutti.training.stages import EXCHANGE
+
+    class BlindStages(stages):
+        def lap(self, stage: str) -> float:
+            # The loop wants the time after training and after validation; and progress is silent here.
+            return 0.0 if stage in SEEN else super().lap(stage)
+
+    SEEN = ("data", "copy", "forward", "backward", "update", EXCHANGE)
+    return BlindStages(perf_counter)
+
+
+def data(comm):
+    """Samples of MNIST's shape; what is learned does not matter here."""
+    import torch
+
+    from tutti.data import open_data
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (SAMPLES, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    return open_data((images, torch.arange(SAMPLES) % 10), comm, validation=0).train
+
+
+if __name__ == "__main__":
+    main()

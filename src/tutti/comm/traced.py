@@ -1,0 +1,202 @@
+"""A communicator that notes what passes through it; strategies do not know that there is one."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import ANY, Communicator, Counter
+from tutti.tracing import Link, Trace
+
+
+def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
+    """`comm`, with all that passes through it, and through what is split off it, in `trace` (collective).
+
+    Args:
+        comm: any communicator.
+        trace: this rank's.
+        name: of the communicator, the same on all its ranks and no other's.
+    """
+    leader = cast("int", comm.node.broadcast_object(comm.rank))
+    return TracedCommunicator(comm, trace, name, leader)
+
+
+class TracedCommunicator(Communicator):
+    """What `traced` gives.
+
+    Args:
+        leader: the rank, in `comm`, of the first rank of this host.
+    """
+
+    def __init__(self, comm: Communicator, trace: Trace, name: str, leader: int) -> None:
+        self._comm, self._trace, self._name, self._leader = comm, trace, name, leader
+        self._clock = comm.clock
+        self.rank, self.size, self.hosts = comm.rank, comm.size, comm.hosts
+        self._node: Communicator | None = None
+        self._cross: Communicator | None = None
+        self._meetings = self._splits = self._locks = 0
+        self._messages: Counts[Hashable] = Counts()
+        if comm.servers is not None:
+            reach = TracedCommunicator(comm.servers.comm, trace, "workers and servers", 0)
+            self.servers = replace(comm.servers, comm=reach)
+
+    def _meet(self, name: str, began: float, kind: Link = Link.MEET) -> None:
+        self._meetings += 1
+        key = ("meeting", self._name, self._meetings, self.size)
+        self._trace.link(name, began, self._clock(), kind, key)
+
+    def _note_message(self, name: str, began: float, kind: Link, source: int, to: int, tag: int) -> None:
+        """Messages from one rank to another with one tag keep their order, so that both ends count alike."""
+        way = (source, to, tag)
+        self._messages[kind, way] += 1
+        key = ("message", self._name, way, self._messages[kind, way])
+        self._trace.link(name, began, self._clock(), kind, key)
+
+    @override
+    def barrier(self) -> None:
+        began = self._clock()
+        self._comm.barrier()
+        self._meet("barrier", began)
+
+    @override
+    def broadcast(self, vector: Tensor, root: int = 0) -> None:
+        began = self._clock()
+        self._comm.broadcast(vector, root)
+        self._meet("broadcast", began, Link.ROOT if self.rank == root else Link.LEAF)
+
+    @override
+    def all_reduce(self, vector: Tensor) -> None:
+        began = self._clock()
+        self._comm.all_reduce(vector)
+        self._meet("all_reduce", began)
+
+    @override
+    def reduce_scatter(self, vector: Tensor) -> None:
+        began = self._clock()
+        self._comm.reduce_scatter(vector)
+        self._meet("reduce_scatter", began)
+
+    @override
+    def all_gather(self, vector: Tensor) -> None:
+        began = self._clock()
+        self._comm.all_gather(vector)
+        self._meet("all_gather", began)
+
+    @override
+    def broadcast_object(self, value: object, root: int = 0) -> object:
+        began = self._clock()
+        found = self._comm.broadcast_object(value, root)
+        self._meet("broadcast_object", began, Link.ROOT if self.rank == root else Link.LEAF)
+        return found
+
+    @override
+    def all_gather_objects(self, value: object) -> list[object]:
+        began = self._clock()
+        found = self._comm.all_gather_objects(value)
+        self._meet("all_gather_objects", began)
+        return found
+
+    @override
+    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
+        began = self._clock()
+        self._comm.send(vector, to, tag)
+        self._note_message("send", began, Link.SEND, self.rank, to, tag)
+
+    @override
+    def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
+        began = self._clock()
+        sender = self._comm.recv(vector, source, tag)
+        self._note_message("recv", began, Link.RECEIVE, sender, self.rank, tag)
+        return sender
+
+    @override
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        began = self._clock()
+        self._comm.exchange(outgoing, to, incoming, source, tag)
+        self._note_message("exchange", began, Link.SEND, self.rank, to, tag)
+        self._note_message("", began, Link.RECEIVE, source, self.rank, tag)
+
+    @override
+    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
+        return self._comm.waiting(tag, source)
+
+    @override
+    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._comm.shared(*shape, dtype=dtype)
+
+    @override
+    def counter(self) -> Counter:
+        return self._comm.counter()
+
+    @override
+    def locks(self, count: int) -> list[AbstractContextManager[None]]:
+        self._locks += 1
+        key = ("lock", self._name, self._leader, self._locks)
+        found = enumerate(self._comm.locks(count))
+        return [_TracedLock(lock, self, (*key, number)) for number, lock in found]
+
+    @property
+    @override
+    def node(self) -> Communicator:
+        if self._comm.node is self._comm:
+            return self
+        if self._node is None:
+            self._node = TracedCommunicator(
+                self._comm.node, self._trace, f"{self._name}, host of {self._leader}", 0
+            )
+        return self._node
+
+    @property
+    @override
+    def cross(self) -> Communicator | None:
+        if self._cross is None and self._comm.cross is not None:
+            cross = self._comm.cross
+            self._cross = TracedCommunicator(
+                cross, self._trace, f"{self._name}, across {self._comm.node.rank}", cross.rank
+            )
+        return self._cross
+
+    @override
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        self._splits += 1
+        part = self._comm.split(color, key)
+        return None if part is None else traced(part, self._trace, f"{self._name}, {self._splits}/{color}")
+
+    @override
+    def clock(self) -> float:
+        return self._clock()
+
+    @override
+    def compute(self, seconds: float) -> None:
+        self._comm.compute(seconds)
+
+    @override
+    def close(self) -> None:
+        self._comm.close()
+
+
+class _TracedLock(AbstractContextManager[None]):
+    def __init__(
+        self, lock: AbstractContextManager[None], comm: TracedCommunicator, key: tuple[Hashable, ...]
+    ) -> None:
+        self._lock, self._comm, self._key, self._entered = lock, comm, key, 0.0
+
+    def __enter__(self) -> None:
+        comm = self._comm
+        came = comm.clock()
+        self._lock.__enter__()
+        self._entered = comm.clock()
+        comm._trace.add("wait for lock", came, self._entered)
+
+    def __exit__(self, *error: object) -> None:
+        # Before it is released, lest the next holder has it before.
+        left = self._comm.clock()
+        self._lock.__exit__(*error)  # type: ignore[arg-type]
+        self._comm._trace.link("locked", self._entered, left, Link.HOLD, self._key)

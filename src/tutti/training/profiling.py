@@ -1,0 +1,67 @@
+"""torch's own profiler, on some steps of a run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+ROWS = 40
+"""Of the table: the operators that take longest."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the profiler has seen.
+
+    Attributes:
+        table: the operators that took longest, as text.
+        trace: all operators, as JSON in Chrome's trace event format.
+    """
+
+    table: str
+    trace: bytes
+
+
+class Profiler:
+    """Profiles steps `first` to `last`, counted from 1. Call it before each step.
+
+    Attributes:
+        found: the profile, when the last of the steps, or the run, is over; None before.
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
+        self._profile: profile | None = None
+        self.found: Profile | None = None
+
+    def __call__(self, made: int) -> None:
+        """Begin or end, if it is time.
+
+        Args:
+            made: how many steps were made before.
+        """
+        if self._profile is not None and made >= self._last:
+            self.close()
+        elif self._profile is None and self.found is None and self._first - 1 <= made < self._last:
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self._profile.start()
+
+    def close(self) -> None:
+        """End the profile, if it is under way."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table = self._profile.key_averages().table(sort_by=by, row_limit=ROWS)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            self._profile.export_chrome_trace(str(path))
+            # What torch writes is indented; this is a third of it.
+            trace = json.dumps(json.loads(path.read_bytes()), separators=(",", ":")).encode()
+        self._profile, self.found = None, Profile(table, trace)
