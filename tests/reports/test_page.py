@@ -42,12 +42,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison with its page and pictures, for tests that only look."""
+    folder = tmp_path_factory.mktemp("comparison")
+    write_comparison(folder)
+    write(folder)
+    return folder
+
+
 def write(folder: Path) -> str:
     return write_report(read_comparison(folder), folder / PAGE).read_text()
 
 
-def test_the_page_stands_alone(folder: Path) -> None:
-    page = write(folder)
+def test_the_page_stands_alone(written: Path) -> None:
+    page = (written / PAGE).read_text()
     markup = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert not re.search(r"\b(src|href)=|url\(|@import", markup)
     assert markup.count("<table>") == 2
@@ -56,33 +65,32 @@ def test_the_page_stands_alone(folder: Path) -> None:
     assert sorted(figures) == sorted(DRAWN)
 
 
-def test_the_page_has_the_numbers_of_the_table(folder: Path) -> None:
+def test_the_page_has_the_numbers_of_the_table(written: Path) -> None:
     cells = ["sync, 2 workers", "2", "5.50", "5.00, 6.00", "367", "1.55", "", "77%", "80.00", "4.90"]
-    assert "".join(f"<td>{cell}</td>" for cell in cells) in write(folder)
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in (written / PAGE).read_text()
 
 
-def test_the_page_says_for_each_combination_what_to_try(folder: Path) -> None:
-    page = write(folder)
+def test_the_page_says_for_each_combination_what_to_try(written: Path) -> None:
+    page = (written / PAGE).read_text()
     assert page.count("; measuring took 0.00%</li>") == len(WAYS)
     assert "<li>solo, 1 thread: validation takes 20% of the time: try --validation 0.025," in page
     assert "<li>sync, 2 workers: validation takes 29% of the time: try" in page
 
 
-def test_the_fastest_way_is_named(folder: Path) -> None:
-    page = write(folder)
+def test_the_fastest_way_is_named(written: Path) -> None:
+    page = (written / PAGE).read_text()
     assert "fastest: sync, 2 workers, 1.55 times as fast as one process with one thread" in page
     assert page.count('<tr class="best"><td>sync, 2 workers</td>') == 1
 
 
-def test_every_figure_is_a_picture_too(folder: Path) -> None:
-    write(folder)
-    assert {path.name for path in (folder / "figures").iterdir()} == {
+def test_every_figure_is_a_picture_too(written: Path) -> None:
+    assert {path.name for path in (written / "figures").iterdir()} == {
         f"{name}.{kind}" for name in DRAWN for kind in ("svg", "png")
     }
     for name in DRAWN:
-        assert (folder / "figures" / f"{name}.svg").read_text().startswith("<svg")
-        assert (folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "sync, 2 workers" in (folder / "figures" / "throughput.svg").read_text()
+        assert (written / "figures" / f"{name}.svg").read_text().startswith("<svg")
+        assert (written / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "sync, 2 workers" in (written / "figures" / "throughput.svg").read_text()
 
 
 def test_what_failed_is_on_the_page_and_cannot_break_it(tmp_path: Path) -> None:

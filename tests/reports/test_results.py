@@ -150,6 +150,8 @@ def test_the_command_makes_a_page_of_several_runs(
     shown = capsys.readouterr()
     assert "tutti: warning: tuesday has not come to its end" in shown.err
     assert "tuesday (unfinished)" in shown.out
+    assert "A run is compared with one of solo that trained on as many samples" in shown.out
+    assert "shortest, longest" not in shown.out
     (page,) = (tmp_path / "reports").glob("*-lenet-mnist/report.html")
     assert "tuesday has not come to its end" in page.read_text()
     assert main(["report", "monday"]) == 0

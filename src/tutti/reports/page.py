@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tutti.errors import BadRunFolder, UserError
 from tutti.reports.results import Results
-from tutti.reports.text import NOTE, by_scaling, cells, fastest, heads, title, verdict
+from tutti.reports.text import by_scaling, cells, fastest, heads, note, title, verdict
 
 PAGE: Final = "report.html"
 PICTURES: Final = "figures"
@@ -88,7 +88,7 @@ def _words(results: Results) -> dict[str, Any]:
         "verdict": verdict(results),
         "heads": heads(comparison),
         "tables": tables,
-        "note": NOTE,
+        "note": note(results),
         "notes": results.notes,
         "failures": [(row.combination.name, row.error) for row in results.rows if row.error is not None],
     }

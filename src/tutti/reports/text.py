@@ -21,6 +21,10 @@ NOTE: Final = (
     "all threads / seconds; efficiency: speed-up / cores. Seconds are those of training, without validation."
 )
 
+APART_NOTE: Final = (
+    "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
+)
+
 _SCALINGS: Final = {
     STRONG: "strong scaling: the same samples behind every update",
     WEAK: "weak scaling: the same samples of every worker behind an update",
@@ -44,7 +48,9 @@ def show(results: Results, stream: IO[str]) -> None:
             console.print(f"{row.combination.name} failed: {last}", style="red", markup=False)
     said = verdict(results)
     if said is not None:
-        console.print(said, NOTE, sep="\n", markup=False)
+        console.print(said, markup=False)
+    if len(results.rows) > 1:
+        console.print(note(results), markup=False)
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
@@ -74,6 +80,12 @@ def verdict(results: Results) -> str | None:
     )
 
 
+def note(results: Results) -> str:
+    """What the columns mean."""
+    apart = any(row.combination.scaling == APART for row in results.rows)
+    return f"{NOTE} {APART_NOTE}" if apart else NOTE
+
+
 def title(comparison: Comparison, scaling: str) -> str:
     """What stands above the table of one kind of scaling."""
     many = f", median of {comparison.repeats}" if comparison.repeats > 1 else ""
@@ -82,8 +94,9 @@ def title(comparison: Comparison, scaling: str) -> str:
 
 def heads(comparison: Comparison) -> list[str]:
     """The heads of the columns."""
-    found = ["way to train", "cores", "seconds", "shortest, longest", "samples/s", "speed-up"]
-    found += ["of all threads", "efficiency", "accuracy %"]
+    found = ["way to train", "cores", "seconds"]
+    found += ["shortest, longest"] if comparison.repeats > 1 else []
+    found += ["samples/s", "speed-up", "of all threads", "efficiency", "accuracy %"]
     return found + ([] if comparison.target is None else [f"seconds to {100 * comparison.target:g} %"])
 
 
@@ -94,11 +107,10 @@ def cells(comparison: Comparison, row: Row) -> list[str]:
         name += "" if row.finished else " (unfinished)"
     elif row.finished < comparison.repeats:
         name += f" ({row.finished} of {comparison.repeats} runs)"
-    found = [
-        name,
-        str(row.combination.cores),
-        _number(row.seconds, ".2f"),
-        "" if row.spread is None else f"{row.spread[0]:.2f}, {row.spread[1]:.2f}",
+    found = [name, str(row.combination.cores), _number(row.seconds, ".2f")]
+    if comparison.repeats > 1:
+        found.append("" if row.spread is None else f"{row.spread[0]:.2f}, {row.spread[1]:.2f}")
+    found += [
         _number(row.samples_per_s, ",.0f"),
         _number(row.speed_up, ".2f"),
         _number(row.speed_up_all, ".2f"),
