@@ -152,11 +152,11 @@ class Replica:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
         for flat in self.flats:
             for name, span in zip(flat.names, flat.spans, strict=True):
-                if not (flat.grads[span].isfinite().all() and flat.weights[span].isfinite().all()):
+                if not (_is_finite(flat.grads[span]) and _is_finite(flat.weights[span])):
                     return name
         for name, parameter in self.scattered:
             held = [parameter] if parameter.grad is None else [parameter, parameter.grad]
-            if not all(local(tensor.detach()).isfinite().all() for tensor in held):
+            if not all(_is_finite(local(tensor.detach())) for tensor in held):
                 return name
         return None
 
@@ -171,6 +171,11 @@ def local(tensor: Tensor) -> Tensor:
     """What this process has of a tensor: its own part of a DTensor, any other tensor whole."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or inf; takes no memory."""
+    return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:

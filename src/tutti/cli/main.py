@@ -17,6 +17,7 @@ from tutti.launch.surroundings import started_by
 COMMANDS = {
     "train": "train a network in parallel",
     "plan": "measure which ranks, threads, layout and precision are fastest here",
+    "layouts": "how much memory a rank needs, by what ranks share of a model",
     "compare": "train by several ways in turn: which is fastest here?",
     "watch": "follow a run: epochs, time left, and the health of each rank",
     "evaluate": "evaluate the network of a run folder",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tutti.errors import BadOption
 from tutti.experiments.candidates import Choices
-from tutti.experiments.config import TrainConfig
+from tutti.experiments.config import Options, TrainConfig
 from tutti.launch.cores import Cores
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
@@ -124,7 +124,25 @@ class PlanJob:
     objects: dict[str, bytes] = field(default_factory=dict)
 
 
-Job = TrainJob | EvaluateJob | VerifyJob | PlanJob
+@dataclass(frozen=True)
+class LayoutsJob:
+    """The memory that layouts of a model would need.
+
+    Attributes:
+        config: what would be trained.
+        ranks: on how many ranks.
+        parallel: the layout; None: every one.
+        options: of its way.
+    """
+
+    config: TrainConfig
+    ranks: int
+    parallel: str | None
+    options: Options
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+
+Job = TrainJob | EvaluateJob | VerifyJob | PlanJob | LayoutsJob
 
 
 @dataclass(frozen=True)

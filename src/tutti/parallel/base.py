@@ -68,10 +68,10 @@ class Learning:
     loss: Loss
     arithmetic: Arithmetic
 
-    def inputs(self, count: int) -> Tensor:
-        """The inputs of so many samples, or of all where there are fewer, as the model wants them."""
-        inputs, _ = self.samples.take(torch.arange(min(count, len(self.samples))))
-        return self.arithmetic.inputs(inputs)
+    def batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of so many samples, or of all where there are fewer, as the model wants them."""
+        inputs, targets = self.samples.take(torch.arange(min(count, len(self.samples))))
+        return self.arithmetic.inputs(inputs), self.arithmetic.targets(targets)
 
 
 class Portion(ABC):

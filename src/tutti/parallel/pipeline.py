@@ -66,8 +66,8 @@ class PipelinePortion(Portion):
         batch = learning.batch_size // layout.data
         self._microbatches = check_microbatches(layout.options, layout.team, batch)
         self._owners = owners(self._schedule, layout.team)
-        blocks = _enough(blocks_of(module), layout)
-        inputs = learning.inputs(-(-batch // self._microbatches))
+        blocks = enough(blocks_of(module), layout)
+        inputs = learning.batch(-(-batch // self._microbatches))[0]
         cuts = _agreed_cuts(comm, blocks, inputs, learning.arithmetic, len(self._owners))
         edges = boundaries(blocks, inputs, learning.arithmetic)
         shapes = [edges[part.start] for part in cuts] + [edges[-1]]
@@ -213,7 +213,12 @@ def _sized(shape: Tensor, samples: int) -> Tensor:
     return torch.zeros(samples, *shape.shape[1:], dtype=shape.dtype)
 
 
-def _enough(blocks: list[Block], layout: Layout) -> list[Block]:
+def enough(blocks: list[Block], layout: Layout) -> list[Block]:
+    """The blocks, if there is one for each stage.
+
+    Raises:
+        BadModel: there are too few.
+    """
     assert isinstance(layout.options, Pipeline)
     stages = layout.team * layout.options.stages_per_rank
     if len(blocks) < stages:

@@ -147,9 +147,10 @@ class Passes:
         if not self._latest:
             self._began = monotonic()
         size, self._weight = len(inputs) // microbatches, weight
-        schedule = self._made.get((microbatches, size))
-        if schedule is None:
-            schedule = self._made[microbatches, size] = self._make(microbatches, size)
+        schedule = self._made.get((microbatches, size)) or self._make(microbatches, size)
+        # Each has places for what it receives: only the largest is kept, for what is left of a batch is rare.
+        if all(microbatches * size >= count * each for count, each in self._made):
+            self._made = {(microbatches, size): schedule}
         losses: list[Tensor] = []
         first = (inputs,) if 0 in self._stages else ()
         last = len(self._shapes) - 2 in self._stages

@@ -143,16 +143,18 @@ def _put_together(layer: nn.Module, team: Communicator, outputs: int, dim: int) 
 
 
 def stack(share: Tensor, team: Communicator, length: int, dim: int) -> Tensor:
-    """The shares of all ranks, one after the other along `dim`, where they make `length` (collective)."""
+    """The shares of all ranks, one after the other along `dim`, where they make `length` (collective).
+
+    On the meta device nothing is exchanged.
+    """
     parts = cut(length, team.size)
     own = share.movedim(dim, 0)
-    if share.is_meta:
-        return own.new_empty(length, *own.shape[1:]).movedim(0, dim)
     widest = parts[0].stop
     # All rows are as long as the longest, so that they end where the communicator cuts.
     rows = own.new_empty(team.size, widest, *own.shape[1:])
     rows[team.rank, : len(own)] = own
-    team.all_gather(rows.view(-1))
+    if not rows.is_meta:
+        team.all_gather(rows.view(-1))
     whole = torch.cat([row[: part.stop - part.start] for row, part in zip(rows, parts, strict=True)])
     return whole.movedim(0, dim).contiguous()
 
@@ -168,10 +170,9 @@ class _Enter(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        if gradient.is_meta:
-            return gradient, None
         total = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True).contiguous()
-        ctx.team.all_reduce(total.view(-1))
+        if not total.is_meta:
+            ctx.team.all_reduce(total.view(-1))
         return total.to(gradient.dtype), None
 
 

@@ -1,0 +1,49 @@
+"""`tutti layouts`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from tutti.cli.command import Command
+from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
+from tutti.experiments.config import Options
+from tutti.experiments.job import LayoutsJob
+from tutti.experiments.job import run as run_job
+from tutti.launch.cores import allowed_cores
+from tutti.parallel.layout import ranks_of
+
+USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", "precision", "seed")
+"""The options of a training run that the memory depends on."""
+
+
+def define(parser: Parser) -> None:
+    """The model, and the options of a training run that matter."""
+    parser.add_argument("model", metavar="MODEL", help="as for 'tutti train'")
+    every = [name for name in vars(config_from({}, {})) if name not in USED and name not in DOTTED]
+    add_config_options(
+        parser, leave_out=every, defaults={"parallel": "every layout of so many ranks", "lr": "its own"}
+    )
+
+
+def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
+    """Print the table; nothing is trained."""
+    config = config_from(dict(vars(arguments)), dotted)
+    asked = ranks_of(config.parallel) if config.parallel is not None else None
+    cores = asked or max(2, allowed_cores().usable)
+    ranks = cores if config.workers == "auto" else int(config.workers)
+    alone = replace(config, workers="1", parallel=None, parallel_options={})
+    job = LayoutsJob(alone, ranks, config.parallel, config.parallel_options)
+    run_job("tutti.experiments.layouts:work", job, quiet=True)
+    return 0
+
+
+COMMAND = Command(
+    name="layouts",
+    about="Tell how much memory each rank needs to train a model, by what the ranks share of it: found by a\n"
+    "dry run, before anything starts. On one host; the rank that needs the most.",
+    example="tutti layouts mlp --data mnist -n 4 --batch-size 256 --model.hidden 4096,4096",
+    define=define,
+    run=run,
+    dotted=DOTTED,
+)

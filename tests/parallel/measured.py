@@ -1,0 +1,59 @@
+"""How much memory a rank's tensors really take while it trains: what torch's allocator hands out."""
+
+from __future__ import annotations
+
+import pickle
+from typing import cast
+
+from torch.profiler import ProfilerActivity, profile
+
+from tutti.comm.base import Communicator
+from tutti.experiments.assemble import build_strategy, open_config_data, seeded
+from tutti.experiments.config import TrainConfig
+from tutti.experiments.job import TrainJob, layout_of
+from tutti.experiments.train import prepare_task, prepare_trainer
+from tutti.parallel.base import Learning
+from tutti.parallel.choice import portion_of
+from tutti.replica import local
+
+
+def measure_all(comm: Communicator, payload: bytes) -> dict[str, list[int]]:
+    """The bytes of each rank, for every run (entry point of the ranks)."""
+    found = {}
+    for name, config in pickle.loads(payload).items():
+        job = TrainJob(TrainConfig.from_json(config), quiet=True, write=False)
+        found[name] = cast("list[int]", comm.all_gather_objects(measure(comm, job)))
+    return found
+
+
+def measure(comm: Communicator, job: TrainJob) -> int:
+    """The bytes of this rank at the peak of its training."""
+    config = job.config
+    with seeded(config.seed):
+        layout = layout_of(config, comm.size)
+        strategy = build_strategy(job, comm.size if layout is None else layout.data, 1)
+        task = prepare_task(job, open_config_data(job, comm))
+        learning = Learning(task.dataset.train, config.batch_size, task.loss, task.arithmetic)
+        portion = portion_of(layout, comm, task.module, learning)
+        trainer, _ = prepare_trainer(job, comm, task, strategy, portion)
+        held = [*portion.module.parameters(), *portion.module.buffers()]
+        before = sum(local(x.detach()).nbytes for x in held)
+        before += sum(flat.grads.nbytes for flat in trainer.replica.flats)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+            trainer.fit()
+        portion.close()
+    return before + _peak(watched)
+
+
+def _peak(watched: profile) -> int:
+    """The most that was handed out at a time, beyond what there was at the beginning."""
+    profiler = watched.profiler
+    assert profiler is not None
+    results = profiler.kineto_results
+    assert results is not None
+    live = peak = 0
+    for event in results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
