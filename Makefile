@@ -5,13 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: train test check format clean
+.PHONY: train test test-gpu check format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
 
 test: $(VENV)/installed-dev ## run the whole test suite
 	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/installed-dev ## run what needs an NVIDIA GPU, then measure it: benchmarks/RESULTS-gpu.md
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 check: $(VENV)/installed-dev ## format, lint, types and boundaries
 	$(BIN)/ruff format --check .
@@ -34,5 +38,5 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,test,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,bench,test,dev]'
 	touch $@ $(VENV)/installed

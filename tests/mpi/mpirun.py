@@ -64,24 +64,24 @@ def run(
 def _run(
     command: Sequence[str], environment: dict[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except BaseException:
-        # mpirun puts its ranks into groups of their own; asked politely, it ends them first.
-        process.terminate()
+    ) as process:
         try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        raise
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            # Launchers put their ranks into groups of their own; asked politely, they end them first.
+            process.terminate()
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.arguments import Tensors, asynchronous, listed
@@ -141,6 +142,12 @@ class Group(Collectives):
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc
     group_name = pg_name = property(getGroupName)
     group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it takes; the first is preferred for what may lie anywhere."""
+        accelerators = [torch.device("cuda")] if torch.cuda.is_available() else []
+        return [torch.device("cpu"), *accelerators]
 
     def get_group_store(self) -> Store:
         """The store that the ranks met in."""

@@ -1,0 +1,58 @@
+"""Starts programs of this folder as their users do, within a time, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ecosystem.outcomes import RANKS
+from mpi.mpirun import MPIRUN, SETTINGS, run
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 300.0
+
+
+def torchrun(
+    program: str,
+    *arguments: str,
+    ranks: int = RANKS,
+    settings: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """What the program said and its exit code, run by torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    # The rendezvous in a store of its own: a port that is free, and no look-up of this machine's name.
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    command = [*launcher, *rendezvous, str(HERE / program), *arguments]
+    return run(command, _environment() | {"OMP_NUM_THREADS": "1"} | dict(settings or {}), timeout_s)
+
+
+def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """What the program said and its exit code, run by this environment's mpirun."""
+    command = [str(MPIRUN), "--oversubscribe", "-n", str(RANKS), sys.executable, str(HERE / program)]
+    if os.geteuid() == 0:
+        command.insert(1, "--allow-run-as-root")
+    settings = SETTINGS | {"OMPI_MCA_btl": "self,sm", "OMP_NUM_THREADS": "1"} | meeting_point()
+    return run([*command, *arguments], _environment() | settings, timeout_s)
+
+
+def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """What the program said and its exit code; it starts its ranks itself."""
+    return run([sys.executable, str(HERE / program), *arguments], _environment(), timeout_s)
+
+
+def meeting_point() -> dict[str, str]:
+    """The environment variables that tell ranks where they meet: a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+
+
+def _environment() -> dict[str, str]:
+    """The tests' modules can be imported by the programs."""
+    path = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(HERE.parent), *([path] if path else [])])}
