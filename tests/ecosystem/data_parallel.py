@@ -176,6 +176,27 @@ def a_hook_that_raises() -> dict[str, Tensor]:
     return train(DistributedDataParallel(network()))
 
 
+def callbacks_that_exchange_again() -> dict[str, Tensor]:
+    """As PowerSGD's do: what runs when an exchange is over waits for another one, by its future."""
+
+    def again(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+
+    store, found = dist.group.WORLD.get_group_store(), {}
+    for waits in ("for the future", "for the work"):
+        vector, called = torch.full((3,), 1.0 + dist.get_rank()), f"{dist.get_backend()} {waits}"
+        if dist.get_rank() == 0:
+            store.wait([called])
+        work = dist.all_reduce(vector, async_op=True)
+        future = work.get_future().then(again)
+        if dist.get_rank() == 1:
+            store.set(called, "")
+        if waits == "for the work":
+            work.wait()
+        found[waits] = future.wait()
+    return found
+
+
 def sharded_optimizer() -> dict[str, Tensor]:
     model = DistributedDataParallel(network())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.Adam, lr=0.01)

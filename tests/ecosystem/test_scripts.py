@@ -30,6 +30,7 @@ DATA_PARALLEL = (
     "low_rank_on_the_wire",
     "local_steps",
     "a_hook_that_raises",
+    "callbacks_that_exchange_again",
     "sharded_optimizer",
     "samples_by_rank",
     "objects",

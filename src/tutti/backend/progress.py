@@ -71,9 +71,10 @@ class Progress:
         self._wake = threading.Condition(self.lock)
         self._collectives: deque[Operation] = deque()
         self._messages: list[Operation] = []
-        self._waiting = 0
+        self._waiting: list[threading.Thread] = []
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stopped = False
 
     def collective(
@@ -197,8 +198,9 @@ class Progress:
 
     def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
         """Return when an operation is over; run it, and all others, meanwhile."""
+        this = threading.current_thread()
         with self.lock:
-            self._waiting += 1
+            self._waiting.append(this)
         try:
             limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
             pause = _Pause(self._peers, self._nap_s)
@@ -211,7 +213,7 @@ class Progress:
                 self._rest(pause)
         finally:
             with self.lock:
-                self._waiting -= 1
+                self._waiting.remove(this)
                 if not self._waiting and (self._collectives or self._messages):
                     self._rouse()
 
@@ -228,9 +230,33 @@ class Progress:
                     moved = True
                     if operation.done and operation in self._messages:
                         self._messages.remove(operation)
-        for operation in ended:
-            operation.publish()
+        self._publish(ended)
         return moved
+
+    def _publish(self, ended: Sequence[Operation]) -> None:
+        """Resolve the futures of what has ended.
+
+        Their callbacks may wait for further operations in ways that run none: somebody else must then do so.
+        """
+        heard = [operation for operation in ended if operation.heard]
+        if not heard:
+            return
+        this = threading.current_thread()
+        with self.lock:
+            serves, held = this is self._thread, self._waiting.count(this)
+            self._waiting = [thread for thread in self._waiting if thread is not this]
+            if serves:
+                self._thread = None
+            if self._collectives or self._messages:
+                self._rouse()
+        try:
+            for operation in heard:
+                operation.publish()
+        finally:
+            with self.lock:
+                self._waiting += [this] * held
+                if serves and self._thread is None:
+                    self._thread = this
 
     def _advance(self, operation: Operation, ended: list[Operation]) -> bool:
         try:
@@ -283,8 +309,7 @@ class Progress:
             self._messages.clear()
             for operation in ended:
                 operation.end(error)
-        for operation in ended:
-            operation.publish()
+        self._publish(ended)
 
     # --- the thread
 
@@ -292,25 +317,27 @@ class Progress:
         """See that somebody runs what is under way; with the lock."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="tutti progress", daemon=True)
+            self._threads = [*(thread for thread in self._threads if thread.is_alive()), self._thread]
             self._thread.start()
         elif not self._waiting:
             self._wake.notify()
 
     def _serve(self) -> None:
-        while True:
+        this = threading.current_thread()
+        while self._thread is this:
             with self.lock:
                 while self._waiting or not (self._collectives or self._messages):
                     if self._stopped:
                         return
                     self._wake.wait()
             pause = _Pause(self._peers, self._nap_s)
-            while not self._waiting and not self._stopped and (self._collectives or self._messages):
+            while self._thread is this and not self._waiting and (self._collectives or self._messages):
+                if self._stopped:
+                    return
                 if self._run():
                     pause = _Pause(self._peers, self._nap_s)
                 else:
                     self._rest(pause)
-            if self._stopped:
-                return
 
     def close(self) -> None:
         """Stop: what is under way fails, the thread ends."""
@@ -318,8 +345,10 @@ class Progress:
         with self.lock:
             self._stopped = True
             self._wake.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        # A thread that is still in a callback when Python ends would abort the process.
+        for thread in threads:
+            thread.join()
 
 
 def _fail(error: Exception, asynchronous: bool) -> Operation:

@@ -94,6 +94,11 @@ class Operation(Work):
             self._steps.close()
         self._steps = None
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody has asked for the future."""
+        return self._source is not None
+
     def publish(self) -> None:
         """Tell whoever waits for the future."""
         if self._source is not None:
