@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tutti
 from tutti.cli.main import main
 from tutti.comm.host import HostCommunicator
 from tutti.errors import BadOption
@@ -90,6 +91,13 @@ def test_without_a_run_folder_there_is_nowhere_to_write(asked: dict, option: str
     with pytest.raises(BadOption, match=f"{option} writes into the run folder, but there is none"):
         Recording(comm, TrainJob(TrainConfig(), write=False, **asked))
     comm.close()
+
+
+def test_a_trace_can_be_had_from_python(out: Path) -> None:
+    tutti.train("mlp", "digits", workers=1, steps=5, quiet=True, trace=True, out=str(out))
+    assert json.loads((out / "trace.json").read_text())["otherData"]["complete"] is True
+    with pytest.raises(BadOption, match=r"there is none; name one with out="):
+        tutti.train("mlp", "digits", workers=1, steps=5, quiet=True, trace=True)
 
 
 def test_a_run_that_fails_leaves_what_rank_0_has_seen(out: Path) -> None:

@@ -43,3 +43,14 @@ def test_without_fault_tolerance_a_dead_rank_ends_the_job(tmp_path: Path) -> Non
 def test_waiting_costs_no_core() -> None:
     (shares,) = results(mpirun(2, "waiting.py", "ab", "1.0"))
     assert max(float(str(share)) for share in shares.values()) < 0.3, shares
+
+
+def test_the_clocks_of_two_hosts_are_as_far_apart_as_is_told_and_a_trace_goes_across() -> None:
+    done = mpirun(4, "clocks.py", "aabb")
+    assert done.returncode == 0, done.stderr
+    (found,) = results(done)
+    for ahead_s, residual_s, truth_s in found["clocks"]:
+        assert abs(ahead_s - truth_s) <= residual_s + 1e-9
+    # Three times: a release in each of the two hosts and across for each pair, and a ring of messages.
+    assert found["arrows"]["release"] == 3 * (2 + 2)
+    assert found["arrows"]["message"] == 3 * 4

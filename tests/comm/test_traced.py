@@ -69,6 +69,8 @@ def check_picture(found: dict[str, Any]) -> Counter[str]:
             spans = lanes[end["tid"]]
             inside = [s for s in spans if s["ts"] - 2e-3 <= end["ts"] <= s["ts"] + s["dur"] + 2e-3]
             assert inside, end
+    messages = [(start["tid"], start["ts"]) for start in starts.values() if start["name"] == "message"]
+    assert len(set(messages)) == len(messages)  # each has one receiver
     return Counter(start["name"] for start in starts.values())
 
 

@@ -52,6 +52,7 @@ def train(
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     quiet: bool = False,
+    trace: bool = False,
     **options: Any,
 ) -> Result:
     """Train a model in parallel, and wait for the result.
@@ -76,6 +77,7 @@ def train(
         metrics: comma-separated names, or a list of names and functions (outputs, targets) -> one value a
             sample.
         quiet: print nothing.
+        trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
             written when `out` names one.
@@ -107,7 +109,8 @@ def train(
     objects = {field: _pickled(field, value) for field, value in given.items() if not _plain(value)}
     values = {field: value if _plain(value) else name_of(value, field) for field, value in given.items()}
     config = TrainConfig.from_json({**options, **found, **values, "workers": str(workers)})
-    job = TrainJob(config, objects, quiet=quiet, write=config.out is not None, bring_weights=True)
+    write = config.out is not None
+    job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace)
     outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
     if outcome is None:
         raise BadOption(
