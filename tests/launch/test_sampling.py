@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -155,13 +156,23 @@ def test_no_process_is_started_where_no_samples_are_wanted() -> None:
 
 
 def test_a_sampler_does_not_outlive_a_rank_that_is_killed(tmp_path: Path) -> None:
+    # The forked process has the other end of the sampler's pipe too, and lives on.
     program = (
-        "import os, signal, sys; from pathlib import Path; from tutti.launch.sampling import Sampler\n"
+        "import os, signal, sys, time; from pathlib import Path; from tutti.launch.sampling import Sampler\n"
         "sampler = Sampler({0: os.getpid()}, sorted(os.sched_getaffinity(0)))\n"
-        "sampler.begin(Path(sys.argv[1])); print(sampler._process.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "sampler.begin(Path(sys.argv[1])); path = Path(sys.argv[1]); forked = os.fork()\n"
+        "if not forked: os.close(1); os.close(2); time.sleep(1000)\n"
+        "while not path.exists(): time.sleep(0.01)\n"
+        "print(sampler._process.pid, forked, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     words = [sys.executable, "-c", program, str(usage_file(tmp_path))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    done = subprocess.run(words, **pipes, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert wait_until_gone([int(done.stdout)]) == []
+    sampler, forked = map(int, done.stdout.split())
+    try:
+        assert wait_until_gone([sampler]) == []
+    finally:
+        for process in (forked, sampler):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)

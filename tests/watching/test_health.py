@@ -74,7 +74,7 @@ def test_a_rank_that_makes_fewer_steps_is_behind() -> None:
 
 
 def test_steps_are_compared_at_one_time() -> None:
-    earlier = beat(1, time=NOW - 5.0, step=900, steps_per_s=30.0)
+    earlier = beat(1, time=NOW - 5.0, step=880, steps_per_s=30.0)
     assert findings(seen(beat(0, steps_per_s=30.0), earlier, beat(2, steps_per_s=30.0))) == ()
 
 

@@ -99,13 +99,13 @@ def _front(run: Snapshot) -> Heartbeat | None:
 
 
 def _epochs(records: tuple[EpochRecord, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     names = list(records[-1].train.metrics)
     validated = any(record.validation for record in records)
     heads = ["epoch", "loss", *names]
     heads += ["validation loss", *(f"validation {name}" for name in names)] if validated else []
     for head in [*heads, "samples/s", "seconds"]:
-        table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(head, justify="right")
     for record in records:
         cells = [str(record.epoch), *_figures(record.train, names)]
         cells += _figures(record.validation, names) if validated else []
@@ -124,11 +124,13 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
 
 
 def _ranks(run: Snapshot) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head, justify in (("rank", "right"), ("host", "left"), ("process", "right"), ("state", "left")):
-        table.add_column(head, justify="right" if justify == "right" else "left", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("rank", justify="right")
+    table.add_column("host")
+    table.add_column("process", justify="right")
+    table.add_column("state", no_wrap=True)
     for head in ("step", "samples/s", "CPU", "memory", "last sign"):
-        table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(head, justify="right")
     for beat in run.beats:
         state, *rest = _cells(run, beat)
         table.add_row(str(beat.rank), beat.host, str(beat.process), state, *rest)
