@@ -25,6 +25,7 @@ from tutti.backend.failures import Unusable
 from tutti.backend.operations import Reduction, reduction_of
 from tutti.backend.progress import Progress
 from tutti.backend.roll_call import Steps
+from tutti.backend.routing import Routes, routed
 from tutti.backend.rows import Rows
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan, is_short
@@ -40,6 +41,7 @@ class Collectives(ProcessGroup):
     _hop: Callable[[Tensor, Reduction], Steps | None]
     _longest_hop = -1
     _progress: Progress
+    _routes: Routes
 
     def _run(
         self, what: str, steps: Sequence[Steps], outputs: Sequence[Tensor], loan: Loan, options: Any
@@ -58,7 +60,18 @@ class Collectives(ProcessGroup):
             if way.factor is None:
                 wanted = asynchronous(options)
                 return self._progress.sudden(self._hop, tensor, way, "all_reduce", wanted)
-        loan, steps = Loan(), []
+        return self._all_reduce_all(several, options)
+
+    @routed("allreduce_coalesced")
+    def allreduce_coalesced(
+        self, tensors: Tensors, options: Any = None, timeout: Any = None
+    ) -> Operation | None:
+        """Overwrite each tensor on every rank with what the ranks' tensors make together."""
+        return self._all_reduce_all(listed(tensors), options)
+
+    @routed("allreduce")
+    def _all_reduce_all(self, several: Sequence[Tensor], options: Any) -> Operation | None:
+        op, loan, steps = reduce_op(options), Loan(), []
         for tensor in several:
             vector = loan.take(tensor)
             way = reduction_of(op, vector.dtype)
@@ -67,8 +80,7 @@ class Collectives(ProcessGroup):
             steps.append(self._transport.all_reduce(vector, way))
         return self._run("all_reduce", steps, several, loan, options)
 
-    allreduce_coalesced = allreduce
-
+    @routed("reduce")
     def reduce(self, tensors: Tensors, options: Any = None, op: Any = None) -> Operation | None:
         """Overwrite each tensor on the root with what the ranks' tensors make together."""
         several, loan, root = listed(tensors), Loan(), root_of(options)
@@ -82,6 +94,7 @@ class Collectives(ProcessGroup):
             steps.append(self._transport.reduce(vector, way, root))
         return self._run("reduce", steps, several, loan, options)
 
+    @routed("reduce_scatter")
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -102,6 +115,7 @@ class Collectives(ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @routed("reduce_scatter_single_coalesced")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
@@ -130,6 +144,7 @@ class Collectives(ProcessGroup):
 
     # --- moves
 
+    @routed("broadcast")
     def broadcast(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with that of the root."""
         several, loan, root = listed(tensors), Loan(), root_of(options)
@@ -141,6 +156,7 @@ class Collectives(ProcessGroup):
         ]
         return self._run("broadcast", steps, several, loan, options)
 
+    @routed("allgather")
     def allgather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -165,6 +181,7 @@ class Collectives(ProcessGroup):
 
     _allgather_base = all_gather_single
 
+    @routed("all_gather_single_coalesced")
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
@@ -189,6 +206,7 @@ class Collectives(ProcessGroup):
             )
         return self._transport.all_gather(vector, places)
 
+    @routed("gather")
     def gather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -200,6 +218,7 @@ class Collectives(ProcessGroup):
         self._check_root_lists("gather", vector, places, root)
         return self._run("gather", [self._transport.gather(vector, places, root)], lists, loan, options)
 
+    @routed("scatter")
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
@@ -218,6 +237,7 @@ class Collectives(ProcessGroup):
                 f"give {self._size} of {len(vector)}, one for each rank"
             )
 
+    @routed("all_to_all_single")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -255,6 +275,7 @@ class Collectives(ProcessGroup):
             )
         return torch.split(vector, [rows and len(vector) // rows * split for split in splits])
 
+    @routed("alltoall")
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None, timeout: Any = None
     ) -> Operation | None:

@@ -21,6 +21,7 @@ from tutti.backend.failures import RankLost, Unusable
 from tutti.backend.messages import Messages, Receiving
 from tutti.backend.progress import Progress
 from tutti.backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
+from tutti.backend.routing import Routes, routed
 from tutti.backend.rows import ONE_HOP, Rows
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan
@@ -67,7 +68,7 @@ class Group(Collectives):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._names, self._store = rank, size, tuple(names), store
         self._name, self._description, self._splits = "", "", 0
-        self._owner = os.getpid()
+        self._owner, self._routes = os.getpid(), Routes(store, rank, size, timeout)
         registry = Registry(store, rank, self._names, timeout.total_seconds())
         keys = registry.gather("host", host_key())
         here = [other for other, key in enumerate(keys) if key == keys[rank]]
@@ -184,6 +185,7 @@ class Group(Collectives):
 
     # --- messages
 
+    @routed("send")
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Operation:
         """Send a tensor to a rank of the group."""
         loan, (tensor,) = Loan(), listed(tensors)
@@ -192,12 +194,14 @@ class Group(Collectives):
         steps = self._messages.send(vector, to, tag)
         return self._progress.message(steps, [tensor], f"send to rank {self._names[to]}", lambda: [to])
 
+    @routed("recv")
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Operation:
         """Receive a tensor from a rank of the group."""
         self._check_rank("recv", source)
         what = f"recv from rank {self._names[source]}"
         return self._receive(tensors, Receiving(source, tag), what, [source])
 
+    @routed("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Operation:
         """Receive a tensor from whichever rank sends first."""
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -248,6 +252,7 @@ class Group(Collectives):
         if self in _open:
             _open.discard(self)
             self._progress.close()
+            self._routes.close()
             here = self._here
             self._words[Layout(len(here)).line(here.index(self._rank)) + LEFT] = 1
             self._peers.close()

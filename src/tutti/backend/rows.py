@@ -39,7 +39,7 @@ ROW: Final = 1 << 20
 HALF: Final = ROW // 2
 """Bytes of half a row, the length of a piece of a longer vector: pieces stay in the caches."""
 
-_TRIES: Final = 500
+_TRIES: Final = 4000
 """How often a short call asks for the others before it is left to whoever waits."""
 
 _VIEWS: Final = 512
