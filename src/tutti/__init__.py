@@ -87,8 +87,7 @@ __all__ = [
 ]
 
 # What `torch.distributed.init_process_group("tutti")` needs.
-register_with_torch()
-describe_mpi_rank()
+register_with_torch(describe_mpi_rank)
 
 
 def __getattr__(name: str) -> object:

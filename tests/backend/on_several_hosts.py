@@ -42,7 +42,7 @@ def trained() -> list[float]:
 
 
 def main() -> None:
-    rank = int(os.environ["RANK"])
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     host = sys.argv[1][rank]
     tutti_group.host_key = lambda: host
     torch.set_num_threads(1)

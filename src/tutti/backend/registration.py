@@ -8,7 +8,7 @@ does so: now, if torch.distributed is there, else when it is imported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 NAME = "tutti"
 _HOME = "torch.distributed.distributed_c10d"
+_RENDEZVOUS = "torch.distributed.rendezvous"
+
+_describe: Callable[[], None] | None = None
 
 
 def register() -> None:
@@ -27,10 +30,30 @@ def register() -> None:
     backend = getattr(c10d, "Backend", None)
     if backend is not None and NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        _describe_before_env()
 
 
-def register_with_torch() -> None:
-    """Register the backend as soon as torch.distributed is there."""
+def _describe_before_env() -> None:
+    """Have the environment described before torch reads it (its init method env://)."""
+    handlers = sys.modules[_RENDEZVOUS]._rendezvous_handlers
+    read = handlers["env"]
+
+    def describe_and_read(*args: Any, **kwargs: Any) -> Any:
+        if _describe is not None:
+            _describe()
+        return read(*args, **kwargs)
+
+    handlers["env"] = describe_and_read
+
+
+def register_with_torch(describe: Callable[[], None]) -> None:
+    """Register the backend as soon as torch.distributed is there.
+
+    Args:
+        describe: sets, under launchers that torch does not know, the variables that `env://` reads.
+    """
+    global _describe
+    _describe = describe
     if _HOME in sys.modules:
         register()
     elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):

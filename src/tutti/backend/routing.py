@@ -53,8 +53,8 @@ class Routes:
         makers: dict[str, Callable[[Store], tuple[Any, Any]]] = {"nccl": self._nccl, "gloo": self._gloo}
         if backend not in makers:
             raise Unusable(
-                f"the job asks for the backend {backend} for {device.type} tensors beside tutti; expected one "
-                f"of {', '.join([NAME, *makers])}"
+                f"the job asks for the backend {backend} for {device.type} tensors beside tutti; expected "
+                f"one of {', '.join([NAME, *makers])}"
             )
         store = PrefixStore(f"{device.type}/", self._store)
         kind, made = makers[backend](store)
