@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tutti.errors import BadOption
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import ProfiledSteps, TrainJob
 from tutti.experiments.recording import Recording
+from tutti.tracing import Trace
 
 RUN = ("train", "mlp", "--data", "digits", "--batch-size", "64", "--steps", "30")
 
@@ -91,6 +93,16 @@ def test_without_a_run_folder_there_is_nowhere_to_write(asked: dict, option: str
     with pytest.raises(BadOption, match=f"{option} writes into the run folder, but there is none"):
         Recording(comm, TrainJob(TrainConfig(), write=False, **asked))
     comm.close()
+
+
+def test_a_trace_that_is_full_says_so(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tutti.experiments.recording.Trace", partial(Trace, limit=50))
+    assert main([*RUN, "-n", "1", "--trace", "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "tutti: warning: the trace of rank 0 is full: " in said
+    assert "spans after its first 50 were left out; trace fewer steps (--steps)" in said
 
 
 def test_a_trace_can_be_had_from_python(out: Path) -> None:
