@@ -210,8 +210,6 @@ def command_words(config: TrainConfig) -> list[str]:
                 words += [f"{_stem(f.name)}.{key.replace('_', '-')}", _text_of(item)]
         elif f.name == "model":
             words = [value, *words]
-        elif value is True:
-            words.append(flag(f.name))
         elif value != f.default:
             words += ["-n" if f.name == "workers" else flag(f.name), str(value)]
     return words
