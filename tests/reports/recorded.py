@@ -15,7 +15,7 @@ SAMPLES = 1000
 
 def write_run(
     path: Path,
-    epochs: Sequence[tuple[float, float]],
+    epochs: Sequence[tuple[float, float | None]],
     *,
     validation_s: float = 5.0,
     ranks: Sequence[RankRecord] = (),
@@ -29,7 +29,8 @@ def write_run(
 
     Args:
         path: the folder.
-        epochs: of each the seconds of training, and the accuracy on the validation part after it.
+        epochs: of each the seconds of training, and the accuracy on the validation part after it; None: there
+            is no such part.
         validation_s: seconds of each validation.
         ranks: what each rank did in every epoch.
         test: on the test part.
@@ -46,8 +47,10 @@ def write_run(
                 epoch=number,
                 step=10 * number,
                 complete=True,
-                train=Evaluation(SAMPLES, 0.5),
-                validation=Evaluation(100, 1.0 - accuracy, {"accuracy": accuracy}),
+                train=Evaluation(SAMPLES, 0.5, {"accuracy": 0.25}),
+                validation=None
+                if accuracy is None
+                else Evaluation(100, 1 - accuracy, {"accuracy": accuracy}),
                 seconds={"validation": validation_s, "total": seconds + validation_s},
                 samples_per_s=SAMPLES / seconds,
                 lr=0.1,

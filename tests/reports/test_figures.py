@@ -71,6 +71,31 @@ def test_a_way_that_missed_the_target_once_has_no_bar(tmp_path: Path) -> None:
     bars, ticks = tables(read_comparison(tmp_path), "time-to-target")
     assert bars == []
     assert [(row["repeat"], row["way"]) for row in ticks] == [(2, "solo, 1 thread")]
+    assert FIGURES["time-to-target"].says(read_comparison(tmp_path)) == [
+        "solo, 1 thread: 1 of 2 runs reached it."
+    ]
+
+
+def test_without_any_validation_part_the_training_part_is_drawn(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    write_run(run_folder(tmp_path, one, 0), [(2.0, None)])
+    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    results = read_comparison(tmp_path)
+    (table,) = tables(results, "progress")
+    assert [(row["accuracy"], row["loss"]) for row in table] == [(0.25, 0.5)]
+    assert "training accuracy" in str(FIGURES["progress"].draw(results).to_dict())
+    assert FIGURES["progress"].says(results) == []
+
+
+def test_who_has_no_validation_part_is_said_when_others_have_one(tmp_path: Path) -> None:
+    ways = [Combination(name, name, "solo", 1, 1, STRONG) for name in ("with", "without")]
+    for one, accuracy in zip(ways, (0.5, None), strict=True):
+        write_run(run_folder(tmp_path, one, 0), [(2.0, accuracy)])
+    Comparison("mlp", "digits", 1, None, tuple(ways)).write(tmp_path)
+    results = read_comparison(tmp_path)
+    (table,) = tables(results, "progress")
+    assert [row["way"] for row in table] == ["with"]
+    assert FIGURES["progress"].says(results) == ["Without a validation part: without."]
 
 
 @pytest.mark.parametrize(

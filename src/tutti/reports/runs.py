@@ -70,6 +70,11 @@ class Run:
         return self.summary is not None
 
     @property
+    def validated(self) -> bool:
+        """Whether it had a validation part."""
+        return any(record.validation is not None for record in self.history)
+
+    @property
     def epoch_seconds(self) -> list[float]:
         """Seconds of training of each epoch, without validation."""
         return [_training_s(record) for record in self.history]

@@ -37,8 +37,8 @@ class Figure:
 
 
 FIGURES: Final[dict[str, Figure]] = {
-    "progress": Figure("Learning, against time and against epochs", learning.progress),
-    "time-to-target": Figure("Time to the target", learning.to_target),
+    "progress": Figure("Learning, against time and against epochs", learning.progress, learning.left_out),
+    "time-to-target": Figure("Time to the target", learning.to_target, learning.missed),
     "speed-up": Figure("Speed-up and efficiency of these runs", speed.SCALED[APART], lambda _: [IDEAL]),
     "strong-scaling": Figure(
         "Speed-up and efficiency, strong scaling", speed.SCALED[STRONG], lambda _: [IDEAL]

@@ -24,7 +24,7 @@ from tutti.reports.runs import Run
 
 def progress(results: Results) -> Picture:
     """Accuracy and loss against time and against epochs: on the validation part, where there is one."""
-    validated = any(record.validation for _, _, run in results.each() for record in run.history)
+    validated = any(run.validated for _, _, run in results.each())
     data: Data = []
     for row, repeat, run in results.each():
         seconds = 0.0
@@ -62,6 +62,13 @@ def progress(results: Results) -> Picture:
     return in_rows([panels[0].add_params(pick("way")), *panels[1:]])
 
 
+def left_out(results: Results) -> list[str]:
+    """Which ways have no line, as they have no validation part and others have one."""
+    known = {row.combination.name: run.validated for row, _, run in results.each()}
+    without = [way for way, validated in known.items() if not validated]
+    return [f"Without a validation part: {', '.join(without)}."] if 0 < len(without) < len(known) else []
+
+
 def to_target(results: Results) -> Picture:
     """Seconds until the target was reached: each repeat, and the median where all of them reached it."""
     target = results.comparison.target
@@ -74,6 +81,17 @@ def to_target(results: Results) -> Picture:
 
     title = f"seconds to {100 * target:g} % of the validation part right"
     return repeated(results, title, seconds, lambda row, _: row.to_target)
+
+
+def missed(results: Results) -> list[str]:
+    """Which ways did not reach the target every time."""
+    target, found = results.comparison.target or 0.0, []
+    for row in results.rows:
+        runs = results.runs[row.combination.folder]
+        reached = sum(run.seconds_to(target) is not None for run in runs)
+        if reached < len(runs):
+            found.append(f"{row.combination.name}: {reached} of {len(runs)} runs reached it.")
+    return found
 
 
 def trade(results: Results) -> Picture:
