@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.data import Part, Scale
+from tutti.data import DataSet, Part, Scale
 from tutti.data.opening import pixel_scale
 
 
@@ -59,3 +59,19 @@ def test_a_scale_travels_between_processes():
     scale = pickle.loads(pickle.dumps(Scale((0.5,), (0.25,))))
     assert scale == Scale((0.5,), (0.25,))
     assert scale.apply(torch.tensor([[255]], dtype=torch.uint8)).item() == pytest.approx(2.0)
+
+
+def test_samples_are_taken_where_the_data_set_lies():
+    scale = Scale((0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
+    part = Part(torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.zeros(4), scale)
+    moved = DataSet("some", part, None, part, None, (), (3, 2, 2)).on("meta")
+    for one in (moved.train, moved.test):
+        inputs, targets = one.take(torch.tensor([2, 0]))
+        assert inputs.device.type == targets.device.type == "meta"
+        assert inputs.shape == (2, 3, 2, 2)
+    assert moved.validation is None
+
+
+def test_a_data_set_knows_how_much_memory_it_takes():
+    part = Part(torch.zeros(4, 2, dtype=torch.uint8), torch.zeros(4))
+    assert DataSet("some", part, part, None, None, (), (2,)).nbytes == 2 * (8 + 16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -43,12 +43,13 @@ class Scale:
             # One vectorised sweep over the fresh copy: offset + factor * x.
             return torch.add(self._offset, seen, alpha=self._only_factor, out=seen)
         per_channel = (1, -1) + (1,) * (stored.dim() - 2)
-        return seen.mul_(self._factor.view(per_channel)).add_(self._offset.view(per_channel))
+        factor, offset = self._factor.to(seen.device), self._offset.to(seen.device)
+        return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a data set, on this host. All ranks of the host see the same memory: do not write to it.
+    """One part of a data set. All ranks of the host see the same memory: do not write to it.
 
     Attributes:
         inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as stored.
@@ -69,8 +70,18 @@ class Part:
         Args:
             indices: positions in this part, of shape (count,), int64.
         """
+        indices = indices.to(self.inputs.device)
         inputs = self.scale.apply(self.inputs.index_select(0, indices))
         return inputs, self.targets.index_select(0, indices)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes, in bytes."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+    def on(self, device: str) -> Part:
+        """A copy in the memory of a device, such as "cuda"; itself if it is there."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
 
 @dataclass(frozen=True)
@@ -94,3 +105,14 @@ class DataSet:
     classes: int | None
     labels: tuple[str, ...]
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that its parts take, in bytes."""
+        return sum(part.nbytes for part in (self.train, self.validation, self.test) if part is not None)
+
+    def on(self, device: str) -> DataSet:
+        """A copy in the memory of a device, such as "cuda"."""
+        validation = None if self.validation is None else self.validation.on(device)
+        test = None if self.test is None else self.test.on(device)
+        return replace(self, train=self.train.on(device), validation=validation, test=test)

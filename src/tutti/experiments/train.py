@@ -123,6 +123,8 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     """
     config = job.config
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
+    if arithmetic.has_room_for(dataset.nbytes):
+        dataset = dataset.on(config.device)
     loss = named_loss(named_or_given(job, "loss"), dataset)
     metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))

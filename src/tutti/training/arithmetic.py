@@ -53,6 +53,10 @@ class Arithmetic:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
 
+    def has_room_for(self, nbytes: int) -> bool:
+        """Whether the device is a GPU that can hold so many bytes, and has as much left to compute with."""
+        return self.device != "cpu" and 2 * nbytes <= torch.cuda.mem_get_info()[0]
+
     def inputs(self, inputs: Tensor) -> Tensor:
         """`inputs` of shape (n, *shape) as the model wants them."""
         inputs = self._placed(inputs)
