@@ -53,6 +53,22 @@ def test_a_collective_ends_without_anybody_waiting_for_it(two):
     assert two.run(work) == [2.0, 2.0]
 
 
+def test_tensors_of_inference_mode_can_be_finished_by_others(two):
+    def work(rank):
+        with torch.inference_mode():
+            tensor, wide = torch.ones(400_000), torch.ones(40, 2)[:, 0]
+            if rank == 1:
+                store().wait(["rank 0 has called"])
+            pending = [distributed.all_reduce(one, async_op=True) for one in (tensor, wide)]
+            ended = [one.get_future() for one in pending]
+            store().set("rank 0 has called", "1")
+            for one in ended:
+                one.wait()
+            return float(tensor.mean()), float(wide.mean())
+
+    assert two.run(work) == [(2.0, 2.0)] * 2
+
+
 def test_a_future_has_the_tensors(two):
     def work(rank):
         tensor = torch.ones(3)

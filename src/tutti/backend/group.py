@@ -79,6 +79,8 @@ class Group(Collectives):
             self._peers = Peers(place.words, local, len(here), named, timeout.total_seconds(), None)
         except PeerLost as error:
             raise RankLost(error.ranks, error.why) from error
+        # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
+        self._peers.crowded |= any(group._peers.crowded for group in _open)
         if len(here) == size:
             self._stay_here(place)
         else:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+import torch
 from torch import Tensor
 
 from tutti.backend.failures import Absent, Closed, RankLost
@@ -260,13 +261,17 @@ class Progress:
 
     def _advance(self, operation: Operation, ended: list[Operation]) -> bool:
         try:
-            moved = operation.advance()
+            # Tensors of inference mode can be written in that mode alone, and all others in it as well.
+            with torch.inference_mode():
+                moved = operation.advance()
             if operation.done:
                 operation.end(None)
             elif not operation.deadline_s:
                 operation.deadline_s = time.monotonic() + operation.timeout_s
-        except Exception as error:
+        except BaseException as error:
             operation.end(error)
+            if not isinstance(error, Exception):
+                raise
             moved = True
         if operation.done:
             ended.append(operation)

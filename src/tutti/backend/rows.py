@@ -69,19 +69,26 @@ class Rows(RollCall):
         crowded: bool,
     ) -> None:
         super().__init__(words, rank, names)
-        self._memory = arena.tensor(memory, (2, self.size, ROW), torch.uint8)
+        # What is made in inference mode can be written in that mode alone.
+        with torch.inference_mode(False):
+            self._memory = arena.tensor(memory, (2, self.size, ROW), torch.uint8)
         self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
         self._short: dict[tuple[torch.dtype, int], list[list[Tensor]]] = {}
         self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
         self._hops: dict[tuple[torch.dtype, torch.Size, int], _Hop] = {}
         self._tries = 0 if crowded else _TRIES
 
+    def _memory_of(self, dtype: torch.dtype) -> Tensor:
+        """All rows, of shape (2, size, elements)."""
+        with torch.inference_mode(False):
+            return self._memory.view(dtype)
+
     def _rows(self, dtype: torch.dtype) -> list[Tensor]:
         """The rows that may be written now: one of ROW bytes for each rank."""
         self._set ^= 1
         typed = self._typed.get(dtype)
         if typed is None:
-            typed = self._typed[dtype] = [list(rows) for rows in self._memory.view(dtype)]
+            typed = self._typed[dtype] = [list(rows) for rows in self._memory_of(dtype)]
         return typed[self._set]
 
     def _short_rows(self, dtype: torch.dtype, length: int) -> list[Tensor]:
@@ -91,7 +98,7 @@ class Rows(RollCall):
         if found is None:
             if len(self._short) >= _VIEWS:
                 self._short.clear()
-            found = [[row[:length] for row in rows] for rows in self._memory.view(dtype)]
+            found = [[row[:length] for row in rows] for rows in self._memory_of(dtype)]
             self._short[dtype, length] = found
         return found[self._set]
 
@@ -134,7 +141,7 @@ class Rows(RollCall):
         if len(self._hops) >= _VIEWS:
             self._hops.clear()
         length = shape.numel()
-        sets = [[row[:length].view(shape) for row in rows] for rows in self._memory.view(dtype)]
+        sets = [[row[:length].view(shape) for row in rows] for rows in self._memory_of(dtype)]
         found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
         self._hops[dtype, shape, number] = found
         return found
@@ -180,7 +187,7 @@ class Rows(RollCall):
             most = HALF // dtype.itemsize
             pieces = [min(most, length - begin) for begin in range(0, length, most)]
             slices = [cut(piece, self.size) for piece in pieces]
-            memory = self._memory.view(dtype).view(2, self.size, 2, -1)
+            memory = self._memory_of(dtype).view(2, self.size, 2, -1)
             sets = [
                 [
                     _Piece(self.rank, [row[number & 1] for row in memory[first ^ number >> 1 & 1]], places)
