@@ -61,6 +61,22 @@ def test_ddp_trains_as_one_process_does(two, options):
         assert close(found, alone())
 
 
+def with_debugging(rank):
+    distributed.set_debug_level(distributed.DebugLevel.DETAIL)
+    try:
+        group = distributed.new_group()
+        found = with_ddp(rank, process_group=group)
+        distributed.destroy_process_group(group)
+    finally:
+        distributed.set_debug_level(distributed.DebugLevel.OFF)
+    return found
+
+
+def test_the_debug_mode_of_torch_works(two):
+    for found in two.run(with_debugging):
+        assert close(found, alone())
+
+
 def with_hook(rank):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

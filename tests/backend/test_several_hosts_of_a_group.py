@@ -9,6 +9,7 @@ import pytest
 from torch import distributed
 
 from backend.process_groups import Ranks
+from cluster.hosts import Hosts, why_not
 from mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun, run
 
 PROGRAM = Path(__file__).with_name("on_several_hosts.py")
@@ -52,6 +53,19 @@ def test_a_mismatched_call_is_named_on_all_ranks(found):
 
 def test_ddp_reaches_equal_weights_everywhere(found):
     assert found[0]["weights"] == found[1]["weights"] == found[2]["weights"]
+
+
+@pytest.mark.cluster
+def test_hosts_with_names_and_networks_of_their_own_add_up():
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(["a", "b"]) as hosts:
+        program = [sys.executable, str(PROGRAM.with_name("summing.py"))]
+        outcome = hosts.mpirun({"a": 1, "b": 2}, ["env", "MASTER_ADDR=a", *program])
+    assert outcome.returncode == 0, outcome.stderr
+    lines = outcome.stdout.splitlines()
+    assert sorted(line for line in lines if " of 3: " in line) == [f"{rank} of 3: 6.0" for rank in range(3)]
 
 
 def test_without_mpi_several_hosts_are_refused_with_a_remedy():
