@@ -43,3 +43,13 @@ def grouped() -> nn.Module:
 def plan(module: nn.Module) -> dict[str, ParallelStyle]:
     """The first layer cut by its outputs, the second by its inputs, the third whole: for mlp."""
     return {"1": ColwiseParallel(), "3": RowwiseParallel()}
+
+
+def number(module: nn.Module) -> int:
+    """No plan."""
+    return 3
+
+
+def astray(module: nn.Module) -> dict[str, ParallelStyle]:
+    """A plan for another model."""
+    return {"99": ColwiseParallel()}

@@ -37,7 +37,12 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
     ("words", "message"),
     [
         ("--parallel tensor --strategy hogwild", "those of 'hogwild' do not; leave --strategy out"),
-        ("--parallel data=1,tensor=2 --model.no 1", "unknown option of the model"),
+        ("--parallel pipeline --parallel.microbatches 16", "a pipeline gets 15 samples of a batch"),
+        ("--parallel tensor --parallel.plan parallel.models:number", "it must return a dict from names"),
+        (
+            "--parallel tensor --parallel.plan parallel.models:astray",
+            "names '99', which the model does not have",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_clear_message(

@@ -50,7 +50,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def measured() -> Mapping[str, list[int]]:
-    found = start("parallel.measured:measure_all", pickle.dumps(RUNS), Plan(2, threads=1))
+    found = start("tutti.experiments.allocated:measure_all", pickle.dumps(RUNS), Plan(2, threads=1))
     return cast("Mapping[str, list[int]]", found)
 
 

@@ -1,4 +1,7 @@
-"""How much memory a rank's tensors really take while it trains: what torch's allocator hands out."""
+"""How much memory a rank's tensors take while it trains: what torch's allocator hands out.
+
+Runs on every rank. `tutti.parallel.memory` says so beforehand; this is what it is held against.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,13 @@ from tutti.replica import local
 
 
 def measure_all(comm: Communicator, payload: bytes) -> dict[str, list[int]]:
-    """The bytes of each rank, for every run (entry point of the ranks)."""
-    found = {}
+    """The bytes of each rank, for every run (entry point of the ranks).
+
+    Args:
+        comm: all ranks.
+        payload: pickled runs by name: the fields of their `TrainConfig`.
+    """
+    found: dict[str, list[int]] = {}
     for name, config in pickle.loads(payload).items():
         job = TrainJob(TrainConfig.from_json(config), quiet=True, write=False)
         found[name] = cast("list[int]", comm.all_gather_objects(measure(comm, job)))
@@ -27,7 +35,7 @@ def measure_all(comm: Communicator, payload: bytes) -> dict[str, list[int]]:
 
 
 def measure(comm: Communicator, job: TrainJob) -> int:
-    """The bytes of this rank at the peak of its training."""
+    """The bytes of this rank's tensors at the peak of its training: its own, and the samples of a batch."""
     config = job.config
     with seeded(config.seed):
         layout = layout_of(config, comm.size)
@@ -54,6 +62,6 @@ def _peak(watched: profile) -> int:
     live = peak = 0
     for event in results.events():
         if event.name() == "[memory]":
-            live += event.nbytes()
+            live += event.nbytes()  # type: ignore[attr-defined]
             peak = max(peak, live)
     return peak
