@@ -229,7 +229,7 @@ def test_all_to_all_single_follows_the_splits(ranks, splits, width, seed):
 
 
 @pytest.mark.parametrize(
-    "nbytes", [32 << 10, (32 << 10) + 4, (512 << 10) - 4, 1 << 20, (1 << 20) + 4, (2560 << 10) + 20]
+    "nbytes", [64 << 10, (64 << 10) + 4, (512 << 10) - 4, 1 << 20, (1 << 20) + 4, (2560 << 10) + 20]
 )
 def test_lengths_at_which_the_way_changes_are_no_exception(ranks, nbytes):
     size, length = ranks.size, nbytes // 4

@@ -28,7 +28,7 @@ from tutti.backend.roll_call import Steps
 from tutti.backend.routing import Routes, routed
 from tutti.backend.rows import Rows
 from tutti.backend.spread import Spread
-from tutti.backend.tensors import Loan, is_short
+from tutti.backend.tensors import Loan, is_plain
 from tutti.backend.work import Operation
 
 
@@ -54,12 +54,15 @@ class Collectives(ProcessGroup):
     def allreduce(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with what the ranks' tensors make together."""
         several, op = listed(tensors), reduce_op(options)
-        if len(several) == 1 and is_short(several[0], self._longest_hop):
+        if len(several) == 1 and is_plain(several[0]):
             tensor = several[0]
-            way = reduction_of(op, tensor.dtype)
-            if way.factor is None:
-                wanted = asynchronous(options)
+            way, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
+            if way.factor is not None:
+                tensor.mul_(way.factor)
+            if tensor.nbytes <= self._longest_hop:
                 return self._progress.sudden(self._hop, tensor, way, "all_reduce", wanted)
+            steps = self._transport.all_reduce(tensor.view(-1), way)
+            return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)
 
     @routed("allreduce_coalesced")

@@ -30,7 +30,7 @@ from tutti.comm.rings import as_bytes
 _Hop = tuple[Call, list[list[Tensor]]]
 _Plan = tuple[list[list["_Piece"]], list[int]]
 
-ONE_HOP: Final = 32 << 10
+ONE_HOP: Final = 64 << 10
 """Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
 
 ROW: Final = 1 << 20

@@ -61,13 +61,12 @@ class Loan:
         return bool(self._copies)
 
 
-def is_short(tensor: Tensor, nbytes: int) -> bool:
-    """Whether a tensor has at most so many bytes and can be worked on where it lies, in its own shape."""
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor can be worked on where it lies, in its own shape: a short way to what `Loan` finds."""
     return (
         tensor.is_cpu
         and not tensor.requires_grad
         and tensor.layout is torch.strided
-        and tensor.nbytes <= nbytes
         and tensor.is_contiguous()
         and not tensor.is_complex()
     )
