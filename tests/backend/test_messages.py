@@ -60,6 +60,22 @@ def test_messages_with_one_tag_keep_their_order(three):
     assert three.run(work)[1] == list(range(50))
 
 
+def test_long_messages_with_one_tag_keep_their_order(three):
+    def work(rank):
+        if rank == 0:
+            works = [distributed.isend(torch.full((LONG,), float(number)), 1, tag=8) for number in range(3)]
+        elif rank == 1:
+            found = [torch.zeros(LONG) for _ in range(3)]
+            works = [distributed.irecv(one, 0, tag=8) for one in found]
+        else:
+            return None
+        for work in reversed(works):
+            work.wait()
+        return [(float(one.min()), float(one.max())) for one in found] if rank == 1 else None
+
+    assert three.run(work)[1] == [(0.0, 0.0), (1.0, 1.0), (2.0, 2.0)]
+
+
 def test_a_message_is_found_by_its_tag_whatever_came_before(three):
     def work(rank):
         if rank == 0:
