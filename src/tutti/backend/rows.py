@@ -27,7 +27,7 @@ from tutti.comm.control import CALLS
 from tutti.comm.fence import ORDERED, fence
 from tutti.comm.rings import as_bytes
 
-_Hop = tuple[Call, list[list[Tensor]]]
+_Hop = tuple[Call, list[list[list[Tensor]]]]
 _Plan = tuple[list[list["_Piece"]], list[int]]
 
 ONE_HOP: Final = 64 << 10
@@ -42,7 +42,13 @@ HALF: Final = ROW // 2
 _TRIES: Final = 4000
 """How often a short call asks for the others before it is left to whoever waits."""
 
+SPREAD_FROM: Final = 4 << 10
+SLOTS: Final = 32
+"""A short vector of at least so many bytes passes through so many slots of a row, if they fit, in turn: to
+write to memory that other cores have in their caches takes longer than to memory that has left them."""
+
 _VIEWS: Final = 512
+_HOPS: Final = 128
 _PLANS: Final = 64
 """How many of the views of rows, and of the plans for vectors, are kept."""
 
@@ -115,9 +121,10 @@ class Rows(RollCall):
         key = (tensor.dtype, tensor.shape, way.number)
         call, sets = self._hops.get(key) or self._plan_hop(*key)
         self._set = chosen = self._set ^ 1
-        rows, words = sets[chosen], self._words
-        rows[self.rank].copy_(tensor)
         self._epoch = epoch = self._epoch + 1
+        slots, words = sets[chosen], self._words
+        rows = slots[(epoch >> 1) % len(slots)]
+        rows[self.rank].copy_(tensor)
         words[self._own + CALLS + (epoch & 1)] = call
         if not ORDERED:
             fence()
@@ -138,10 +145,15 @@ class Rows(RollCall):
         way.fold(rows, tensor)
 
     def _plan_hop(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _Hop:
-        if len(self._hops) >= _VIEWS:
+        if len(self._hops) >= _HOPS:
             self._hops.clear()
         length = shape.numel()
-        sets = [[row[:length].view(shape) for row in rows] for rows in self._memory_of(dtype)]
+        nbytes = length * dtype.itemsize
+        slots = min(SLOTS, ROW // nbytes) if nbytes >= SPREAD_FROM else 1
+        places = [slice(slot * length, (slot + 1) * length) for slot in range(slots)]
+        sets = [
+            [[row[place].view(shape) for row in rows] for place in places] for rows in self._memory_of(dtype)
+        ]
         found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
         self._hops[dtype, shape, number] = found
         return found
