@@ -76,7 +76,7 @@ class PipelinePortion(Portion):
         self._ranks, self._group = Ranks.of(layout, comm), Group(layout, comm)
         self.peers, team = self._ranks.data, self._ranks.team
         own = {number: stages[number] for number, rank in enumerate(self._owners) if rank == team.rank}
-        self.module = self._pipe = _Pipe(own, self._owners, shapes, team)
+        self.module, self._own = _Pipe(own, self._owners, shapes, team), own
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
         group = self._group.team.get_group()
         self._passes = Passes(self._schedule, own, shapes, group, learning.loss)
@@ -94,7 +94,7 @@ class PipelinePortion(Portion):
 
     @override
     def state(self) -> dict[str, Any]:
-        own = {number: stage.state() for number, stage in self._pipe.own.items()}
+        own = {number: stage.state() for number, stage in self._own.items()}
         found: dict[int, dict[str, Any]] = {}
         for part in cast("list[dict[int, dict[str, Any]]]", self._ranks.team.all_gather_objects(own)):
             found |= part
@@ -186,8 +186,10 @@ class _Pipe(nn.Module):
         self, own: dict[int, Stage], owners: Sequence[int], shapes: Sequence[Tensor], team: Communicator
     ) -> None:
         super().__init__()
-        self.own, self._stages = own, nn.ModuleList(own.values())
-        self._owners, self._shapes, self._team = owners, shapes, team
+        for stage in own.values():
+            for name, layer in stage.layers_by_name.items():
+                _add(self, name, layer)
+        self._own, self._owners, self._shapes, self._team = own, owners, shapes, team
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs of the whole model, without gradient (collective over the team)."""
@@ -201,11 +203,23 @@ class _Pipe(nn.Module):
                     values = _sized(self._shapes[number], len(inputs))
                     self._team.recv(values.view(-1), before)
                 if rank == owner:
-                    values = self.own[number](values)
+                    values = self._own[number](values)
             last = self._owners[-1]
             outputs = values.contiguous() if rank == last else _sized(self._shapes[-1], len(inputs))
             self._team.broadcast(outputs.view(-1), last)
         return outputs
+
+
+def _add(module: nn.Module, name: str, layer: nn.Module) -> None:
+    """Add a layer under a name with dots, so that its parameters have the names of the whole model."""
+    *path, last = name.split(".")
+    for part in path:
+        inner = module._modules.get(part)
+        if inner is None:
+            inner = nn.Module()
+            module.add_module(part, inner)
+        module = inner
+    module.add_module(last, layer)
 
 
 def _sized(shape: Tensor, samples: int) -> Tensor:
