@@ -260,6 +260,7 @@ class Trainer:
         loss = sum([self._pass(batch, tally) for batch in update.passes if batch.share or together])
         if not math.isfinite(loss):
             self._refuse_loss(epoch, loss)
+        self._charge(tally.samples - before)
         return tally.samples - before, self._stages.last
 
     def _pass(self, batch: Batch, tally: Tally) -> float:
@@ -275,21 +276,23 @@ class Trainer:
         self._stages.lap("copy")
         outputs = self.arithmetic.forward(self.replica.module, inputs)
         loss = self.loss(outputs, targets)
-        self._charge(len(targets), FORWARD)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         share = self._shares.get(batch.share)
         if share is None:
             share = self._shares[batch.share] = loss.new_tensor(batch.share)
         torch.autograd.backward(loss, share)
-        computed = Computed(loss.item(), outputs.detach(), targets)
-        self._charge(len(targets), 1 - FORWARD)
-        return computed
+        return Computed(loss.item(), outputs.detach(), targets)
 
-    def _charge(self, samples: int, share: float) -> None:
-        """Let the virtual clock, if it measures the times, go on by a share of what so many samples cost."""
+    def _charge(self, samples: int) -> None:
+        """Let the virtual clock, if it measures the times, go on by what so many samples cost.
+
+        Not before all is computed: meanwhile others may move the weights, if they are shared.
+        """
         if self.seconds_per_sample is not None:
-            self.comm.compute(self.seconds_per_sample * samples * share)
+            for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
+                self.comm.compute(self.seconds_per_sample * samples * share)
+                self._stages.lap(stage)
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
