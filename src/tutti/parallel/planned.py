@@ -5,25 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-from torch.optim import Optimizer
-from typing_extensions import override
 
 from tutti.errors import BadModel, BadOption
 from tutti.imports import load_object
-from tutti.parallel.base import Portion, Ranks, count_of
+from tutti.parallel.base import Ranks
 from tutti.parallel.group import Group
-from tutti.parallel.moving import Scattered, gradients_of
-from tutti.parallel.sharded import whole_state
-from tutti.replica import Replica
-from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.parallel.moving import gradients_of
+from tutti.parallel.scattered import ScatteredPortion
 
 
-class PlannedPortion(Portion):
+class PlannedPortion(ScatteredPortion):
     """The parts that a plan gives one rank of a model's parameters.
 
     Args:
@@ -38,31 +32,13 @@ class PlannedPortion(Portion):
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks, group: Group, spec: str) -> None:
-        self.module, self.peers, self.parameters = module, ranks.data, count_of(module)
-        self._ranks, self._group = ranks, group
+        super().__init__(module, ranks.data, ranks, group)
         plan = _plan(spec, module)
         try:
             parallelize_module(module, group.team, plan)
         except (ValueError, NotImplementedError, RuntimeError) as error:
             raise BadModel(f"the plan '{spec}' does not fit the model: {error}; mend one of them") from error
-        self._gradients = gradients_of(module, lambda p: _divided(p) or ranks.team.rank == 0)
-
-    @override
-    def place(self, strategy: Strategy) -> Replica:
-        return Replica(self.module)
-
-    @override
-    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return Scattered(self._ranks, optimizer, clip, self._gradients)
-
-    @override
-    def state(self) -> dict[str, Any]:
-        return whole_state(self.module)
-
-    @override
-    def close(self) -> None:
-        self._group.close()
-        self._ranks.close()
+        self.gradients = gradients_of(module, lambda p: _divided(p) or ranks.team.rank == 0)
 
 
 def _plan(spec: str, module: nn.Module) -> dict[str, ParallelStyle]:

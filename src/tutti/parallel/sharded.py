@@ -16,27 +16,22 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
-from typing_extensions import override
 
 from tutti.data.batches import Batch
-from tutti.parallel.base import Portion, Ranks, count_of
+from tutti.parallel.base import Ranks
 from tutti.parallel.group import Group
-from tutti.parallel.moving import Scattered, gradients_of
-from tutti.replica import Replica
-from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.parallel.moving import gradients_of
+from tutti.parallel.scattered import ScatteredPortion
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.loop import Computed
 from tutti.training.losses import Loss
 
 
-class ShardedPortion(Portion):
+class ShardedPortion(ScatteredPortion):
     """The slices that one rank has of a model's parameters.
 
     Args:
@@ -50,29 +45,12 @@ class ShardedPortion(Portion):
     def __init__(
         self, module: nn.Module, ranks: Ranks, group: Group, loss: Loss, arithmetic: Arithmetic
     ) -> None:
-        self.module, self.peers, self.parameters = module, ranks.every, count_of(module)
-        self._ranks, self._group, self._loss, self._arithmetic = ranks, group, loss, arithmetic
+        super().__init__(module, ranks.every, ranks, group)
+        self._loss, self._arithmetic = loss, arithmetic
         for unit in units(module):
             fully_shard(unit, mesh=group.team)
-        self._gradients = gradients_of(module, lambda _: True)
+        self.gradients = gradients_of(module, lambda _: True)
         self.compute = self._compute
-
-    @override
-    def place(self, strategy: Strategy) -> Replica:
-        return Replica(self.module)
-
-    @override
-    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return Scattered(self._ranks, optimizer, clip, self._gradients)
-
-    @override
-    def state(self) -> dict[str, Any]:
-        return whole_state(self.module)
-
-    @override
-    def close(self) -> None:
-        self._group.close()
-        self._ranks.close()
 
     def _compute(self, batch: Batch) -> Computed:
         """Forward and backward; a rank without samples computes one that counts for nothing, as all must."""
@@ -85,7 +63,7 @@ class ShardedPortion(Portion):
         loss = self._loss(outputs, targets)
         seconds = {"forward": perf_counter() - began}
         # FSDP makes the mean of a team's gradients; what is wanted is their sum.
-        torch.autograd.backward(loss, loss.new_tensor(batch.share * self._ranks.team.size))
+        torch.autograd.backward(loss, loss.new_tensor(batch.share * self.ranks.team.size))
         return Computed(loss.item() if count else 0.0, outputs.detach()[:count], targets[:count], seconds)
 
 
@@ -103,15 +81,3 @@ def units(module: nn.Module) -> list[nn.Module]:
     ]
     # A layer inside of another goes first: what is taken is not taken again.
     return [*reversed(alone), module]
-
-
-def whole_state(module: nn.Module) -> dict[str, Any]:
-    """The state of a module, its DTensors as ordinary tensors (collective over their mesh)."""
-    whole: dict[Tensor, Tensor] = {}
-    held = module.state_dict(keep_vars=True)
-    for value in held.values():
-        if isinstance(value, DTensor) and value not in whole:
-            whole[value] = cast("DTensor", value.detach()).full_tensor()
-    return {
-        name: whole.get(value, value) if isinstance(value, Tensor) else value for name, value in held.items()
-    }

@@ -1,0 +1,111 @@
+"""Portions whose parameters lie where torch.distributed put them, as DTensors."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.parallel.base import Portion, Ranks, count_of
+from tutti.parallel.group import Group
+from tutti.parallel.moving import Clipper, Gradients
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Strategy, Worker
+
+
+class ScatteredPortion(Portion):
+    """What one rank holds of a model that torch.distributed has divided.
+
+    Args:
+        module: the model, still whole; to be divided by whoever inherits.
+        peers: as in `Portion`.
+        ranks: who holds what.
+        group: torch.distributed among them.
+
+    Attributes:
+        gradients: this rank's; to be set when the model is divided.
+    """
+
+    gradients: Gradients
+
+    def __init__(self, module: nn.Module, peers: Communicator, ranks: Ranks, group: Group) -> None:
+        self.module, self.peers, self.parameters = module, peers, count_of(module)
+        self.ranks, self._group = ranks, group
+
+    @override
+    def place(self, strategy: Strategy) -> Replica:
+        return Replica(self.module)
+
+    @override
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        return Scattered(self.ranks, optimizer, clip, self.gradients)
+
+    @override
+    def state(self) -> dict[str, Any]:
+        return whole_state(self.module)
+
+    @override
+    def close(self) -> None:
+        self._group.close()
+        self.ranks.close()
+
+
+class Scattered(Worker):
+    """Moves parameters that lie where torch.distributed put them: DTensors, and others among them.
+
+    Args:
+        ranks: gradients are added up over `ranks.data`.
+        optimizer: moves them.
+        clip: the limits of the gradient.
+        gradients: this rank's.
+    """
+
+    def __init__(self, ranks: Ranks, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
+        super().__init__()
+        self._data, self._optimizer, self._gradients = ranks.data, optimizer, gradients
+        self._clipper = Clipper(ranks.team, gradients, clip)
+        for group in optimizer.param_groups:
+            # The loops over all parameters at once refuse DTensors among plain tensors.
+            group["foreach"] = False
+
+    @override
+    def step(self) -> None:
+        began = self._data.clock()
+        sent = self._add_up() if self._data.size > 1 else 0
+        self.traffic.add(sent, self._data.clock() - began, staleness=0)
+        with self.updating:
+            self._clipper()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    @override
+    def finish(self) -> None:
+        """Every step leaves the final weights in place."""
+
+    @torch.no_grad()
+    def _add_up(self) -> int:
+        """Sum the gradients over the teams; returns the bytes sent."""
+        sent = 0
+        for gradient, _ in self._gradients():
+            total = gradient.contiguous().view(-1)
+            self._data.all_reduce(total)
+            gradient.copy_(total.view(gradient.shape))
+            sent += total.nbytes
+        return sent
+
+
+def whole_state(module: nn.Module) -> dict[str, Any]:
+    """The state of a module, its DTensors as ordinary tensors (collective over their mesh)."""
+    whole: dict[Tensor, Tensor] = {}
+    held = module.state_dict(keep_vars=True)
+    for value in held.values():
+        if isinstance(value, DTensor) and value not in whole:
+            whole[value] = cast("DTensor", value.detach()).full_tensor()
+    return {
+        name: whole.get(value, value) if isinstance(value, Tensor) else value for name, value in held.items()
+    }
