@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tutti.cli import verify as verify_command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
@@ -84,6 +85,14 @@ def test_the_exit_code_is_1_when_they_differ(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(deviation, "AMPLE", -1.0)
     monkeypatch.setitem(deviation.TOLERANCES, "float64", dict.fromkeys(("loss", "gradient", "weights"), -1.0))
     assert main(["verify", "mlp", "-n", "1", "--steps", "1", "--dtype", "float64"]) == 1
+
+
+def test_a_verdict_that_stayed_on_another_machine_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify_command, "run_job", lambda *_: None)
+    assert main(["verify", "mlp"]) == 1
+    assert "Name this machine first in --hosts" in capsys.readouterr().err
 
 
 def test_training_that_amplifies_rounding_is_not_called_wrong() -> None:

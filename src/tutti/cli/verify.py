@@ -7,6 +7,7 @@ import argparse
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.cli.parts import strategy_help
+from tutti.errors import TuttiError
 from tutti.experiments.config import Options
 from tutti.experiments.job import DTYPES, VerifyJob
 from tutti.experiments.job import run as run_job
@@ -32,12 +33,22 @@ def define(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
-    """Compare; rank 0 prints. The exit code is 1 when the two runs differ."""
+    """Compare; rank 0 prints. The exit code is 1 when the two runs differ.
+
+    Raises:
+        TuttiError: rank 0 ran on another machine, and its verdict did not come back.
+    """
     given = dict(vars(arguments))
     dtype = given.pop("dtype")
     config = config_from({**given, "precision": DTYPES[dtype]}, dotted)
     verdict = run_job("tutti.experiments.verify:work", VerifyJob(config, dtype))
-    return 0 if getattr(verdict, "follows", True) else 1
+    if verdict is None:
+        raise TuttiError(
+            "the verdict stands above, on the output of the first host; that host is another machine, from "
+            "which no verdict comes back to be made an exit code of. Name this machine first in --hosts, or "
+            "run the command on the first host"
+        )
+    return 0 if getattr(verdict, "follows", False) else 1
 
 
 COMMAND = Command(
