@@ -75,7 +75,7 @@ def test_changed_content_is_refused_and_not_kept(publish, write_idx):
     folder, _, cache = publish
     write_idx(folder / IDX_FILES[1], np.zeros(40, np.uint8))
     with pytest.raises(
-        BadData, match=r"'mnist' could not be downloaded.*SHA-256 .*, expected .*TUTTI_DATA=FOLDER"
+        BadData, match=r"(?s)'mnist' could not be downloaded.*SHA-256 .*, expected .*TUTTI_DATA=FOLDER"
     ):
         published_files("mnist")
     assert [p.name for p in cache.iterdir()] == [IDX_FILES[0]]
@@ -84,7 +84,7 @@ def test_changed_content_is_refused_and_not_kept(publish, write_idx):
 def test_a_file_that_is_no_gzip_file_is_refused(publish):
     folder, _, cache = publish
     (folder / IDX_FILES[0]).write_text("<html>please log in</html>")
-    with pytest.raises(BadData, match=r"could not be downloaded.*--data digits"):
+    with pytest.raises(BadData, match=r"(?s)could not be downloaded.*--data digits"):
         published_files("mnist")
     assert list(cache.iterdir()) == []
 
@@ -103,7 +103,8 @@ def test_without_any_server_the_message_names_the_remedies(publish, monkeypatch)
     monkeypatch.setitem(downloads.PUBLISHED, "mnist", none)
     with pytest.raises(
         BadData,
-        match=r"gone/train-images.*404.* \| .*127\.0\.0\.1:1/.*set TUTTI_DATA=FOLDER, or use '--data digits'",
+        match=r"gone/train-images.*404.*\n  http://127\.0\.0\.1:1/.*: Connection refused\n"
+        r".*train-images-idx3-ubyte\.gz, .* into FOLDER/mnist/ and set TUTTI_DATA=FOLDER, or use '--data digits'",
     ):
         published_files("mnist")
 

@@ -9,6 +9,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tutti.errors import BadData
 
@@ -143,15 +144,23 @@ def _download(name: str, file: str, to: Path) -> None:
                 return
             failures.append(f"{server + file}: its content has SHA-256 {found}, expected {expected}")
         except (OSError, ValueError, EOFError, zlib.error) as error:
-            failures.append(f"{server + file}: {error}")
+            failures.append(f"{server + file}: {_cause(error)}")
         finally:
             part.unlink(missing_ok=True)
+    tried = "\n".join(f"  {failure}" for failure in failures)
+    files = ", ".join(PUBLISHED[name].files)
     raise BadData(
-        f"'{name}' could not be downloaded. "
-        + " | ".join(failures)
-        + f" To go on without: put its files into "
-        f"FOLDER/{name}/ and set TUTTI_DATA=FOLDER, or use '--data digits'"
+        f"'{name}' could not be downloaded:\n{tried}\n"
+        f"to go on without: put its files ({files}) into FOLDER/{name}/ and set TUTTI_DATA=FOLDER, "
+        f"or use '--data digits'"
     )
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong at the bottom: requests wraps its errors in others, and quotes them all."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _fetch(url: str, to: Path) -> None:
@@ -160,7 +169,7 @@ def _fetch(url: str, to: Path) -> None:
 
     from tutti.data.progress import DownloadBar
 
-    with DownloadBar(url.rsplit("/", 1)[-1]) as bar:
+    with DownloadBar(f"{url.rsplit('/', 1)[-1]} from {urlsplit(url).netloc}") as bar:
         # pooch reports failures as requests' exceptions, which are OSErrors, or as ValueError.
         pooch.HTTPDownloader(progressbar=bar, timeout=30)(url, str(to), None)
 

@@ -14,7 +14,7 @@ class DownloadBar:
     Where standard error is no terminal it is one line that says what is downloaded.
 
     Args:
-        name: the file that is downloaded.
+        name: what is downloaded, from where.
     """
 
     def __init__(self, name: str) -> None:
