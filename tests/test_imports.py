@@ -113,6 +113,11 @@ def test_options_are_checked_before_the_call():
         call_with_options(5, {}, "model", "m:make")
 
 
+def test_options_that_are_given_already_are_not_proposed():
+    with pytest.raises(UnknownName, match=r"'deph'; did you mean 'depth'\? Known: depth\."):
+        call_with_options(make, {"width": 3, "deph": 1}, "model", "m:make")
+
+
 def test_open_ended_and_silent_callables_take_everything():
     assert call_with_options(lambda **options: options, {"a": 1}, "model", "m:f") == {"a": 1}
     assert call_with_options(dict, {"a": 1}, "model", "m:f") == {"a": 1}

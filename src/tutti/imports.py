@@ -76,7 +76,7 @@ def call_with_options(factory: object, options: Mapping[str, object], kind: str,
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in options:
         if name not in named and not open_ended:
-            raise UnknownName(f"option of the {kind} '{spec}'", name, named)
+            raise UnknownName(f"option of the {kind} '{spec}'", name, named - options.keys())
     for name in sorted(named - options.keys()):
         if parameters[name].default is inspect.Parameter.empty:
             raise BadOption(f"the {kind} '{spec}' needs the option '{name}', which is not given")

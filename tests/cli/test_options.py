@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tutti.cli import compare
+from tutti.cli import run as program
 from tutti.cli.command import Command
 from tutti.cli.options import command_words, config_from, parse_value, split_dotted
 from tutti.cli.train import COMMAND, config_of
@@ -98,6 +100,16 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
     with pytest.raises((BadOption, UnknownName)) as caught:
         parsed(*words)
     assert message in str(caught.value)
+
+
+def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
+    with pytest.raises(BadOption, match="argument --target: 'high' is not a number; 'tutti compare --help'"):
+        compare.COMMAND(["--target", "high"])
+
+
+def test_a_missing_program_is_all_that_is_asked_for() -> None:
+    with pytest.raises(BadOption, match="required: PROGRAM; 'tutti run --help'"):
+        program.COMMAND(["-n", "2"])
 
 
 def test_what_is_given_comes_before_the_file() -> None:

@@ -56,7 +56,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
         ("--data mnits", "unknown data set 'mnits'"),
         ("--strategy easgd", "use 'tutti compare'"),
         ("--budget 0", "--budget is 0"),
-        ("--budget soon", "invalid float value: 'soon'"),
+        ("--budget soon", "'soon' is not a number"),
         ("--batch-sizes 64,x", "--batch-sizes is '64,x'"),
         ("--batch-size 64 --batch-sizes 32,64", "both --batch-size and --batch-sizes are given"),
         ("--precision bf16 --precisions fp32,bf16", "both --precision and --precisions are given"),

@@ -104,7 +104,8 @@ def test_without_any_server_the_message_names_the_remedies(publish, monkeypatch)
     with pytest.raises(
         BadData,
         match=r"gone/train-images.*404.*\n  http://127\.0\.0\.1:1/.*: Connection refused\n"
-        r".*train-images-idx3-ubyte\.gz, .* into FOLDER/mnist/ and set TUTTI_DATA=FOLDER, or use '--data digits'",
+        r".*train-images-idx3-ubyte\.gz, .* into FOLDER/mnist/ and set TUTTI_DATA=FOLDER, "
+        r"or use '--data digits'",
     ):
         published_files("mnist")
 

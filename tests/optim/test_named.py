@@ -78,3 +78,11 @@ def test_unusable_optimizers_are_not_proposed() -> None:
     with pytest.raises(UnknownName) as refused:
         build("lbgfs", one_parameter())
     assert "lbfgs" not in refused.value.known
+
+
+def test_whatever_is_proposed_can_be_built() -> None:
+    with pytest.raises(UnknownName) as refused:
+        build("no-such", one_parameter())
+    assert "rmsprop_warmup" in refused.value.known
+    for name in refused.value.known:
+        build(name, one_parameter())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -27,6 +27,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", _Wide)
         super().__init__(allow_abbrev=False, **settings)
+        self.register("type", int, _whole)
+        self.register("type", float, _number)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
@@ -62,7 +64,7 @@ def add_config_options(
         parser.add_argument(
             *names,
             dest=f.name,
-            type=converter(f),
+            type={"int": int, "float": float}.get(type_name(f), str),
             default=argparse.SUPPRESS,
             metavar=shown or _METAVARS.get(f.name) or {"int": "N", "float": "X"}.get(type_name(f), "NAME"),
             help=_help(f, defaults.get(f.name)),
@@ -82,11 +84,6 @@ def add_config_options(
             help=_help(f),
             default=argparse.SUPPRESS,
         )
-
-
-def converter(f: Field[Any]) -> Callable[[str], object]:
-    """What turns the text of an option into the field's value."""
-    return {"int": _whole, "float": _number}.get(type_name(f), str)
 
 
 def _whole(text: str) -> int:

@@ -19,9 +19,10 @@ def define(parser: Parser) -> None:
         parser, leave_out=[name for name in TrainConfig.__dataclass_fields__ if name not in KEPT]
     )
     parser.add_argument("program", metavar="PROGRAM", help="a Python file that calls tutti.init()")
-    parser.add_argument(
+    words = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's arguments"
     )
+    words.required = False  # argparse would name it where PROGRAM is missing.
 
 
 def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:

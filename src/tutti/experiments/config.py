@@ -154,13 +154,15 @@ class TrainConfig:
     loss: str = field(
         default="auto",
         metadata=about(
-            "cross_entropy, mse, l1, bce, nll, or package.module:function; auto follows the targets"
+            "cross_entropy, mse, l1, bce, nll, file.py:function or package.module:function; auto follows "
+            "the targets"
         ),
     )
     metrics: str = field(
         default="auto",
         metadata=about(
-            "comma-separated: accuracy, top5, mae, or package.module:function; auto follows the loss"
+            "comma-separated: accuracy, top5, mae, mse, file.py:function or package.module:function; auto "
+            "follows the loss"
         ),
     )
     clip_norm: float | None = field(

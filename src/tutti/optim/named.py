@@ -60,8 +60,7 @@ def build(
     elif name.lower() in OPTIMIZERS:
         made = OPTIMIZERS[name.lower()]
     else:
-        usable = [cls.__name__ for cls in OPTIMIZERS.values() if _is_usable(cls)]
-        raise UnknownName("optimizer", name, [known.lower() for known in usable])
+        raise UnknownName("optimizer", name, [known for known, cls in OPTIMIZERS.items() if _is_usable(cls)])
     if not (isinstance(made, type) and issubclass(made, Optimizer)):
         raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
     check_usable(made)
