@@ -67,10 +67,10 @@ def test_a_wrong_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batch_norm_and_dropout_are_named_as_the_reason() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Dropout(0.0))
-    named = list(deviation.reasons(module, 2))
+    named = list(deviation.reasons(module, "microbatch"))
     assert [reason.partition(" ")[0] for reason in named] == ["BatchNorm", "Dropout"]
     assert "'1'" in named[0]
-    assert list(deviation.reasons(module, 1)) == []
+    assert "statistics of each microbatch" in named[0]
 
 
 def test_the_command_prints_the_table_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from tutti.experiments.config import Options
 from tutti.experiments.job import DTYPES, VerifyJob
 from tutti.experiments.job import run as run_job
 
-FIXED = ("model", "epochs", "steps", "precision", "parallel", "log", "out")
+FIXED = ("model", "epochs", "steps", "precision", "log", "out")
 """Options of a training run that a comparison has not, or has of its own."""
 
 

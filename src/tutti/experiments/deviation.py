@@ -102,22 +102,25 @@ def deviations(dtype: str) -> dict[str, Deviation]:
     return {name: Deviation(tolerance, MOST[dtype]) for name, tolerance in TOLERANCES[dtype].items()}
 
 
-def reasons(module: nn.Module, workers: int) -> Iterator[str]:
-    """What in the model makes parallel training differ from sequential training by design."""
-    if workers == 1:
-        return
+def reasons(module: nn.Module, part: str) -> Iterator[str]:
+    """What in the model makes parallel training differ from sequential training by design.
+
+    Args:
+        module: the model.
+        part: the samples that are computed together, where these are not the whole batch.
+    """
     parts = dict(module.named_modules())
     batch_norm = [name for name, part in parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if batch_norm:
         yield (
-            f"BatchNorm ('{batch_norm[0]}') normalises with the statistics of each rank's own part of the "
-            f"batch; GroupNorm or LayerNorm would not"
+            f"BatchNorm ('{batch_norm[0]}') normalises with the statistics of each {part}; GroupNorm or "
+            f"LayerNorm would not"
         )
     dropout = [
         name for name, part in parts.items() if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
     ]
     if dropout:
-        yield f"Dropout ('{dropout[0]}') draws other random numbers on each rank; switch it off to compare"
+        yield f"Dropout ('{dropout[0]}') draws other random numbers for each {part}; switch it off to compare"
 
 
 def table(verdict: Verdict) -> str:

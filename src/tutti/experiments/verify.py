@@ -2,14 +2,15 @@
 
 Both sides begin with the same weights and see the same batches, step by step. The sequential side is plain
 torch, on rank 0: the whole batch in one backward pass, clipping and optimizer by torch. After each backward
-pass the gradients are compared (before clipping), after each step the weights.
+pass the gradients are compared (before clipping), after each step the weights. Where ranks hold a model
+together, both are put together for that.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, repeat
 
 import torch
@@ -29,12 +30,14 @@ from tutti.experiments.assemble import (
     seeded,
 )
 from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, reasons, table
-from tutti.experiments.job import OBJECT, VerifyJob, load_job
+from tutti.experiments.job import OBJECT, VerifyJob, layout_of, load_job
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.train import Task, prepare_task
+from tutti.parallel.base import Learning, Of, Portion, gradient_of, taken, values_of
+from tutti.parallel.choice import portion_of
+from tutti.parallel.layout import Layout
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
-from tutti.strategies.placement import place
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Sequential:
 
     def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
         self.task, self.module = task, copy.deepcopy(task.module)
+        self.names = trained_names(self.module)
         self.optimizer = build_optimizer(job, self.module)
         self.schedule = build_schedule(job, self.optimizer, updates)
         self.loss, self.gradient = 0.0, torch.zeros(0)
@@ -68,7 +72,7 @@ class Sequential:
         with torch.random.fork_rng(devices=()):
             loss = self.task.compute_loss(self.module, batch)
         torch.autograd.backward(loss)
-        self.loss, self.gradient = loss.item(), gradient_of(self.module)
+        self.loss, self.gradient = loss.item(), self._whole(gradient_of)
 
     def step(self, clip: Clip) -> State:
         """Clip as torch does, and step."""
@@ -79,7 +83,58 @@ class Sequential:
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        return State(self.loss, self.gradient, weights_of(self.module))
+        return State(self.loss, self.gradient, self._whole(values_of))
+
+    def _whole(self, of: Of) -> Tensor:
+        return end_to_end(taken(self.module, of), self.names)
+
+
+class Parallel:
+    """Training on all ranks.
+
+    Args:
+        job: what is compared.
+        task: what is learned, by this rank's portion.
+        strategy: moves it.
+        portion: of the model.
+        names: of the whole model's trainable parameters.
+    """
+
+    def __init__(
+        self, job: VerifyJob, task: Task, strategy: Strategy, portion: Portion, names: Sequence[str]
+    ) -> None:
+        config = job.config
+        assert config.steps is not None, "a comparison has a number of steps"
+        self.task, self.portion, self.passes, self._names = task, portion, strategy.passes, names
+        optimizer = build_optimizer(job, task.module)
+        replica = portion.place(strategy)
+        self._schedule = build_schedule(job, optimizer, config.steps)
+        clip = Clip(config.clip_norm, config.clip_value)
+        self.worker = portion.worker(strategy, replica, optimizer, clip)
+        task.module.train()
+
+    def step(self, update: Update) -> State:
+        """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
+        loss = self._forward_backward(update)
+        gradient = end_to_end(self.portion.state(gradient_of), self._names)
+        self.portion.data.all_reduce(gradient)
+        self.worker.step()
+        if self._schedule is not None:
+            self._schedule.step()
+        return State(loss, gradient, end_to_end(self.portion.state(), self._names))
+
+    def _forward_backward(self, update: Update) -> float:
+        """Add this rank's share to its gradient; returns the loss over the whole batch."""
+        total = torch.zeros(1, dtype=torch.float64)
+        for batch in update.passes:
+            if self.portion.compute is not None:
+                total += self.portion.compute(batch).loss * batch.share
+            elif batch.share:
+                loss = self.task.compute_loss(self.task.module, batch)
+                torch.autograd.backward(loss * batch.share)
+                total += loss.item() * batch.share
+        self.portion.peers.all_reduce(total)
+        return total.item()
 
 
 class _Pair:
@@ -114,8 +169,9 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     job = load_job(payload)
     assert isinstance(job, VerifyJob)
     with seeded(job.config.seed):
-        servers = job.config.servers
-        strategy = build_strategy(job, comm.size - servers, comm.hosts, servers)
+        servers, layout = job.config.servers, layout_of(job.config, comm.size)
+        workers = comm.size - servers if layout is None else layout.data
+        strategy = build_strategy(job, workers, comm.hosts, servers)
         _refuse_other_training(strategy)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
@@ -123,9 +179,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
         if serves(team):
             serve(job, team, task.module, strategy)
         else:
-            verdict = Verdict(_compare(job, team, task, strategy), tuple(reasons(task.module, team.size)))
-            if team.rank == 0:
-                _print(job, team, task, strategy, verdict)
+            verdict = _verdict(job, team, task, strategy, layout)
         return result_for_all(comm, team, verdict)
 
 
@@ -137,50 +191,69 @@ def _refuse_other_training(strategy: Strategy) -> None:
         )
 
 
-def _compare(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy) -> dict[str, Deviation]:
-    config, train = job.config, task.dataset.train
-    steps = config.steps
-    if steps is None:
+def _verdict(
+    job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy, layout: Layout | None
+) -> Verdict:
+    """Compare, and print what was found."""
+    config, part = job.config, _part(layout, comm.size)
+    if config.steps is None:
         raise BadOption("a comparison needs a number of steps; give --steps 20")
-    batches = Batches(train, config.batch_size, comm.rank, comm.size, strategy.passes, config.seed)
+    by_design = () if part is None else tuple(reasons(task.module, part))
+    # One set of initial weights: rank 0's, which all get when the model is laid out.
+    sequential = _Pair(job, task, config.steps) if comm.rank == 0 else None
+    names = trained_names(task.module)
+    learning = Learning(task.dataset.train, config.batch_size, task.loss, task.arithmetic)
+    portion = portion_of(layout, comm, task.module, learning)
+    try:
+        parallel = Parallel(job, replace(task, module=portion.module), strategy, portion, names)
+        verdict = Verdict(_compare(job, comm, parallel, sequential, config.steps), by_design)
+        if comm.rank == 0:
+            way = strategy.name if layout is None else layout.describe()
+            _print(job, comm.size, task, way, portion.parameters, verdict)
+    finally:
+        portion.close()
+    return verdict
+
+
+def _part(layout: Layout | None, ranks: int) -> str | None:
+    """The samples that are computed together; None: all of a batch."""
+    if layout is not None and layout.way == "pipeline":
+        return "microbatch"
+    if layout is not None and layout.way == "tensor":
+        return "team's own part of the batch" if layout.data > 1 else None
+    return "rank's own part of the batch" if ranks > 1 else None
+
+
+def _compare(
+    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Pair | None, steps: int
+) -> dict[str, Deviation]:
+    """Train both ways; the deviations are equal on all ranks (collective)."""
+    config, train, peers = job.config, parallel.task.dataset.train, parallel.portion.peers
+    batches = Batches(train, config.batch_size, peers.rank, peers.size, parallel.passes, config.seed)
     whole = Batches(train, config.batch_size, seed=config.seed)
-    # One set of initial weights: rank 0's, which place() gives to all.
-    sequential = _Pair(job, task, steps) if comm.rank == 0 else None
-    optimizer = build_optimizer(job, task.module)
-    replica = place(task.module, comm, strategy.home)
     clip = Clip(config.clip_norm, config.clip_value)
-    schedule = build_schedule(job, optimizer, steps)
-    worker = strategy.worker(replica, comm, optimizer, clip)
     found = deviations(job.dtype)
-    task.module.train()
     for step, (mine, all_of_it) in enumerate(_pairs(batches, whole, steps, comm.rank == 0), start=1):
-        reseed(config.seed, step * comm.size + comm.rank)
+        reseed(config.seed, step * peers.size + peers.rank)
         if sequential is not None and all_of_it is not None:
             sequential.backward(all_of_it)
-        loss = _forward_backward(task, mine, comm)
-        gradient = gradient_of(task.module)
-        comm.all_reduce(gradient)
-        worker.step()
-        if schedule is not None:
-            schedule.step()
+        state = parallel.step(mine)
         if sequential is not None:
-            sequential.step(clip, State(loss, gradient, weights_of(task.module)), found, step)
-    worker.finish()
+            sequential.step(clip, state, found, step)
+    parallel.worker.finish()
     agreed = comm.broadcast_object(found)
     assert isinstance(agreed, dict)
     return agreed
 
 
-def gradient_of(module: nn.Module) -> Tensor:
-    """The gradient of all trainable parameters end to end, in float64; zero where there is none."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-    return torch.cat([grad.detach().reshape(-1).double() for grad in grads])
+def trained_names(module: nn.Module) -> list[str]:
+    """The names of the trainable parameters."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
-def weights_of(module: nn.Module) -> Tensor:
-    """All trainable parameters end to end, in float64."""
-    return torch.cat([p.detach().reshape(-1).double() for p in module.parameters() if p.requires_grad])
+def end_to_end(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """Tensors of a state one after the other, in float64."""
+    return torch.cat([state[name].reshape(-1).double() for name in names])
 
 
 def _note(distances: dict[str, Distance], step: int, one: State, other: State) -> None:
@@ -205,23 +278,10 @@ def _pairs(
                 return
 
 
-def _forward_backward(task: Task, update: Update, comm: Communicator) -> float:
-    """Add this rank's share to its gradient; returns the loss over the whole batch, equal on all ranks."""
-    total = torch.zeros(1, dtype=torch.float64)
-    for batch in update.passes:
-        if batch.share:
-            loss = task.compute_loss(task.module, batch)
-            torch.autograd.backward(loss * batch.share)
-            total += loss.item() * batch.share
-    comm.all_reduce(total)
-    return total.item()
-
-
-def _print(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy, verdict: Verdict) -> None:
-    config, parameters = job.config, sum(p.numel() for p in task.module.parameters() if p.requires_grad)
-    dataset = task.dataset
+def _print(job: VerifyJob, size: int, task: Task, way: str, parameters: int, verdict: Verdict) -> None:
+    config, dataset = job.config, task.dataset
     name = config.model.removeprefix(OBJECT)
     print(report.counts(name, parameters, dataset.name, part_sizes(dataset), dataset.shape))
-    ranks = f"{comm.size} rank{'' if comm.size == 1 else 's'}"
-    print(f"{config.steps} steps in {job.dtype}: {strategy.name} on {ranks} against plain torch on one\n")
+    ranks = f"{size} rank{'' if size == 1 else 's'}"
+    print(f"{config.steps} steps in {job.dtype}: {way} on {ranks} against plain torch on one\n")
     print(table(verdict), describe(verdict, job.dtype), sep="\n\n", flush=True)

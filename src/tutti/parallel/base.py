@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,20 @@ class Learning:
         return self.arithmetic.inputs(inputs), self.arithmetic.targets(targets)
 
 
+Of = Callable[[Tensor], Tensor]
+"""What is taken of a parameter or buffer."""
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """The numbers in a tensor."""
+    return tensor.detach()
+
+
+def gradient_of(tensor: Tensor) -> Tensor:
+    """The gradient of a tensor; zero where there is none."""
+    return torch.zeros_like(tensor.detach()) if tensor.grad is None else tensor.grad.detach()
+
+
 class Portion(ABC):
     """One rank's portion of a model.
 
@@ -82,12 +97,14 @@ class Portion(ABC):
             together.
         peers: the ranks over which samples are dealt and results added up: one of each group that computes
             the same samples together.
+        data: the ranks that hold the same portion, over which the worker adds up gradients.
         parameters: how many trainable numbers the whole model has.
         compute: forward and backward of a batch; None: as for any module, outputs first, then the loss.
     """
 
     module: nn.Module
     peers: Communicator
+    data: Communicator
     parameters: int
     compute: Compute | None = None
 
@@ -104,8 +121,12 @@ class Portion(ABC):
         """
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """The state of the whole model by name, as the undivided module would give it (collective)."""
+    def state(self, of: Of = values_of) -> dict[str, Any]:
+        """The state of the whole model by name, as the undivided module would give it (collective).
+
+        Args:
+            of: what is taken of each tensor: its values, or its gradient as far as this team has added to it.
+        """
 
     def record(self) -> PipelineRecord | None:
         """What is to be told of a pipeline (collective)."""
@@ -125,7 +146,7 @@ class Whole(Portion):
     """
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
-        self.module, self.peers, self.parameters = module, comm, count_of(module)
+        self.module, self.peers, self.data, self.parameters = module, comm, comm, count_of(module)
 
     @override
     def place(self, strategy: Strategy) -> Replica:
@@ -136,8 +157,14 @@ class Whole(Portion):
         return strategy.worker(replica, self.peers, optimizer, clip)
 
     @override
-    def state(self) -> dict[str, Any]:
-        return self.module.state_dict()
+    def state(self, of: Of = values_of) -> dict[str, Any]:
+        return taken(self.module, of)
+
+
+def taken(module: nn.Module, of: Of) -> dict[str, Any]:
+    """The state of a module by name, with what `of` takes of each tensor."""
+    held = module.state_dict(keep_vars=True)
+    return {name: of(value) if isinstance(value, Tensor) else value for name, value in held.items()}
 
 
 def count_of(module: nn.Module) -> int:

@@ -32,7 +32,7 @@ from tutti.bubbles import PipelineRecord, since_the_first
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
-from tutti.parallel.base import Learning, Portion, Ranks, count_of
+from tutti.parallel.base import Learning, Of, Portion, Ranks, count_of, taken, values_of
 from tutti.parallel.group import Group
 from tutti.parallel.layout import Layout, Pipeline
 from tutti.parallel.moving import gradients_of, worker_of
@@ -74,7 +74,8 @@ class PipelinePortion(Portion):
         stages = [Stage(blocks[part], learning.arithmetic) for part in cuts]
         self._layers = [list(stage.layers_by_name) for stage in stages]
         self._ranks, self._group = Ranks.of(layout, comm), Group(layout, comm)
-        self.peers, team = self._ranks.data, self._ranks.team
+        self.peers = self.data = self._ranks.data
+        team = self._ranks.team
         own = {number: stages[number] for number, rank in enumerate(self._owners) if rank == team.rank}
         self.module, self._own = _Pipe(own, self._owners, shapes, team), own
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
@@ -93,8 +94,8 @@ class PipelinePortion(Portion):
         return worker_of(strategy, replica, self._ranks, optimizer, clip, self._gradients)
 
     @override
-    def state(self) -> dict[str, Any]:
-        own = {number: stage.state() for number, stage in self._own.items()}
+    def state(self, of: Of = values_of) -> dict[str, Any]:
+        own = {number: stage.state(of) for number, stage in self._own.items()}
         found: dict[int, dict[str, Any]] = {}
         for part in cast("list[dict[int, dict[str, Any]]]", self._ranks.team.all_gather_objects(own)):
             found |= part
@@ -163,12 +164,12 @@ class Stage(nn.Module):
         """The outputs of the last layer."""
         return self._arithmetic.forward(Block(self.layers_by_name), inputs)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, of: Of) -> dict[str, Any]:
         """The state of its layers, under their names in the model, in memory of its own."""
         return {
-            f"{name}.{key}": value.detach().clone() if isinstance(value, Tensor) else value
+            f"{name}.{key}": value.clone() if isinstance(value, Tensor) else value
             for name, layer in self.layers_by_name.items()
-            for key, value in layer.state_dict().items()
+            for key, value in taken(layer, of).items()
         }
 
 

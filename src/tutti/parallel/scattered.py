@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.parallel.base import Portion, Ranks, count_of
+from tutti.parallel.base import Of, Portion, Ranks, count_of, taken, values_of
 from tutti.parallel.group import Group
 from tutti.parallel.moving import Clipper, Gradients
 from tutti.replica import Replica
@@ -35,7 +35,7 @@ class ScatteredPortion(Portion):
 
     def __init__(self, module: nn.Module, peers: Communicator, ranks: Ranks, group: Group) -> None:
         self.module, self.peers, self.parameters = module, peers, count_of(module)
-        self.ranks, self._group = ranks, group
+        self.data, self.ranks, self._group = ranks.data, ranks, group
 
     @override
     def place(self, strategy: Strategy) -> Replica:
@@ -46,8 +46,8 @@ class ScatteredPortion(Portion):
         return Scattered(self.ranks, optimizer, clip, self.gradients)
 
     @override
-    def state(self) -> dict[str, Any]:
-        return whole_state(self.module)
+    def state(self, of: Of = values_of) -> dict[str, Any]:
+        return whole_state(self.module, of)
 
     @override
     def close(self) -> None:
@@ -99,13 +99,10 @@ class Scattered(Worker):
         return sent
 
 
-def whole_state(module: nn.Module) -> dict[str, Any]:
-    """The state of a module, its DTensors as ordinary tensors (collective over their mesh)."""
+def whole_state(module: nn.Module, of: Of) -> dict[str, Any]:
+    """The state of a module by name, its DTensors as ordinary tensors (collective over their mesh)."""
     whole: dict[Tensor, Tensor] = {}
-    held = module.state_dict(keep_vars=True)
-    for value in held.values():
+    for value in module.state_dict(keep_vars=True).values():
         if isinstance(value, DTensor) and value not in whole:
-            whole[value] = cast("DTensor", value.detach()).full_tensor()
-    return {
-        name: whole.get(value, value) if isinstance(value, Tensor) else value for name, value in held.items()
-    }
+            whole[value] = cast("DTensor", of(value)).full_tensor()
+    return taken(module, lambda tensor: whole[tensor] if tensor in whole else of(tensor))

@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadModel
-from tutti.parallel.base import Portion, Ranks, count_of
+from tutti.parallel.base import Of, Portion, Ranks, count_of, taken, values_of
 from tutti.parallel.moving import gradients_of, worker_of
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
@@ -64,7 +64,8 @@ class TensorPortion(Portion):
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
-        self.module, self.peers, self._ranks = module, ranks.data, ranks
+        self.module, self._ranks = module, ranks
+        self.peers = self.data = ranks.data
         self.parameters = count_of(module)
         self._split = split(module, ranks.team)
         self._gradients = gradients_of(module, lambda p: p in self._split or ranks.team.rank == 0)
@@ -78,16 +79,12 @@ class TensorPortion(Portion):
         return worker_of(strategy, replica, self._ranks, optimizer, clip, self._gradients)
 
     @override
-    def state(self) -> dict[str, Any]:
+    def state(self, of: Of = values_of) -> dict[str, Any]:
         whole: dict[Tensor, Tensor] = {}
         for tensor, outputs in self._split.items():
-            whole[tensor] = stack(tensor.detach(), self._ranks.team, outputs, 0)
+            whole[tensor] = stack(of(tensor), self._ranks.team, outputs, 0)
         # Shares that stand under two names are one tensor under two names again.
-        held = self.module.state_dict(keep_vars=True)
-        return {
-            name: whole.get(value, value) if isinstance(value, Tensor) else value
-            for name, value in held.items()
-        }
+        return taken(self.module, lambda tensor: whole[tensor] if tensor in whole else of(tensor))
 
     @override
     def close(self) -> None:
