@@ -44,12 +44,16 @@ def test_nothing_is_said_of_exchanges_that_are_neither_stale_nor_waited_for() ->
 
 def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
     aged = {"age_s_mean": 0.001, "age_s_p99": 0.002, "age_s_max": 0.003}
-    first = RankRecord(exchanges=10, stages={"wait": 1.0}, dropped=2, staleness={1: 100}, **aged)
-    second = RankRecord(exchanges=30, stages={"wait": 3.0}, staleness={3: 298, 6: 1, 7: 1}, **aged)
+    first = RankRecord(
+        exchanges=10, stages={"wait": 1.0, "forward": 19.0}, dropped=2, staleness={1: 100}, **aged
+    )
+    second = RankRecord(
+        exchanges=30, stages={"wait": 3.0, "forward": 17.0}, staleness={3: 298, 6: 1, 7: 1}, **aged
+    )
     assert report.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
         "staleness: mean 2.52, 99th percentile 3, at most 7 updates",
         "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
-        "waiting for others: 10.0% of the time; rank 1 the most, 3.0 s",
+        "waiting for others: 10% of the time; rank 1 the most, 3.0 s",
         "dropped: 2 gradients that came too late",
     ]
 

@@ -13,6 +13,7 @@ from reports.recorded_comparison import write_comparison
 from tutti.comparisons import STRONG, Combination, Comparison, run_folder
 from tutti.records import Evaluation
 from tutti.reports.figures import FIGURES
+from tutti.reports.figures.base import COLOURS, coloured
 from tutti.reports.results import Results, read_comparison
 from tutti.usage import UsageRecord
 
@@ -252,6 +253,15 @@ def test_a_colour_means_the_same_way_in_every_figure(results: Results) -> None:
     first = seen[0][0]
     for found in (one for figure in seen for one in figure):
         assert found.items() <= first.items()
+
+
+def test_a_strategy_has_the_colour_of_one_of_its_ways() -> None:
+    drawn = coloured("way", ["solo", "solo", "sync"], [{"way": "solo"}, {"way": "sync"}])
+    scale = drawn["color"].to_dict()["scale"]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
+        "solo": COLOURS[1],
+        "sync": COLOURS[2],
+    }
 
 
 def test_a_loss_that_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:

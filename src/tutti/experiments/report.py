@@ -69,10 +69,10 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
         lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
     waited = [sum(rank.wait_s for rank in one) for one in zip(*(r.ranks for r in history), strict=True)]
     if any(waited) and len(waited) > 1:
-        share = sum(waited) / (sum(record.seconds["total"] for record in history) * len(waited))
+        share = sum(waited) / sum(seconds for rank in ranks for seconds in rank.stages.values())
         most = waited.index(max(waited))
         lines.append(
-            f"waiting for others: {share:.1%} of the time; rank {most} the most, {waited[most]:.1f} s"
+            f"waiting for others: {share:.0%} of the time; rank {most} the most, {waited[most]:.1f} s"
         )
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:

@@ -54,13 +54,14 @@ def coloured(
 
     Args:
         field: the column that has the names.
-        names: all of them: the place of a name decides its colour, in all figures alike.
+        names: all of them: the place of a name decides its colour, in all figures alike; the last place of
+            one that stands for several ways, which thus has the colour of one of them.
         rows: the table: the legend has the names that are in it.
         title: of the legend.
         faint: the opacity of what is not picked.
     """
     present = {row[field] for row in rows}
-    colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(dict.fromkeys(names))}
+    colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
     shown = {name: colour for name, colour in colours.items() if name in present}
     return {
         "color": alt.Color(
