@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from types import UnionType
 
 
 class TuttiError(Exception):
@@ -112,3 +113,20 @@ class RankFailed(TuttiError):
 
     def __reduce__(self) -> tuple[type, tuple[int, str]]:
         return type(self), (self.rank, self.traceback)
+
+
+def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
+    """Refuse an argument that is not of a kind.
+
+    Args:
+        given: the argument.
+        kind: its type.
+        what: its name, in messages.
+        such_as: how an object of this kind is written.
+
+    Raises:
+        BadOption: it is of another type.
+    """
+    if not isinstance(given, kind):
+        found = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise BadOption(f"the {what} is {found}; give an object, such as {such_as}")

@@ -50,7 +50,7 @@ class Evaluation:
     samples: int
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
-    confusion: list[list[int]] | None = None
+    confusion: list[list[int]] | None = field(default=None, repr=False)
 
     def class_accuracy(self) -> list[float | None]:
         """The share of each class that was recognised, in [0, 1].

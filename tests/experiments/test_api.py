@@ -130,13 +130,16 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"optimizer": lambda parameters: 3}, "must return a torch.optim.Optimizer"),
         ({"model_options": {"hidden": [3]}}, "is built already, so its options (hidden) have no effect"),
         ({"loss": 3}, "loss 'int' is a int"),
+        ({"loss": nn.MSELoss}, "is a class, not a function"),
+        ({"strategy": 3}, "the strategy is a int; give an object, such as tutti.Sync(), or a name"),
+        ({"data": None}, "the data is None"),
         ({"metrics": [random.Random(3).random]}, "metric"),
         ({"batch_size": "many"}, "--batch-size is 'many'; give a whole number"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(tutti.UserError, match=re.escape(message)):
-        tutti.train(net(), DATA, **{**ONE, **arguments})
+        tutti.train(**{"model": net(), "data": DATA, **ONE, **arguments})
 
 
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:

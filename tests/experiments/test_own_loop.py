@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import greenlet
 import pytest
@@ -174,3 +175,19 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(ranks: OneRankAtATime)
 
     with pytest.raises(BadOption, match="runs on 1 worker, not 2"):
         VirtualWorld(2).run(work)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((nn.Linear, None), "the model is the class Linear; give an object"),
+        ((nn.Linear(2, 1), None), "the optimizer is a NoneType"),
+        (
+            (*make()[:2], strategies.Sync),
+            r"the strategy is the class Sync; give an object, such as tutti.Sync",
+        ),
+    ],
+)
+def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        own_loop.distribute(*arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,9 +35,9 @@ class Result:
     """
 
     model: nn.Module
-    history: list[EpochRecord]
+    history: list[EpochRecord] = field(repr=False)
     summary: Summary
-    config: TrainConfig
+    config: TrainConfig = field(repr=False)
     folder: Path | None
 
 
@@ -95,6 +95,9 @@ def train(
         >>> result.summary.test.metrics["accuracy"]
     """
     _refuse_unknown(options)
+    for name, value in (("model", model), ("data", data)):
+        if value is None:
+            raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
     if isinstance(data, os.PathLike):
         data = os.fspath(data)
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, open_data
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.experiments.config import Options, flag
 from tutti.experiments.job import OBJECT, Job
 from tutti.imports import call_with_options
@@ -146,6 +146,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
         BadOption: the strategy cannot use this world.
     """
     given = named_or_given(job, "strategy")
+    refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
         kind = strategies.named(("solo" if workers == 1 else "sync") if given == "auto" else given)
         known = [f.name for f in fields(kind)]

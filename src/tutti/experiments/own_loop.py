@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tutti import strategies
 from tutti.comm.base import Communicator, cut
-from tutti.errors import BadOption
+from tutti.errors import BadOption, refuse_other
 from tutti.launch.join import join
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Strategy, Worker
@@ -96,11 +96,14 @@ def distribute(
         The same two objects.
 
     Raises:
-        BadOption: the strategy cannot use this many ranks, or another model of this program is trained at
-            another pace.
+        BadOption: what is given is no model, optimizer or strategy; or the strategy cannot use this many
+            ranks, or another model of this program is trained at another pace.
     """
-    comm, job = init(), _current()
     chosen = strategy if strategy is not None else strategies.Sync()
+    refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
+    refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
+    refuse_other(chosen, Strategy, "strategy", "tutti.Sync()")
+    comm, job = init(), _current()
     chosen.check(comm.size, comm.hosts)
     if job.steppers and chosen.pace is not job.pace:
         raise BadOption(

@@ -48,9 +48,10 @@ def speed(summary: Summary) -> str:
     """How fast the training was."""
     world = summary.world
     ranks = f"{world.ranks} rank{'' if world.ranks == 1 else 's'}"
+    steps = f"{summary.steps:,} step{'' if summary.steps == 1 else 's'}"
     epochs = f"{summary.epochs} epoch{'' if summary.epochs == 1 else 's'}"
     return (
-        f"trained {summary.steps:,} steps ({epochs}) on {ranks} "
+        f"trained {steps} ({epochs}) on {ranks} "
         f"in {summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
     )
 

@@ -164,6 +164,8 @@ def _own_loss(function: object, name: str = "") -> Loss:
     name = name or getattr(function, "__name__", type(function).__name__)
     if not callable(function):
         raise BadOption(f"loss '{name}' is a {type(function).__name__}, not a function of (outputs, targets)")
+    if isinstance(function, type):
+        raise BadOption(f"loss '{name}' is a class, not a function of (outputs, targets); give {name}()")
     return Loss(name, cast("LossFunction", function), _anything)
 
 
