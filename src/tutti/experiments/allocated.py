@@ -11,11 +11,11 @@ from typing import cast
 from torch.profiler import ProfilerActivity, profile
 
 from tutti.comm.base import Communicator
-from tutti.experiments.assemble import build_strategy, open_config_data, seeded
+from tutti.experiments.assemble import build_optimizer, build_strategy, open_config_data, seeded
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import TrainJob, layout_of
-from tutti.experiments.train import prepare_task, prepare_trainer
-from tutti.parallel.base import Learning
+from tutti.experiments.task import prepare_task
+from tutti.experiments.train import prepare_trainer
 from tutti.parallel.choice import portion_of
 from tutti.replica import local
 
@@ -41,9 +41,9 @@ def measure(comm: Communicator, job: TrainJob) -> int:
         layout = layout_of(config, comm.size)
         strategy = build_strategy(job, comm.size if layout is None else layout.data, 1)
         task = prepare_task(job, open_config_data(job, comm))
-        learning = Learning(task.dataset.train, config.batch_size, task.loss, task.arithmetic)
-        portion = portion_of(layout, comm, task.module, learning)
-        trainer, _ = prepare_trainer(job, comm, task, strategy, portion)
+        portion = portion_of(layout, comm, task.module, task.learning(config.batch_size))
+        optimizer = build_optimizer(job, portion.module)
+        trainer = prepare_trainer(job, comm, task, strategy, portion, optimizer)
         held = [*portion.module.parameters(), *portion.module.buffers()]
         before = sum(local(x.detach()).nbytes for x in held)
         before += sum(flat.grads.nbytes for flat in trainer.replica.flats)

@@ -10,7 +10,7 @@ from tutti.errors import BadData
 from tutti.experiments import report
 from tutti.experiments.assemble import open_config_data, part_sizes, seeded
 from tutti.experiments.job import EvaluateJob, load_job
-from tutti.experiments.train import prepare_task
+from tutti.experiments.task import prepare_task
 from tutti.records import Evaluation
 from tutti.training.run_folder import RunFolder, TrainedOn
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import pickle
 import sys
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
 
 from tutti.errors import BadOption
 from tutti.experiments.candidates import Choices
 from tutti.experiments.config import Options, TrainConfig
 from tutti.launch.cores import Cores
+from tutti.launch.letters import Address, Letterbox
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
-from tutti.launch.surroundings import Launcher
+from tutti.launch.surroundings import Launcher, started_by
 from tutti.parallel.layout import Layout, ranks_of
 from tutti.records import EpochRecord, Summary
 from tutti.training.loggers import logger_names
+from tutti.training.run_folder import RunFolder
 
 PARTS: Final = ("test", "validation", "train")
 """The parts of a data set."""
@@ -55,6 +60,8 @@ class TrainJob:
         bring_weights: return the weights to the caller.
         trace: write what every rank did when into the run folder.
         profile: which steps torch's profiler is to look at; None: none.
+        starter: the process that starts the ranks, which is told of the run folder and takes it back if the
+            run comes to nothing; None: a launcher that knows nothing of run folders.
     """
 
     config: TrainConfig
@@ -64,6 +71,7 @@ class TrainJob:
     bring_weights: bool = False
     trace: bool = False
     profile: ProfiledSteps | None = None
+    starter: Address | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,30 @@ def run(entry: str, job: Job, quiet: bool = False) -> object:
         _refuse_loggers(job)
     plan = plan_for(job.config)
     _refuse_unfit(job, plan)
-    return start(entry, pickle.dumps(job), plan, announce=None if quiet else announce)
+    say = None if quiet else announce
+    if isinstance(job, TrainJob) and job.write and started_by().launcher is Launcher.ALONE:
+        with _taking_back() as address:
+            return start(entry, pickle.dumps(replace(job, starter=address)), plan, announce=say)
+    return start(entry, pickle.dumps(job), plan, announce=say)
+
+
+@contextmanager
+def _taking_back() -> Iterator[Address]:
+    """Remove the run folder that the address is told of, if the run fails in its first epoch.
+
+    A rank cannot be relied on for that: whatever fails, it may be ended before it comes to it.
+    """
+    letterbox = Letterbox(b"")
+    try:
+        yield letterbox.address
+    except BaseException:
+        for path in letterbox.letters():
+            folder = RunFolder(cast("Path", path))
+            if not folder.begun:
+                folder.remove()
+        raise
+    finally:
+        letterbox.close()
 
 
 def _refuse_loggers(job: TrainJob) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from tutti.comm.base import Communicator
 from tutti.errors import UserError
-from tutti.experiments import report
-from tutti.experiments.assemble import build_optimizer, open_config_data, part_sizes, seeded
-from tutti.experiments.job import OBJECT, LayoutsJob, load_job
-from tutti.experiments.train import prepare_task
-from tutti.parallel.base import Learning, count_of
+from tutti.experiments.assemble import build_optimizer, open_config_data, seeded
+from tutti.experiments.job import LayoutsJob, load_job
+from tutti.experiments.task import prepare_task
 from tutti.parallel.layout import DATA, WAYS, Layout
 from tutti.parallel.memory import Need, needs, state_per_byte
 
@@ -35,17 +33,14 @@ def work(comm: Communicator, payload: bytes) -> dict[str, Need | str]:
     config = job.config
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
-        learning = Learning(task.dataset.train, config.batch_size, task.loss, task.arithmetic)
         state = state_per_byte(lambda module: build_optimizer(job, module))
         found: dict[str, Need | str] = {}
         for name, layout, ranks in _layouts(job):
             try:
-                found[name] = needs(layout, ranks, task.module, learning, state)
+                found[name] = needs(layout, ranks, task.module, task.learning(config.batch_size), state)
             except UserError as error:
                 found[name] = str(error)
-    dataset, model = task.dataset, config.model.removeprefix(OBJECT)
-    sizes = part_sizes(dataset)
-    print(report.counts(model, count_of(task.module), dataset.name, sizes, dataset.shape))
+    print(task.described())
     print(_table(found, config.batch_size, config.optimizer), flush=True)
     return found
 

@@ -23,20 +23,18 @@ from torch.optim import Optimizer
 from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.errors import UserError
-from tutti.experiments import report
 from tutti.experiments.assemble import (
     build_optimizer,
     build_strategy,
     open_config_data,
-    part_sizes,
     reseed,
     seeded,
 )
 from tutti.experiments.candidates import Candidate
-from tutti.experiments.job import OBJECT, PlanJob, load_job
+from tutti.experiments.job import PlanJob, load_job
 from tutti.experiments.race import Entry, Timing, race
 from tutti.experiments.recommendation import Recommendation
-from tutti.experiments.train import Task, prepare_task
+from tutti.experiments.task import Task, prepare_task
 from tutti.launch.cores import bind
 from tutti.launch.plan import share_host
 from tutti.replica import Replica
@@ -226,7 +224,7 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             rehearsal.follow()
             return None
         if not job.quiet:
-            _announce(job, task)
+            print(task.described(), flush=True)
         found = _measure_all(job, comm, task.module, rehearsal)
         rehearsal.end()
         return found
@@ -270,10 +268,3 @@ def _borrowed_cores() -> Iterator[None]:
     finally:
         bind(cores)
         torch.set_num_threads(threads)
-
-
-def _announce(job: PlanJob, task: Task) -> None:
-    parameters = sum(p.numel() for p in task.module.parameters() if p.requires_grad)
-    dataset, name = task.dataset, job.config.model.removeprefix(OBJECT)
-    sizes = part_sizes(dataset)
-    print(report.counts(name, parameters, dataset.name, sizes, dataset.shape), flush=True)

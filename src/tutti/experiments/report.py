@@ -16,7 +16,7 @@ WIDEST_LABEL = 12
 
 
 def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Sequence[int]) -> str:
-    """The line that names model and data, such as "mlp (109,386 parameters) on digits (...)"."""
+    """Model and data with their sizes, in a line each."""
     samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
     size = "x".join(map(str, shape)) or "1"
     return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {size}"

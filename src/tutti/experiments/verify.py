@@ -19,21 +19,19 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, Update
 from tutti.errors import BadOption
-from tutti.experiments import report
 from tutti.experiments.assemble import (
     build_optimizer,
     build_schedule,
     build_strategy,
     open_config_data,
-    part_sizes,
     reseed,
     seeded,
 )
 from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, reasons, table
-from tutti.experiments.job import OBJECT, VerifyJob, layout_of, load_job
+from tutti.experiments.job import VerifyJob, layout_of, load_job
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
-from tutti.experiments.train import Task, prepare_task
-from tutti.parallel.base import Learning, Of, Portion, gradient_of, taken, values_of
+from tutti.experiments.task import Task, prepare_task
+from tutti.parallel.base import Of, Portion, gradient_of, taken, values_of
 from tutti.parallel.choice import portion_of
 from tutti.parallel.layout import Layout
 from tutti.strategies import Clip, Strategy
@@ -202,14 +200,13 @@ def _verdict(
     # One set of initial weights: rank 0's, which all get when the model is laid out.
     sequential = _Pair(job, task, config.steps) if comm.rank == 0 else None
     names = trained_names(task.module)
-    learning = Learning(task.dataset.train, config.batch_size, task.loss, task.arithmetic)
-    portion = portion_of(layout, comm, task.module, learning)
+    portion = portion_of(layout, comm, task.module, task.learning(config.batch_size))
     try:
         parallel = Parallel(job, replace(task, module=portion.module), strategy, portion, names)
         verdict = Verdict(_compare(job, comm, parallel, sequential, config.steps), by_design)
         if comm.rank == 0:
             way = strategy.name if layout is None else layout.describe()
-            _print(job, comm.size, task, way, portion.parameters, verdict)
+            _print(job, comm.size, task, way, verdict)
     finally:
         portion.close()
     return verdict
@@ -278,10 +275,8 @@ def _pairs(
                 return
 
 
-def _print(job: VerifyJob, size: int, task: Task, way: str, parameters: int, verdict: Verdict) -> None:
-    config, dataset = job.config, task.dataset
-    name = config.model.removeprefix(OBJECT)
-    print(report.counts(name, parameters, dataset.name, part_sizes(dataset), dataset.shape))
+def _print(job: VerifyJob, size: int, task: Task, way: str, verdict: Verdict) -> None:
+    print(task.described())
     ranks = f"{size} rank{'' if size == 1 else 's'}"
-    print(f"{config.steps} steps in {job.dtype}: {way} on {ranks} against plain torch on one\n")
+    print(f"{job.config.steps} steps in {job.dtype}: {way} on {ranks} against plain torch on one\n")
     print(table(verdict), describe(verdict, job.dtype), sep="\n\n", flush=True)

@@ -247,10 +247,16 @@ class RunFolder:
         """
         self._write(PIPELINE, to_json(record.as_json()).encode() + b"\n")
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has completed an epoch."""
+        return (self.path / HISTORY).exists()
+
     def remove(self) -> None:
         """Take back a run that came to nothing: delete its files, and the folder if nothing else is in it."""
+        written = [self.path / name for name in (*FILES, PIPELINE)]
         with _refusing(self.path):
-            for path in (*(self.path / name for name in (*FILES, PIPELINE)), *usage_files(self.path)):
+            for path in (*written, *map(_unfinished, written), *usage_files(self.path)):
                 path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 # Under another name first: ranks that leave a sign of life just now find no place for it.
@@ -322,7 +328,7 @@ def _unused(path: Path) -> Path:
 
 def _replace(path: Path, content: bytes) -> None:
     """Make `content` the content of `path`, all of it or nothing, whatever happens."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = _unfinished(path)
     try:
         with open(unfinished, "wb") as file:
             file.write(content)
@@ -333,6 +339,11 @@ def _replace(path: Path, content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     _flush_folder(path.parent)
+
+
+def _unfinished(path: Path) -> Path:
+    """What a file is called until it is whole."""
+    return path.with_name(f".{path.name}.unfinished")
 
 
 def _flush_folder(path: Path) -> None:

@@ -1,0 +1,83 @@
+"""What is to be learned, and by which model. Runs on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tutti.comm.base import Communicator
+from tutti.data import Batch, DataSet, Part
+from tutti.experiments import report
+from tutti.experiments.assemble import build_model, named_or_given, part_sizes
+from tutti.experiments.job import OBJECT, Job
+from tutti.parallel.base import Learning, count_of
+from tutti.records import Evaluation
+from tutti.training.arithmetic import Arithmetic
+from tutti.training.evaluate import evaluate
+from tutti.training.fitting import check_fit
+from tutti.training.losses import Loss, named_loss
+from tutti.training.metrics import Metric, named_metrics
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned, by what, and how well it is done: all but the way of training.
+
+    Attributes:
+        dataset: what is to be learned.
+        name: of the model.
+        module: the model.
+        parameters: how many trainable numbers it has.
+        loss: the mean over a batch.
+        metrics: what else is computed.
+        arithmetic: how the model computes; the module was prepared by it.
+    """
+
+    dataset: DataSet
+    name: str
+    module: nn.Module
+    parameters: int
+    loss: Loss
+    metrics: tuple[Metric, ...]
+    arithmetic: Arithmetic
+
+    def described(self) -> str:
+        """Model and data, in a line each."""
+        data = self.dataset
+        return report.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
+
+    def learning(self, batch_size: int) -> Learning:
+        """What the ways to hold a model on several ranks must know, with so many samples behind an update."""
+        return Learning(self.dataset.train, batch_size, self.loss, self.arithmetic)
+
+    def compute_loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """The mean loss of `module` over a batch, a scalar."""
+        inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
+        return self.loss(self.arithmetic.forward(module, inputs), targets)
+
+    def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
+        """How well the model does on `part` (collective)."""
+        if part is None:
+            return None
+        rest = self.loss, self.metrics, self.dataset.classes
+        return evaluate(self.module, part, comm, *rest, arithmetic=self.arithmetic)
+
+
+def prepare_task(job: Job, dataset: DataSet) -> Task:
+    """Build the model, and see that model, data, loss and metrics fit each other.
+
+    Raises:
+        UserError: they do not.
+    """
+    config = job.config
+    arithmetic = Arithmetic(config.precision, config.layout, config.device)
+    if arithmetic.has_room_for(dataset.nbytes):
+        dataset = dataset.on(config.device)
+    loss = named_loss(named_or_given(job, "loss"), dataset)
+    metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
+    module = arithmetic.prepare(build_model(job, dataset))
+    check_fit(module, dataset.train, loss, metrics, dataset.classes, arithmetic=arithmetic)
+    name = config.model.removeprefix(OBJECT)
+    return Task(dataset, name, module, count_of(module), loss, metrics, arithmetic)
