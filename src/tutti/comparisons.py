@@ -25,6 +25,9 @@ WEAK: Final = "weak"
 SCALINGS: Final = (STRONG, WEAK)
 """Strong: the same batch behind an update for any number of workers. Weak: the same batch for each worker."""
 
+LAYOUT: Final = "parallel"
+"""The part of a run's options that says how ranks hold one model together."""
+
 APART: Final = "apart"
 """The runs were not made as a comparison, but one by one."""
 
@@ -43,6 +46,7 @@ class Combination:
         options: the fields of the run's configuration in which it differs from the others.
         sweep: those of them that were crossed in: only runs with equal ones are compared.
         device: what each of them computes on.
+        parallel: how its ranks hold one model together, such as "data=2,tensor=2"; None: each has all of it.
     """
 
     name: str
@@ -54,13 +58,21 @@ class Combination:
     options: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
+    parallel: str | None = None
 
     @property
     def way(self) -> str:
         """What it shares with the same way to train on another number of cores."""
-        shown = self.sweep.items() if self.scaling != APART else ()
-        swept = "".join(f", {key}={value}" for key, value in shown)
-        return self.strategy + swept + ("" if self.device == CPU else f", {self.device}")
+        shown = {**self.layout_options, **(self.sweep if self.scaling != APART else {})}
+        swept = "".join(f", {key}={value}" for key, value in shown.items())
+        layout = ",".join(word.partition("=")[0] for word in (self.parallel or "").split(","))
+        return (layout or self.strategy) + swept + ("" if self.device == CPU else f", {self.device}")
+
+    @property
+    def layout_options(self) -> dict[str, Any]:
+        """Those of its options that say how ranks hold a model together: {"schedule": "gpipe"}."""
+        named = {key.partition("."): value for key, value in self.options.items()}
+        return {key: value for (part, _, key), value in named.items() if part == LAYOUT}
 
     @property
     def cores(self) -> int:

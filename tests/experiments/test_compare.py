@@ -19,6 +19,7 @@ from tutti.errors import BadOption, RankFailed, UnknownName
 from tutti.experiments.compare import Question, compare, config_of, plan_comparison
 from tutti.experiments.config import TrainConfig
 from tutti.reports.page import PAGE
+from tutti.reports.scaling import is_baseline
 
 CONFIG = TrainConfig(model="mlp", batch_size=32, epochs=1)
 
@@ -106,6 +107,47 @@ def test_every_device_has_every_combination_but_threads_of_its_own() -> None:
     assert found[3].folder == "solo-cuda"
 
 
+def test_layouts_stand_beside_the_strategies_on_every_number_of_ranks_that_they_leave_open() -> None:
+    asked = question(
+        strategies=["solo"],
+        workers=[1, 2, 4],
+        layouts=["tensor", "pipeline=2", "data=2,sharded=2"],
+        sweep={"parallel.schedule": ["gpipe", "1f1b"], "batch_size": [32]},
+    )
+    found = plan_comparison(asked, cores=4).combinations
+    assert [(one.name, one.workers, one.threads, one.way) for one in found[2:]] == [
+        ("tensor=2, batch_size=32", 2, 1, "tensor, batch_size=32"),
+        ("tensor=4, batch_size=32", 4, 1, "tensor, batch_size=32"),
+        ("pipeline=2, schedule=gpipe, batch_size=32", 2, 1, "pipeline, schedule=gpipe, batch_size=32"),
+        ("pipeline=2, schedule=1f1b, batch_size=32", 2, 1, "pipeline, schedule=1f1b, batch_size=32"),
+        ("data=2,sharded=2, batch_size=32", 4, 1, "data,sharded, batch_size=32"),
+    ]
+    assert found[-1].folder == "data-2-sharded-2-batch_size-32"
+    configs = [config_of(asked, one, 0) for one in found]
+    assert [(c.parallel, c.parallel_options, c.workers) for c in configs[-3:]] == [
+        ("pipeline=2", {"schedule": "gpipe"}, "2"),
+        ("pipeline=2", {"schedule": "1f1b"}, "2"),
+        ("data=2,sharded=2", {}, "4"),
+    ]
+    # The baselines are not run again for what layouts alone have, and layouts are compared with them.
+    assert [one.name for one in found[:2]] == [
+        "solo, 1 thread, batch_size=32",
+        "solo, 4 threads, batch_size=32",
+    ]
+    assert all(is_baseline(found[0], one) for one in found)
+
+
+def test_an_option_may_be_one_layout_s_own() -> None:
+    own = {"pipeline": {"parallel.microbatches": 8, "lr": 0.5}}
+    asked = question(strategies=["sync"], workers=[2], layouts=["pipeline", "tensor"], own=own)
+    configs = [config_of(asked, one, 0) for one in plan_comparison(asked, cores=2).combinations]
+    assert [(c.lr, c.parallel_options) for c in configs] == [
+        (None, {}),
+        (0.5, {"microbatches": 8}),
+        (None, {}),
+    ]
+
+
 def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
     asked = question(config=replace(CONFIG, seed=7), strategies=["solo", "sync"], workers=[2], repeats=2)
     seen: list[tuple[str, int]] = []
@@ -187,6 +229,12 @@ def finish(config: TrainConfig) -> None:
         ({"sweep": {"device": ["cpu", "cuda"]}}, "give --devices instead"),
         ({"config": replace(CONFIG, validation=0.0), "target": 0.9}, "give --validation a share above 0"),
         ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
+        ({"sweep": {"parallel": ["tensor"]}}, "give --parallel instead"),
+        ({"layouts": ["tensor"], "workers": [1]}, "tensor on 1 rank leaves nothing to share"),
+        ({"layouts": ["data=2,tensor"], "workers": [3]}, "does not fit 3 ranks"),
+        ({"layouts": ["tensor"], "devices": ["cpu", "cuda"]}, "computes on the CPU"),
+        ({"layouts": ["tensor"], "config": replace(CONFIG, balance="speed")}, "leave it or --parallel out"),
+        ({"sweep": {"parallel.schedule": ["gpipe"]}}, "but no --parallel; name one"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -205,6 +253,9 @@ def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], messa
         ({"sweep": {"strategy.evry": [1]}, "strategies": ["sync"]}, UnknownName),
         ({"sweep": {"batch_size": ["x"]}}, BadOption),
         ({"own": {"easgd": {"strategy.every": 0}}}, BadOption),
+        ({"layouts": ["tensr"]}, UnknownName),
+        ({"layouts": ["tensor"], "sweep": {"parallel.schedule": ["gpipe"]}}, UnknownName),
+        ({"layouts": ["pipeline"], "workers": [2], "sweep": {"parallel.schedule": ["gpip"]}}, UnknownName),
     ],
 )
 def test_unknown_strategies_and_options_are_named_before_anything_runs(

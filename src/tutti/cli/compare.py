@@ -9,7 +9,7 @@ from typing import Any
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
-from tutti.comparisons import CPU, FILE, SCALINGS, Comparison
+from tutti.comparisons import CPU, FILE, LAYOUT, SCALINGS, Comparison
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.experiments.compare import Question, compare, plan_comparison
 from tutti.experiments.config import Options
@@ -25,6 +25,9 @@ FIXED = ("model", "strategy", "parallel", "workers", "threads", "device", "hosts
 """Options of a training run that a comparison has not, or has of its own."""
 
 
+LAYOUT_OPTIONS = f"{LAYOUT}_options"
+"""The options of layouts: those alone have them."""
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--strategies": {
         "default": "solo,sync,hogwild,easgd",
@@ -36,6 +39,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "auto",
         "metavar": "NUMBERS",
         "help": "how many ranks, with commas, or auto: one for each allowed core (default: auto)",
+    },
+    "--parallel": {
+        "dest": "layouts",
+        "action": "append",
+        "default": [],
+        "metavar": "LAYOUT",
+        "help": "beside the strategies, hold one model on several ranks: tensor, pipeline, sharded, "
+        "data=2,tensor=2 and so on, as for 'tutti train'; may be given several times",
     },
     "--devices": {
         "default": CPU,
@@ -72,7 +83,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "STRATEGY:KEY=VALUE",
-        "help": "an option for one strategy alone, such as gem:optimizer=sgd; may be given several times",
+        "help": "an option for one strategy or layout alone, such as gem:optimizer=sgd; may be given several "
+        "times",
     },
     "--out": {
         "default": None,
@@ -86,7 +98,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """The options that are those of the comparison, not of its runs: what argparse is told of each."""
 
-OWN = ("strategies", "workers", "devices", "repeats", "target", "scaling", "sweep", "own", "out", "resume")
+OWN = (
+    *("strategies", "workers", "layouts", "devices", "repeats", "target", "scaling", "sweep", "own"),
+    *("out", "resume"),
+)
 """What they are called once they have been read."""
 
 
@@ -104,16 +119,19 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     """Run every combination in turn and print the table. The exit code is 1 when one of them failed."""
     given: dict[str, Any] = dict(vars(arguments))
     own = {name: given.pop(name) for name in OWN}
+    of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
+    of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
     question = Question(
-        config=config_from(given, dotted),
+        config=config_from(given, of_runs),
         strategies=_words(own["strategies"]),
         workers=_numbers(own["workers"]),
         scalings=_scalings(own["scaling"]),
         repeats=own["repeats"],
         target=own["target"],
-        sweep=_sweep(own["sweep"]),
+        sweep=of_layouts | _sweep(own["sweep"]),
         own=_own(own["own"]),
         devices=_words(own["devices"]),
+        layouts=own["layouts"],
     )
     comparison = plan_comparison(question)
     folder = _folder(own["out"], own["resume"], comparison)

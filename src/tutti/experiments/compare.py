@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.comparisons import CPU, STRONG, WEAK, Combination, Comparison, error_file, run_folder
-from tutti.errors import BadOption, TuttiError
+from tutti.comparisons import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, error_file, run_folder
+from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.experiments.assemble import build_strategy
 from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import TrainJob, run
+from tutti.experiments.job import TrainJob, layout_of, run
 from tutti.launch.cores import allowed_cores
 from tutti.launch.surroundings import Launcher, started_by
+from tutti.parallel.layout import Layout, options_of, ranks_of
 from tutti.training.metrics import check_metrics
 from tutti.training.run_folder import SUMMARY, RunFolder
 
 CROSSED: Final = {
     "strategy": "--strategies",
+    "parallel": "--parallel",
     "workers": "--workers",
     "threads": "--workers",
     "device": "--devices",
@@ -51,6 +53,8 @@ class Question:
         sweep: further options, each with the values that are crossed in.
         own: options of one strategy alone, by its name.
         devices: what is computed on, each with all the rest.
+        layouts: ways to hold one model on several ranks, each on its own or else each number of ranks. The
+            teams of one that has several make updates together. Swept options of a way are its own.
     """
 
     config: TrainConfig
@@ -62,6 +66,7 @@ class Question:
     sweep: Mapping[str, Sequence[Any]] | None = None
     own: Mapping[str, Options] | None = None
     devices: Sequence[str] = (CPU,)
+    layouts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("strategies", "workers", "devices"):
@@ -76,10 +81,28 @@ class Question:
         for name in CROSSED.keys() & (self.sweep or {}).keys():
             raise BadOption(f"--sweep {name}: every comparison crosses it in; give {CROSSED[name]} instead")
         for name in self.own or {}:
-            if name not in self.strategies:
+            if name not in (*self.strategies, *self.layouts):
+                layouts = f", nor a --parallel {' or '.join(self.layouts)}" if self.layouts else ""
                 raise BadOption(
-                    f"--for {name}: '{name}' is not among --strategies {','.join(self.strategies)}"
+                    f"--for {name}: '{name}' is not among --strategies {','.join(self.strategies)}{layouts}"
                 )
+        self._check_layouts()
+
+    def _check_layouts(self) -> None:
+        if self.layouts and set(self.devices) != {CPU}:
+            raise BadOption(f"--parallel computes on the CPU, not on --devices {','.join(self.devices)}")
+        known = list(dict.fromkeys(name for text in self.layouts for name in options_of(text)))
+        for key in self.layout_options:
+            if not self.layouts:
+                raise BadOption(f"{LAYOUT}.{key} is given, but no --parallel; name one, such as pipeline")
+            if key not in known:
+                raise UnknownName(f"option of --parallel {' or '.join(self.layouts)}", key, known)
+
+    @property
+    def layout_options(self) -> dict[str, Sequence[Any]]:
+        """The swept options of layouts, such as schedule. Each is crossed in where a layout has it."""
+        parts = {key.partition("."): values for key, values in (self.sweep or {}).items()}
+        return {key: values for (part, _, key), values in parts.items() if part == LAYOUT}
 
     def _check_target(self) -> None:
         if not self.config.validation:
@@ -109,19 +132,41 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
     cores = cores or allowed_cores().usable
     found: dict[str, Combination] = {}
     for one in _combinations(question, cores):
-        build_strategy(TrainJob(config_of(question, one, 0)), one.workers)
+        job = TrainJob(config_of(question, one, 0))
+        layout = layout_of(job.config, one.workers)
+        build_strategy(job, one.workers if layout is None else layout.data)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
     return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())
 
 
 def _combinations(question: Question, cores: int) -> Iterator[Combination]:
-    kinds = itertools.product(question.scalings, _crossed(question.sweep or {}), question.devices)
+    layouts = list(_layouts(question))
+    most = max([*question.workers, *(layout.ranks for _, layout, _ in layouts)])
+    sweep = {key: values for key, values in (question.sweep or {}).items() if key.partition(".")[0] != LAYOUT}
+    kinds = itertools.product(question.scalings, _crossed(sweep), question.devices)
     for scaling, swept, device in kinds:
         for strategy in question.strategies:
-            for workers, threads in _shapes(strategy, question.workers, cores, device):
+            for workers, threads in _shapes(strategy, question.workers, cores, most, device):
                 place = Combination("", "", strategy, workers, threads, scaling, {**swept}, swept, device)
-                yield _named(question, place)
+                yield _named(question, place, strategy)
+        for text, layout, own in layouts:
+            options, threads = swept | own, max(1, cores // most)
+            place = Combination("", "", "auto", layout.ranks, threads, scaling, options, swept)
+            yield _named(question, replace(place, parallel=layout.describe()), text)
+
+
+def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
+    """Each layout as it was given, on each number of ranks that it leaves open, with its swept options."""
+    for text in question.layouts:
+        known, asked = options_of(text), ranks_of(text)
+        own = {key: values for key, values in question.layout_options.items() if key in known}
+        # One rank has nothing to share: that is what solo is for.
+        several = [count for count in question.workers if count > 1] or question.workers
+        for ranks in several if asked is None else [asked]:
+            for options in _crossed(own):
+                named = {f"{LAYOUT}.{key}": value for key, value in options.items()}
+                yield text, Layout.of(text, options, ranks), named
 
 
 def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
@@ -132,7 +177,7 @@ def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
     """
     values = question.config.as_json()
     values |= {"strategy": one.strategy, "workers": str(one.workers), "threads": one.threads}
-    values |= {"device": one.device}
+    values |= {"device": one.device, "parallel": one.parallel}
     for name, value in one.options.items():
         part, dot, key = name.partition(".")
         if dot:
@@ -180,35 +225,45 @@ def _train(config: TrainConfig) -> None:
     run("tutti.experiments.train:work", TrainJob(config, quiet=True), quiet=True)
 
 
-def _shapes(strategy: str, workers: Sequence[int], cores: int, device: str) -> Iterator[tuple[int, int]]:
+def _shapes(
+    strategy: str, workers: Sequence[int], cores: int, most: int, device: str
+) -> Iterator[tuple[int, int]]:
     """Numbers of workers and threads: alone with one thread and with all; all other workers equally many.
 
     So that a worker is the same in all of them, and twice the workers are twice the cores.
     """
     if strategy != "solo":
         for count in workers:
-            yield count, max(1, cores // max(workers))
+            yield count, max(1, cores // most)
     elif device == CPU:
         yield from dict.fromkeys([(1, 1), (1, cores)])
     else:
         yield 1, cores
 
 
-def _named(question: Question, one: Combination) -> Combination:
-    """The combination with its names, and with the batch size that its kind of scaling asks for."""
-    words = [one.strategy]
-    if one.strategy != "solo":
+def _named(question: Question, one: Combination, given: str) -> Combination:
+    """The combination with its names, and with the batch size that its kind of scaling asks for.
+
+    Args:
+        question: what is to be found out.
+        one: the combination.
+        given: its strategy or layout, as options for it alone name it.
+    """
+    words = [one.parallel or one.strategy]
+    words += [f"{key}={value}" for key, value in one.layout_options.items()]
+    if one.parallel is None and one.strategy != "solo":
         words.append(f"{one.workers} worker{'s' if one.workers > 1 else ''}")
-    elif one.device == CPU:
+    elif one.parallel is None and one.device == CPU:
         words.append(f"{one.threads} thread{'s' if one.threads > 1 else ''}")
     words += [f"{key}={value}" for key, value in one.sweep.items()]
     words += [one.device] if one.device != CPU else []
     words += ["weak"] if len(question.scalings) > 1 and one.scaling == WEAK else []
     name = ", ".join(words)
-    folder = "-".join(name.replace(",", "").replace("=", "-").replace("/", "-").split())
-    options = {**one.options, **(question.own or {}).get(one.strategy, {})}
+    folder = "-".join(name.replace(", ", " ").replace(",", "-").replace("=", "-").replace("/", "-").split())
+    options = {**one.options, **(question.own or {}).get(given, {})}
     one = replace(one, name=name, folder=folder, options=options)
-    batch, together = config_of(question, one, 0).batch_size, _together(one.strategy)
+    batch = config_of(question, one, 0).batch_size
+    together = one.parallel is not None or _together(one.strategy)
     if one.scaling == WEAK and together:
         options["batch_size"] = batch * one.workers
     elif one.scaling == STRONG and not together:

@@ -136,6 +136,15 @@ def ranks_of(text: str) -> int | None:
     return team * data if team is not None and data is not None else None
 
 
+def options_of(text: str) -> list[str]:
+    """The names of the options that a layout has.
+
+    Raises:
+        UnknownName, BadOption: it is no layout.
+    """
+    return [field.name for field in fields(WAYS[_way(text, _sizes(text))])]
+
+
 def _sizes(text: str) -> dict[str, int | None]:
     sizes: dict[str, int | None] = {}
     for word in text.split(","):

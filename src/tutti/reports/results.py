@@ -150,6 +150,7 @@ def _combination(name: str, run: Run) -> Combination:
             scaling=APART,
             sweep={"samples": run.samples, "samples in a round": round(run.samples / last.step)},
             device=str(config["device"]),
+            parallel=config.get("parallel"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadRunFolder(
