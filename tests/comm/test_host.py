@@ -467,8 +467,8 @@ def test_a_rank_keeps_one_descriptor_of_the_arena() -> None:
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
-        (("all_reduce", 3, "all_reduce", 4), r"all_reduce\(4 x torch.float32.* all_reduce\(3 x"),
-        (("all_reduce", 3, "all_gather", 3), r"all_gather\(3 .* all_reduce\(3"),
+        (("all_reduce", 3, "all_reduce", 4), r"all_reduce\(sum, 4 x torch.float32\) .* all_reduce\(sum, 3 x"),
+        (("all_reduce", 3, "all_gather", 3), r"all_gather\(3 .* all_reduce\(sum, 3"),
     ],
 )
 def test_ranks_that_call_different_collectives_are_told(calls: tuple, words: str) -> None:
@@ -481,6 +481,33 @@ def test_ranks_that_call_different_collectives_are_told(calls: tuple, words: str
         assert all(isinstance(mistake, ValueError) for mistake in mistakes)
         with pytest.raises(ValueError, match=words):
             raise mistakes[1]
+
+
+@pytest.mark.parametrize("length", [3, 300_000])
+def test_a_barrier_does_not_meet_another_collective(length: int) -> None:
+    def call(comm: HostCommunicator) -> None:
+        for _ in range(2):
+            comm.all_reduce(torch.zeros(length))
+            comm.barrier()
+        comm.barrier() if comm.rank else comm.all_reduce(torch.zeros(length))
+
+    with World(2) as world:
+        world.start(call)
+        for rank in (0, 1):
+            with pytest.raises(ValueError, match=rf"called .*all_reduce\(sum, {length} x"):
+                raise world.outcome(rank, SOON_S)
+
+
+def test_the_ranks_can_go_on_after_different_calls() -> None:
+    def call(comm: HostCommunicator) -> float:
+        with pytest.raises(ValueError, match="must call the same"):
+            comm.all_reduce(torch.zeros(3 + 100_000 * comm.rank))
+        vector = torch.ones(1000)
+        comm.all_reduce(vector)
+        return vector.sum().item()
+
+    with World(2) as world:
+        assert world.run(call) == [2000.0, 2000.0]
 
 
 def test_vectors_that_cannot_travel_are_refused() -> None:
@@ -530,9 +557,9 @@ def test_leaving_is_written_down() -> None:
 def test_the_contract_holds_with_fences() -> None:
     def switch_fences(comm: HostCommunicator, ordered: bool) -> None:
         import tutti.comm.fence
-        import tutti.comm.host
+        import tutti.comm.roll_call
 
-        tutti.comm.fence.ORDERED = tutti.comm.host.ORDERED = ordered
+        tutti.comm.fence.ORDERED = tutti.comm.roll_call.ORDERED = ordered
 
     with World(2) as world:
         world.run(switch_fences, False)

@@ -90,13 +90,13 @@ def test_a_wait_with_a_descriptor_ends_with_the_process(process: subprocess.Pope
 
 
 def test_what_is_ready_is_not_waited_for(alone: Peers) -> None:
-    wait(lambda: True, alone, memoryview(b""), [])
+    wait(lambda: True, alone, memoryview(b""), list)
 
 
 def test_waiting_goes_on_until_it_is_ready(alone: Peers) -> None:
     words = memoryview(bytearray(Layout(2).words * 8)).cast("q")
     calls = iter(range(200))
-    wait(lambda: next(calls) == 150, alone, words, [(1, 1)])
+    wait(lambda: next(calls) == 150, alone, words, lambda: [(1, 1)])
     assert next(calls) == 151
 
 
@@ -104,10 +104,10 @@ def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(alone: Peers) -> 
     words = memoryview(bytearray(Layout(3).words * 8)).cast("q")
     words[LINE * (1 + 1) + LEFT] = 1
     ready_at = time.monotonic() + 0.1
-    wait(lambda: time.monotonic() > ready_at, alone, words, [(1, 1), (2, 2)])
+    wait(lambda: time.monotonic() > ready_at, alone, words, lambda: [(1, 1), (2, 2)])
     words[LINE * (1 + 2) + LEFT] = 1
     with pytest.raises(PeerLost, match="lost ranks 8, 9: it left") as lost:
-        wait(lambda: False, alone, words, [(1, 8), (2, 9)])
+        wait(lambda: False, alone, words, lambda: [(1, 8), (2, 9)])
     assert lost.value.ranks == [8, 9]
 
 
@@ -117,7 +117,7 @@ def test_what_a_rank_did_before_it_left_counts(alone: Peers, monkeypatch: pytest
     done: list[bool] = []
     # It becomes ready just while the look at who is still there is taken.
     monkeypatch.setattr(alone, "check", lambda: done.append(True))
-    wait(lambda: bool(done), alone, words, [(1, 1)])
+    wait(lambda: bool(done), alone, words, lambda: [(1, 1)])
     assert done == [True]
 
 

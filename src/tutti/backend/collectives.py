@@ -22,14 +22,15 @@ from tutti.backend.arguments import (
     root_of,
 )
 from tutti.backend.failures import Unusable
-from tutti.backend.operations import Reduction, reduction_of
+from tutti.backend.operations import reduction_of
 from tutti.backend.progress import Progress
-from tutti.backend.roll_call import Steps
 from tutti.backend.routing import Routes, routed
-from tutti.backend.rows import Rows
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan, is_plain
 from tutti.backend.work import Operation
+from tutti.comm.reductions import Reduction
+from tutti.comm.roll_call import Steps
+from tutti.comm.rows import Rows
 
 
 class Collectives(ProcessGroup):

@@ -17,17 +17,17 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.arguments import Tensors, asynchronous, listed
 from tutti.backend.collectives import Collectives, chain
-from tutti.backend.failures import RankLost, Unusable
-from tutti.backend.messages import Messages, Receiving
+from tutti.backend.failures import Mismatch, RankLost, Unusable
 from tutti.backend.progress import Progress
 from tutti.backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
 from tutti.backend.routing import Routes, routed
-from tutti.backend.rows import ONE_HOP, Rows
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan
 from tutti.backend.work import Operation
 from tutti.comm.base import ANY
 from tutti.comm.control import LEFT, Layout
+from tutti.comm.messages import Messages, Receiving
+from tutti.comm.rows import ONE_HOP, Rows
 from tutti.comm.waiting import LONGEST_NAP_S, Peers
 from tutti.errors import PeerLost
 
@@ -88,7 +88,7 @@ class Group(Collectives):
         self._progress = Progress(
             self._peers,
             self._names,
-            lambda: self._transport.absent,
+            self._transport.absent,
             self._has_left,
             timeout.total_seconds(),
             LONGEST_NAP_S if len(here) == size else SPREAD_NAP_S,
@@ -96,11 +96,11 @@ class Group(Collectives):
         _open.add(self)
 
     def _stay_here(self, place: Place) -> None:
-        arena, words, crowded = place.arena, place.words, self._peers.crowded
-        rows = Rows(arena, place.rows, words, self._rank, self._names, crowded)
+        arena, block, words, crowded = place.arena, place.block, place.words, self._peers.crowded
+        rows = Rows(arena, block, words, self._rank, self._names, crowded, Mismatch)
         self._transport, self._hop = rows, rows.hop
         self._longest_hop = ONE_HOP if self._size > 1 else -1
-        self._messages = Messages(arena, place.block, words, self._rank, self._names)
+        self._messages = Messages(arena, block, words, self._rank, self._names, Mismatch)
 
     def _spread(self, registry: Registry, hosts: Sequence[str]) -> None:
         mpi = join_by_mpi(registry, self._names, hosts)

@@ -29,9 +29,9 @@ from tutti.comm.waiting import CROWDED_YIELD_S, LONGEST_NAP_S, NAP_SHARE, YIELD_
 from tutti.errors import PeerLost
 
 if TYPE_CHECKING:
-    from tutti.backend.messages import Receiving
-    from tutti.backend.operations import Reduction
-    from tutti.backend.roll_call import Steps
+    from tutti.comm.messages import Receiving
+    from tutti.comm.reductions import Reduction
+    from tutti.comm.roll_call import Steps
 
 SPIN_S: Final = 200e-6
 """How long whoever starts an operation runs it without letting go of the core."""

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.failures import Absent, Unusable
-from tutti.backend.rows import rows_bytes
 from tutti.comm.arena import Arena
 from tutti.comm.control import Layout, control_bytes
 from tutti.comm.mpi import MpiGroup, world_place
@@ -30,11 +29,10 @@ _TAGS = 16_000
 
 
 class Place(NamedTuple):
-    """Where a group's shared memory is: its control block, and its rows."""
+    """Where a group's shared memory is: its control block, and the words in it."""
 
     arena: Arena
     block: int
-    rows: int
     words: memoryview
 
 
@@ -100,11 +98,11 @@ def share(registry: Registry, rank: int, members: Sequence[int]) -> Place:
     size, leader, outcome = len(members), members[0], _FINE
     if rank == leader:
         arena = Arena.create()
-        block, rows = arena.allocate(control_bytes(size)), arena.allocate(rows_bytes(size))
-        registry.tell("arena", f"{block} {rows} {arena.path}")
+        block = arena.allocate(control_bytes(size))
+        registry.tell("arena", f"{block} {arena.path}")
     else:
-        control, memory, path = registry.ask("arena", leader).split(" ", 2)
-        block, rows = int(control), int(memory)
+        control, path = registry.ask("arena", leader).split(" ", 1)
+        block = int(control)
         try:
             arena = Arena.open(path)
         except (OSError, ValueError) as error:
@@ -117,7 +115,7 @@ def share(registry: Registry, rank: int, members: Sequence[int]) -> Place:
                 f"rank {other} cannot open the shared memory of its host: {said}; start all ranks of a host "
                 "as one user, in one container"
             )
-    return Place(arena, block, rows, arena.words(block, Layout(size).words))
+    return Place(arena, block, arena.words(block, Layout(size).words))
 
 
 def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:

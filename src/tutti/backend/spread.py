@@ -18,14 +18,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from tutti.backend.calls import Call, Kind, agree_on_lengths, check_sum, disagreement
 from tutti.backend.failures import Mismatch, RankLost, Unusable
-from tutti.backend.messages import Receiving
-from tutti.backend.operations import Reduction
-from tutti.backend.roll_call import Steps
 from tutti.comm.base import ANY, cut
+from tutti.comm.calls import BARRIER, Call, Kind, agree_on_lengths, check_sum, disagreement
+from tutti.comm.messages import Receiving
 from tutti.comm.mpi import MpiGroup
+from tutti.comm.reductions import Reduction
 from tutti.comm.rings import as_bytes
+from tutti.comm.roll_call import Steps
 
 PIECE: Final = 64 << 20
 """Bytes of a vector that are summed at once: what is received for it needs as much memory again."""
@@ -54,7 +54,6 @@ class Spread:
         self._missing: list[int] = []
         self._receiving: list[Receiving] = []
 
-    @property
     def absent(self) -> list[int]:
         """The ranks that have not come where this one waits."""
         return self._missing
@@ -81,7 +80,7 @@ class Spread:
         for other in self._others:
             if words[other] != call:
                 theirs = Call(int(words[other]))
-                raise disagreement(self._names[self.rank], call, self._names[other], theirs)
+                raise Mismatch(disagreement(self._names[self.rank], call, self._names[other], theirs))
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Steps:
         """Give each rank its vector, and take one from each."""
@@ -99,7 +98,7 @@ class Spread:
 
     def barrier(self) -> Steps:
         """Wait until every rank has come here."""
-        yield from self._meet(Call.of(Kind.BARRIER))
+        yield from self._meet(BARRIER)
 
     # --- reductions
 
@@ -188,7 +187,7 @@ class Spread:
         mine = torch.tensor([len(one) for one in (*inputs, *outputs)])
         table = [torch.empty_like(mine) for _ in range(self.size)]
         yield from self._share(mine, table)
-        agree_on_lengths([row.tolist() for row in table], self._names)
+        agree_on_lengths([row.tolist() for row in table], self._names, Mismatch)
         yield from self._swap(inputs, outputs)
 
     # --- messages

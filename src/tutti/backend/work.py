@@ -12,9 +12,9 @@ from torch.distributed import Work
 from torch.futures import Future
 
 if TYPE_CHECKING:
-    from tutti.backend.messages import Receiving
     from tutti.backend.progress import Progress
-    from tutti.backend.roll_call import Steps
+    from tutti.comm.messages import Receiving
+    from tutti.comm.roll_call import Steps
 
 
 class Operation(Work):

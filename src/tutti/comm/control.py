@@ -3,17 +3,17 @@
     block ┌────────────────┐
           │ header line    │  who is lost
           ├────────────────┤
-          │ line of rank 0 │  barrier epoch, process id, ...: written by that rank alone
+          │ line of rank 0 │  latest meeting, process id, ...: written by that rank alone
           │ line of rank 1 │
           ├────────────────┤
           │ rings' lines   │  how far sender and receiver of each pair are, each in a line of its own
           ├────────────────┤
-          │ scratch        │  two sets of one row per rank: what collectives pass on
+          │ rows           │  two sets of one per rank: what collectives pass on
           ├────────────────┤
           │ rings          │  one for each (receiver, sender): what messages pass on
           └────────────────┘
 
-A line is a cache line, so that ranks that write do not disturb each other. Nothing of scratch and rings takes
+A line is a cache line, so that ranks that write do not disturb each other. Nothing of rows and rings takes
 memory before it is first used.
 """
 
@@ -33,11 +33,13 @@ LOST: Final = 0
 -(1 + rank) is a rank of another host, numbered in the whole job.
 """
 
-EPOCH, PID, LEFT, CALLS = 0, 1, 2, 3
-"""Words of a rank's line: barriers entered; process id; 1 after `close`; its two latest collectives."""
+MEETING, CALLS, PID, LEFT = 0, 2, 4, 5
+"""Words of a rank's line: twice the number of its latest meeting with the others, plus 1 if it has come for
+more than a barrier; what it has come for, then; process id; 1 after `close`. The first two are two words
+each, used in turn: who is late still finds what the others said before they went on."""
 
-ROW: Final = 512 << 10
-"""Bytes of a row of scratch: longer vectors travel in pieces of this size, which stay in the caches."""
+ROW: Final = 1 << 20
+"""Bytes of a row: longer vectors travel in pieces, which stay in the caches."""
 
 RING: Final = 256 << 10
 """Bytes of a ring of messages: longer ones travel in pieces."""
@@ -67,13 +69,13 @@ class Layout:
         return LINE * (1 + self.size + 2 * self.size * self.size)
 
     @property
-    def scratch(self) -> int:
-        """Where the scratch begins: (2, size, ROW) bytes."""
+    def rows(self) -> int:
+        """Where the rows begin: (2, size, ROW) bytes."""
         return -(-self.words * 8 // PAGE) * PAGE
 
     def ring(self, sender: int, receiver: int) -> int:
         """Where a ring begins."""
-        return self.scratch + 2 * self.size * ROW + (receiver * self.size + sender) * RING
+        return self.rows + 2 * self.size * ROW + (receiver * self.size + sender) * RING
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import cloudpickle
 import torch
@@ -25,13 +25,16 @@ from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, Counter, cut
 from tutti.comm.counting import ANSWER, QUESTION, Desk, DistantCounter, GuardedCounter
-from tutti.comm.host import SMALL, HostCommunicator
+from tutti.comm.host import HostCommunicator
 from tutti.comm.mpi_job import MpiJob, guarded
 from tutti.comm.neighbours import join_host
 from tutti.errors import TuttiError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+SMALL: Final = 4 << 10
+"""Bytes up to which one rank of each host sums a whole vector between the hosts."""
 
 
 def library() -> str:

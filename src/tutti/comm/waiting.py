@@ -12,7 +12,7 @@ import ctypes
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.control import LEFT, LINE, LOST, PID
@@ -120,7 +120,10 @@ class Peers:
 
 
 def wait(
-    ready: Callable[[], bool], peers: Peers, words: memoryview, needed: Iterable[tuple[int, int]]
+    ready: Callable[[], bool],
+    peers: Peers,
+    words: memoryview,
+    needed: Callable[[], Collection[tuple[int, int]]],
 ) -> None:
     """Return as soon as `ready` is true.
 
@@ -128,8 +131,8 @@ def wait(
         ready: what to wait for: cheap and without side effects that a repetition would harm.
         peers: the job's processes.
         words: the control words of the communicator that waits.
-        needed: the ranks of that communicator without all of which `ready` cannot become true, each with its
-            number in the job.
+        needed: tells the ranks of that communicator without all of which `ready` cannot become true, each
+            with its number in the job.
 
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
@@ -146,7 +149,6 @@ def wait(
         os.sched_yield()
         if ready():
             return
-    needed = tuple(needed)
     while not ready():
         peers.nap(waited_s)
         waited_s = time.monotonic() - started
@@ -155,12 +157,16 @@ def wait(
 
 
 def _refuse_to_wait_for_nobody(
-    ready: Callable[[], bool], peers: Peers, words: memoryview, needed: Sequence[tuple[int, int]]
+    ready: Callable[[], bool],
+    peers: Peers,
+    words: memoryview,
+    needed: Callable[[], Collection[tuple[int, int]]],
 ) -> None:
     try:
         peers.check()
-        if needed and all(words[LINE * (1 + rank) + LEFT] for rank, _ in needed):
-            raise PeerLost([name for _, name in needed], "it left while others still waited for it")
+        missing = needed()
+        if missing and all(words[LINE * (1 + rank) + LEFT] for rank, _ in missing):
+            raise PeerLost([name for _, name in missing], "it left while others still waited for it")
     except PeerLost:
         # Whoever is gone may have done what we wait for with its last breath.
         if not ready():

@@ -6,29 +6,36 @@ import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from typing import Final
 
 import torch
 
-from tutti.backend.failures import Mismatch
-from tutti.backend.operations import REDUCTION_NAMES
+from tutti.comm.reductions import REDUCTION_NAMES
 from tutti.comm.rings import DTYPE_NUMBERS, DTYPES
 
 
 class Kind(IntEnum):
     """The collectives."""
 
-    BARRIER = 1
-    ALL_REDUCE = 2
-    REDUCE = 3
-    REDUCE_SCATTER = 4
-    BROADCAST = 5
-    ALL_GATHER = 6
-    GATHER = 7
-    SCATTER = 8
-    ALL_TO_ALL = 9
+    BARRIER = 0
+    ALL_REDUCE = 1
+    REDUCE = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    ALL_GATHER = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    BROADCAST_OBJECT = 9
+    ALL_GATHER_OBJECTS = 10
+    SHARED = 11
+    COUNTER = 12
+    LOCKS = 13
+    SPLIT = 14
 
 
-_ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
+_ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
+_BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
 
 
 class Call(int):
@@ -59,18 +66,21 @@ class Call(int):
         )
 
     def __str__(self) -> str:
-        kind = self >> 58
-        if kind not in Kind._value2member_map_:
-            return "nothing"
-        parts = [f"{self & 0xFFFFFFFFF} x {DTYPES[self >> 48 & 0x3F]}"]
+        kind, root = Kind(self >> 58), self >> 36 & 0xFFF
+        parts = []
         if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
-            parts.insert(0, REDUCTION_NAMES[self >> 54 & 0xF])
-        root = self >> 36 & 0xFFF
+            parts.append(REDUCTION_NAMES[self >> 54 & 0xF])
+        if kind not in _BARE:
+            parts.append(f"{self & 0xFFFFFFFFF} x {DTYPES[self >> 48 & 0x3F]}")
         if kind in _ROOTED:
             parts.append(f"root {root}")
         elif root:
             parts.append(f"sizes with check sum {root}")
-        return "barrier()" if kind == Kind.BARRIER else f"{Kind(kind).name.lower()}({', '.join(parts)})"
+        return f"{kind.name.lower()}({', '.join(parts)})"
+
+
+BARRIER: Final = Call(0)
+"""What takes the ranks together and nothing else."""
 
 
 def check_sum(lengths: Sequence[int]) -> int:
@@ -80,30 +90,28 @@ def check_sum(lengths: Sequence[int]) -> int:
     return zlib.crc32(repr(list(lengths)).encode()) % 0xFFF + 1
 
 
-def disagreement(rank: int, call: Call, other: int, theirs: Call) -> Mismatch:
-    """The error that two ranks, numbered in the job, have called different things."""
-    return Mismatch(
+def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
+    """What is wrong when two ranks, numbered in the job, have called different things."""
+    return (
         f"rank {rank} called {call} while rank {other} called {theirs}; all ranks of a group must call the "
         "same collectives in the same order, with the same sizes and dtypes"
     )
 
 
-def agree_on_lengths(table: Sequence[Sequence[int]], names: Sequence[int]) -> None:
-    """See that in an all_to_all everybody gets what is sent to it.
+def agree_on_lengths(table: Sequence[Sequence[int]], names: Sequence[int], mismatch: type[Exception]) -> None:
+    """See that in an all_to_all everybody gets what is sent to it; raise a `mismatch` if not.
 
     Args:
         table: of each rank, how many elements it has for each, and then how many it expects from each.
         names: the ranks' numbers in the job.
-
-    Raises:
-        Mismatch: somebody expects something else.
+        mismatch: the error that somebody expects something else.
     """
     size = len(names)
     for sender in range(size):
         for receiver in range(size):
             sent, expected = table[sender][receiver], table[receiver][size + sender]
             if sent != expected:
-                raise Mismatch(
+                raise mismatch(
                     f"rank {names[sender]} called all_to_all with {sent} elements for rank "
                     f"{names[receiver]}, which called it to receive {expected} from there; give "
                     "splits that agree"

@@ -18,14 +18,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tutti.backend.calls import Call, Kind, agree_on_lengths, check_sum
-from tutti.backend.operations import Reduction
-from tutti.backend.roll_call import RollCall, Steps
 from tutti.comm.arena import Arena
 from tutti.comm.base import cut
-from tutti.comm.control import CALLS
-from tutti.comm.fence import ORDERED, fence
-from tutti.comm.rings import as_bytes
+from tutti.comm.calls import Call, Kind, agree_on_lengths, check_sum
+from tutti.comm.control import ROW, Layout
+from tutti.comm.reductions import Reduction
+from tutti.comm.roll_call import RollCall, Steps
 
 _Hop = tuple[Call, list[list[list[Tensor]]]]
 _Plan = tuple[list[list["_Piece"]], list[int]]
@@ -33,21 +31,15 @@ _Plan = tuple[list[list["_Piece"]], list[int]]
 ONE_HOP: Final = 64 << 10
 """Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
 
-ROW: Final = 1 << 20
-"""Bytes of a row: longer vectors travel in pieces."""
-
 HALF: Final = ROW // 2
 """Bytes of half a row, the length of a piece of a longer vector: pieces stay in the caches."""
-
-_TRIES: Final = 4000
-"""How often a short call asks for the others before it is left to whoever waits."""
 
 SPREAD_FROM: Final = 4 << 10
 SLOTS: Final = 32
 """A short vector of at least so many bytes passes through so many slots of a row, if they fit, in turn: to
 write to memory that other cores have in their caches takes longer than to memory that has left them."""
 
-_VIEWS: Final = 512
+_PLACES: Final = 2048
 _HOPS: Final = 128
 _PLANS: Final = 64
 """How many of the views of rows, and of the plans for vectors, are kept."""
@@ -58,55 +50,47 @@ class Rows(RollCall):
 
     Args:
         arena: the memory that the ranks share.
-        memory: where in it the rows begin, of `rows_bytes(size)`.
+        block: where in it the group's control block begins.
         words: the control words.
         rank: this process's number in the group.
         names: what the group's ranks are called in errors: their numbers in the job.
         crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
+        mismatch: the error that the ranks have called different things.
     """
 
     def __init__(
         self,
         arena: Arena,
-        memory: int,
+        block: int,
         words: memoryview,
         rank: int,
         names: Sequence[int],
         crowded: bool,
+        mismatch: type[Exception] = ValueError,
     ) -> None:
-        super().__init__(words, rank, names)
+        super().__init__(words, rank, names, crowded, mismatch)
         # What is made in inference mode can be written in that mode alone.
         with torch.inference_mode(False):
-            self._memory = arena.tensor(memory, (2, self.size, ROW), torch.uint8)
-        self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
-        self._short: dict[tuple[torch.dtype, int], list[list[Tensor]]] = {}
+            self._memory = arena.tensor(block + Layout(self.size).rows, (2, self.size, ROW), torch.uint8)
+        self._places: dict[tuple[torch.dtype, int, int, int, int], Tensor] = {}
         self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
         self._hops: dict[tuple[torch.dtype, torch.Size, int], _Hop] = {}
-        self._tries = 0 if crowded else _TRIES
 
     def _memory_of(self, dtype: torch.dtype) -> Tensor:
         """All rows, of shape (2, size, elements)."""
         with torch.inference_mode(False):
             return self._memory.view(dtype)
 
-    def _rows(self, dtype: torch.dtype) -> list[Tensor]:
-        """The rows that may be written now: one of ROW bytes for each rank."""
-        self._set ^= 1
-        typed = self._typed.get(dtype)
-        if typed is None:
-            typed = self._typed[dtype] = [list(rows) for rows in self._memory_of(dtype)]
-        return typed[self._set]
-
-    def _short_rows(self, dtype: torch.dtype, length: int) -> list[Tensor]:
-        """The beginnings of the rows that may be written now."""
-        self._set ^= 1
-        found = self._short.get((dtype, length))
+    def _place(self, dtype: torch.dtype, rank: int, length: int, begin: int = 0) -> Tensor:
+        """A part of a rank's row, of those rows that may be written now."""
+        key = dtype, self._set, rank, length, begin
+        found = self._places.get(key)
         if found is None:
-            if len(self._short) >= _VIEWS:
-                self._short.clear()
-            found = [[row[:length] for row in rows] for rows in self._memory_of(dtype)]
-            self._short[dtype, length] = found
-        return found[self._set]
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            found = self._memory_of(dtype)[self._set, rank, begin : begin + length]
+            self._places[key] = found
+        return found
 
     # --- reductions
 
@@ -121,27 +105,16 @@ class Rows(RollCall):
         key = (tensor.dtype, tensor.shape, way.number)
         call, sets = self._hops.get(key) or self._plan_hop(*key)
         self._set = chosen = self._set ^ 1
-        self._epoch = epoch = self._epoch + 1
-        slots, words = sets[chosen], self._words
-        rows = slots[(epoch >> 1) % len(slots)]
+        slots = sets[chosen]
+        rows = slots[(self._meeting >> 2) % len(slots)]
         rows[self.rank].copy_(tensor)
-        words[self._own + CALLS + (epoch & 1)] = call
-        if not ORDERED:
-            fence()
-        words[self._own] = epoch
-        tries = self._tries
-        for _, line in self._others:
-            while words[line] < epoch:
-                tries -= 1
-                if tries < 0:
-                    return self._land(call, rows, tensor, way)
-        self._agree(call)
+        if not self.knock(call):
+            return self._land(call, rows, tensor, way)
         way.fold(rows, tensor)
         return None
 
     def _land(self, call: Call, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> Steps:
-        yield from self._arrive()
-        self._agree(call)
+        yield from self.linger(call)
         way.fold(rows, tensor)
 
     def _plan_hop(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _Hop:
@@ -217,12 +190,12 @@ class Rows(RollCall):
             way.finish(vector, 1)
             return
         call = Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=way.number, root=root)
-        for piece in torch.split(vector, ROW // vector.itemsize):
-            rows = self._rows(vector.dtype)
-            rows[self.rank][: len(piece)].copy_(piece)
+        for piece in _cut(vector, ROW // vector.itemsize):
+            self._set ^= 1
+            self._place(piece.dtype, self.rank, len(piece)).copy_(piece)
             yield from self._meet(call)
             if self.rank == root:
-                way.fold([row[: len(piece)] for row in rows], piece)
+                way.fold([self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece)
             yield True
 
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, way: Reduction) -> Steps:
@@ -237,125 +210,130 @@ class Rows(RollCall):
             output.copy_(inputs[0])
             way.finish(output, 1)
             return
-        lengths, dtype = [len(vector) for vector in inputs], output.dtype
+        lengths, dtype, rank = [len(vector) for vector in inputs], output.dtype, self.rank
         call = Call.of(
             Kind.REDUCE_SCATTER, dtype, sum(lengths), reduction=way.number, root=check_sum(lengths)
         )
-        most, rank = ROW // dtype.itemsize // self.size, self.rank
+        most = ROW // dtype.itemsize // self.size
         for begin in range(0, max(*lengths, 1), most):
-            rows = self._rows(dtype)
-            for other, _ in self._others:
-                piece = inputs[other][begin : begin + most]
-                rows[rank][other * most : other * most + len(piece)].copy_(piece)
+            self._set ^= 1
+            for other in self._others:
+                piece = _part(inputs[other], begin, most)
+                self._place(dtype, rank, len(piece), other * most).copy_(piece)
             yield from self._meet(call)
-            target, mine = output[begin : begin + most], inputs[rank][begin : begin + most]
+            target, mine = _part(output, begin, most), _part(inputs[rank], begin, most)
             if len(target):
-                place = slice(rank * most, rank * most + len(target))
-                found = [mine if other == rank else row[place] for other, row in enumerate(rows)]
-                result = found[_home(rank)]
+                found = [self._place(dtype, other, len(target), rank * most) for other in range(self.size)]
+                found[rank] = mine
+                # What is summed last may be the target itself.
+                result = target if rank < 2 else found[0]
                 way.fold(found, result)
-                target.copy_(result)
+                if result is not target:
+                    target.copy_(result)
             yield True
 
     # --- moves
 
     def broadcast(self, vector: Tensor, root: int) -> Steps:
         """Overwrite `vector` on every rank with that of rank `root`."""
+        if self.size == 1:
+            return
         call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
-        vector = as_bytes(vector)
-        for piece in torch.split(vector, ROW):
-            row = self._rows(torch.uint8)[root]
+        for piece in _cut(vector, ROW // vector.itemsize):
+            self._set ^= 1
+            place = self._place(piece.dtype, root, len(piece))
             if self.rank == root:
-                row[: len(piece)].copy_(piece)
+                place.copy_(piece)
             yield from self._meet(call)
             if self.rank != root:
-                piece.copy_(row[: len(piece)])
+                piece.copy_(place)
             yield True
 
     def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with the ranks' vectors, which may differ in length."""
-        lengths = [len(output) for output in outputs]
-        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
-        if outputs[self.rank].data_ptr() != vector.data_ptr():
-            outputs[self.rank].copy_(vector)
-        vector = as_bytes(vector)
-        places = [as_bytes(output) for output in outputs]
-        for begin in range(0, max(*map(len, places), 1), ROW):
-            rows = self._rows(torch.uint8)
-            mine = vector[begin : begin + ROW]
-            rows[self.rank][: len(mine)].copy_(mine)
+        lengths, dtype, rank = [len(output) for output in outputs], vector.dtype, self.rank
+        call = Call.of(Kind.ALL_GATHER, dtype, sum(lengths), root=check_sum(lengths))
+        if outputs[rank].data_ptr() != vector.data_ptr():
+            outputs[rank].copy_(vector)
+        if self.size == 1:
+            return
+        most = ROW // dtype.itemsize
+        for begin in range(0, max(*lengths, 1), most):
+            self._set ^= 1
+            mine = _part(vector, begin, most)
+            self._place(dtype, rank, len(mine)).copy_(mine)
             yield from self._meet(call)
-            for other, _ in self._others:
-                piece = places[other][begin : begin + ROW]
-                piece.copy_(rows[other][: len(piece)])
+            for other in self._others:
+                piece = _part(outputs[other], begin, most)
+                piece.copy_(self._place(dtype, other, len(piece)))
             yield True
 
     def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
-        call = Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root)
-        if self.rank == root:
+        dtype, rank = vector.dtype, self.rank
+        call = Call.of(Kind.GATHER, dtype, vector.numel(), root=root)
+        if rank == root:
             outputs[root].copy_(vector)
-        vector = as_bytes(vector)
-        places = [as_bytes(output) for output in outputs]
-        for begin in range(0, max(len(vector), 1), ROW):
-            rows = self._rows(torch.uint8)
-            mine = vector[begin : begin + ROW]
-            if self.rank != root:
-                rows[self.rank][: len(mine)].copy_(mine)
+        most = ROW // dtype.itemsize
+        for begin in range(0, max(len(vector), 1), most):
+            self._set ^= 1
+            mine = _part(vector, begin, most)
+            if rank != root:
+                self._place(dtype, rank, len(mine)).copy_(mine)
             yield from self._meet(call)
-            if self.rank == root:
-                for other, _ in self._others:
-                    places[other][begin : begin + ROW].copy_(rows[other][: len(mine)])
+            if rank == root:
+                for other in self._others:
+                    _part(outputs[other], begin, most).copy_(self._place(dtype, other, len(mine)))
             yield True
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root)
-        if self.rank == root:
+        dtype, rank = vector.dtype, self.rank
+        call = Call.of(Kind.SCATTER, dtype, vector.numel(), root=root)
+        if rank == root:
             vector.copy_(inputs[root])
-        vector = as_bytes(vector)
-        places = [as_bytes(each) for each in inputs]
-        for begin in range(0, max(len(vector), 1), ROW):
-            rows = self._rows(torch.uint8)
-            mine = vector[begin : begin + ROW]
-            if self.rank == root:
-                for other, _ in self._others:
-                    rows[other][: len(mine)].copy_(places[other][begin : begin + ROW])
+        most = ROW // dtype.itemsize
+        for begin in range(0, max(len(vector), 1), most):
+            self._set ^= 1
+            mine = _part(vector, begin, most)
+            if rank == root:
+                for other in self._others:
+                    self._place(dtype, other, len(mine)).copy_(_part(inputs[other], begin, most))
             yield from self._meet(call)
-            if self.rank != root:
-                mine.copy_(rows[self.rank][: len(mine)])
+            if rank != root:
+                mine.copy_(self._place(dtype, rank, len(mine)))
             yield True
 
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
-        call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
-        sources = [as_bytes(vector) for vector in inputs]
-        places = [as_bytes(vector) for vector in outputs]
-        table = yield from self._exchange_lengths([*map(len, inputs), *map(len, outputs)], call)
-        agree_on_lengths(table, self._names)
-        most, rank = ROW // self.size, self.rank
-        places[rank].copy_(sources[rank])
-        for begin in range(0, max(map(max, table)) * inputs[0].itemsize, most):
-            rows = self._rows(torch.uint8)
-            for other, _ in self._others:
-                piece = sources[other][begin : begin + most]
-                rows[rank][other * most : other * most + len(piece)].copy_(piece)
+        dtype, rank = inputs[0].dtype, self.rank
+        call = Call.of(Kind.ALL_TO_ALL, dtype)
+        table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
+        agree_on_lengths(table, self._names, self._mismatch)
+        most = ROW // dtype.itemsize // self.size
+        outputs[rank].copy_(inputs[rank])
+        for begin in range(0, max(map(max, table)), most):
+            self._set ^= 1
+            for other in self._others:
+                piece = _part(inputs[other], begin, most)
+                self._place(dtype, rank, len(piece), other * most).copy_(piece)
             yield from self._meet(call)
-            for other, _ in self._others:
-                piece = places[other][begin : begin + most]
-                piece.copy_(rows[other][rank * most : rank * most + len(piece)])
+            for other in self._others:
+                piece = _part(outputs[other], begin, most)
+                piece.copy_(self._place(dtype, other, len(piece), rank * most))
             yield True
 
-    def _exchange_lengths(self, lengths: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
-        rows = self._short_rows(torch.int64, len(lengths))
-        rows[self.rank].copy_(torch.tensor(lengths))
+    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        """Tell all ranks some whole numbers, as part of `call`.
+
+        Returns:
+            The numbers of each rank.
+        """
+        self._set ^= 1
+        rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
+        rows[self.rank].copy_(torch.tensor(numbers))
         yield from self._meet(call)
         return [row.tolist() for row in rows]
-
-
-def rows_bytes(size: int) -> int:
-    """How many bytes of the arena the rows of a group of `size` ranks need."""
-    return 2 * size * ROW
 
 
 class _Piece:
@@ -393,6 +371,16 @@ class _Piece:
         """Take what the others have made."""
         for owner, place in self._made:
             parts[owner].copy_(place)
+
+
+def _cut(vector: Tensor, most: int) -> Sequence[Tensor]:
+    """A vector in pieces of `most` elements."""
+    return (vector,) if len(vector) <= most else torch.split(vector, most)
+
+
+def _part(vector: Tensor, begin: int, most: int) -> Tensor:
+    """At most `most` elements of a vector, from `begin` on."""
+    return vector if not begin and len(vector) <= most else vector[begin : begin + most]
 
 
 def _home(owner: int) -> int:

@@ -1,20 +1,20 @@
-"""Messages between two ranks of a host, as generators that many of can be under way at the same time."""
+"""A rank's messages to and from the other ranks of its host: generators, many of which can be under way."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from torch import Tensor
 
-from tutti.backend.failures import Mismatch
 from tutti.comm.arena import Arena
 from tutti.comm.base import ANY
 from tutti.comm.control import Layout
 from tutti.comm.rings import HEADER, PIECE, Arrival, Inbox, Outbox, as_bytes
+from tutti.comm.roll_call import Steps
 
-STALLS: Final = 64
+STALLS: Final = 8
 """After how many vain tries a sender makes room for others, who may wait to send to it, too."""
 
 
@@ -44,17 +44,27 @@ class Messages:
         words: the control words.
         rank: this process's number in the group.
         names: what the group's ranks are called in errors: their numbers in the job.
+        mismatch: the error that a message has another length or dtype than what is to receive it.
     """
 
-    def __init__(self, arena: Arena, block: int, words: memoryview, rank: int, names: Sequence[int]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        block: int,
+        words: memoryview,
+        rank: int,
+        names: Sequence[int],
+        mismatch: type[Exception] = ValueError,
+    ) -> None:
         self._arena, self._block, self._words = arena, block, words
         self._rank, self._names, self._layout = rank, tuple(names), Layout(len(names))
+        self._mismatch = mismatch
         self._inboxes: dict[int, Inbox] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._sending: dict[int, deque[object]] = {}
         self._receiving: list[Receiving] = []
 
-    def send(self, vector: Tensor, to: int, tag: int) -> Generator[bool, None, None]:
+    def send(self, vector: Tensor, to: int, tag: int) -> Steps:
         """Send `vector`; it may be overwritten at the end. Messages to one rank keep their order."""
         if to == self._rank:
             self._inbox(to).deliver(tag, vector)
@@ -84,22 +94,23 @@ class Messages:
                 inbox.absorb()
         return stalls + 1
 
-    def recv(self, vector: Tensor, receiving: Receiving) -> Generator[bool, None, None]:
+    def recv(self, vector: Tensor, receiving: Receiving) -> Steps:
         """Overwrite `vector` with the next message that `receiving` asks for.
 
         Receives that could get the same message get theirs in the order in which they were asked for.
 
         Raises:
-            Mismatch: the message has another length or dtype than `vector`. It stays there.
+            ValueError: (or what `mismatch` is) the message has another length or dtype than `vector`. It
+                stays there.
         """
         self._receiving.append(receiving)
         try:
-            while (found := self._find(receiving)) is None:
+            while (found := self.find(receiving)) is None:
                 yield False
             inbox, arrival = found
             receiving.sender, body = inbox.sender, as_bytes(vector)
             if not arrival.fits(vector):
-                raise Mismatch(
+                raise self._mismatch(
                     f"rank {self._names[inbox.sender]} sent {arrival} with tag {arrival.tag}, but the tensor "
                     f"to receive it in rank {self._names[self._rank]} has {vector.numel()} elements of "
                     f"{vector.dtype}; receive it into a tensor like the one that is sent"
@@ -112,7 +123,8 @@ class Messages:
         finally:
             self._receiving.remove(receiving)
 
-    def _find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
+    def find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
+        """The message that was sent first of those that are here and that `receiving` asks for."""
         for earlier in self._receiving:
             if earlier is receiving:
                 break
@@ -144,3 +156,36 @@ class Messages:
                 self._arena, self._block, self._words, self._rank, receiver, len(self._names)
             )
         return self._outboxes[receiver]
+
+
+class Together:
+    """Several messages moved on together.
+
+    Args:
+        parts: what is to be done, each with the rank that it waits for.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Steps, int]]) -> None:
+        self._parts = list(parts)
+
+    def absent(self) -> list[int]:
+        """The ranks that are still waited for."""
+        return [rank for _, rank in self._parts]
+
+    def run(self) -> Steps:
+        """Move all of them on. What one of them raises is raised when the others are over."""
+        wrong: Exception | None = None
+        while self._parts:
+            moved = False
+            for part in tuple(self._parts):
+                try:
+                    moved |= next(part[0])
+                except StopIteration:
+                    self._parts.remove(part)
+                    moved = True
+                except Exception as error:
+                    self._parts.remove(part)
+                    wrong, moved = error, True
+            yield moved
+        if wrong is not None:
+            raise wrong

@@ -1,0 +1,76 @@
+"""What can be made of the ranks' vectors, in the order of the ranks: bit-equal in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way to make one vector of the ranks' vectors.
+
+    Attributes:
+        name: what `torch.distributed` calls it, in small letters.
+        number: what it is called in a `Call`.
+        combine: makes one of two, into `out`.
+        mean: whether the result is divided by the number of ranks.
+        factor: what every rank's vector is multiplied with before, or None.
+    """
+
+    name: str
+    number: int
+    combine: Callable[..., Any]
+    mean: bool = False
+    factor: Any = None
+
+    def fold(self, rows: Sequence[Tensor], out: Tensor) -> None:
+        """Overwrite `out` with what `rows` make together; it may be the first or the second of them."""
+        if (len(rows) > 2 or self.mean or out.itemsize == 1) and _rounds(out.dtype):
+            # Rounded but once.
+            total = rows[0].float()
+            for row in rows[1:]:
+                self.combine(total, row.float(), out=total)
+            if self.mean:
+                total /= len(rows)
+            out.copy_(total)
+            return
+        self.combine(rows[0], rows[1], out=out)
+        for row in rows[2:]:
+            self.combine(out, row, out=out)
+        if self.mean:
+            self.finish(out, len(rows))
+
+    def finish(self, total: Tensor, size: int) -> None:
+        """Divide, where the operation is a mean; whole numbers are rounded towards zero."""
+        if self.mean:
+            total.div_(size, rounding_mode=None if total.is_floating_point() else "trunc")
+
+
+SUM: Final = Reduction("sum", 0, torch.add)
+REDUCTIONS: Final = (
+    SUM,
+    Reduction("avg", 1, torch.add, mean=True),
+    Reduction("product", 2, torch.mul),
+    Reduction("min", 3, torch.minimum),
+    Reduction("max", 4, torch.maximum),
+    Reduction("band", 5, torch.bitwise_and),
+    Reduction("bor", 6, torch.bitwise_or),
+    Reduction("bxor", 7, torch.bitwise_xor),
+)
+
+
+def premul_sum(factor: Any) -> Reduction:
+    """The sum of the ranks' vectors, each multiplied with that rank's factor."""
+    return Reduction("premul_sum", len(REDUCTIONS), torch.add, factor=factor)
+
+
+REDUCTION_NAMES: Final = {way.number: way.name for way in (*REDUCTIONS, premul_sum(1.0))}
+
+
+def _rounds(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize < 4
