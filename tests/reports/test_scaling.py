@@ -197,6 +197,12 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
         Run.read(tmp_path / "nowhere")
 
 
+def test_a_run_in_its_first_epoch_says_what_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadRunFolder, match=f"end of its first epoch.*'tutti watch {tmp_path}'"):
+        Run.read(tmp_path)
+
+
 def test_a_comparison_survives_its_file(tmp_path: Path) -> None:
     asked = comparison(ONE, SYNC, target=0.9)
     asked.write(tmp_path)

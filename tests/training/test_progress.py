@@ -79,6 +79,12 @@ def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: p
     assert "12,346 samples/s\n" in text
 
 
+def test_where_no_bar_may_be_a_terminal_gets_lines_alone() -> None:
+    stream = Terminal()
+    show(progress_on(stream, bar=False))
+    assert "\x1b" not in stream.getvalue()
+
+
 def test_other_ranks_show_nothing() -> None:
     stream = Terminal()
     progress = progress_on(stream, rank=1)

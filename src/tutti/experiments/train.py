@@ -33,6 +33,7 @@ from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.task import Task, prepare_task
 from tutti.heartbeats import TESTING
 from tutti.launch.sampling import Sampler, sampling
+from tutti.launch.surroundings import started_by
 from tutti.parallel.base import Portion
 from tutti.parallel.choice import check_together, portion_of
 from tutti.parallel.layout import Layout
@@ -158,7 +159,8 @@ def prepare_trainer(
         arithmetic=task.arithmetic,
         compute=portion.compute,
         everyone=comm,
-        progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank),
+        # mpirun gives its ranks a terminal even where what they print goes into a file.
+        progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi),
     )
 
 

@@ -49,6 +49,11 @@ class Run:
         Raises:
             BadRunFolder: it has no records, or holds something else under the name of one of its files.
         """
+        if (path / "config.json").exists() and not (path / "history.jsonl").exists():
+            raise BadRunFolder(
+                f"the run {path} has not come to the end of its first epoch, so there is nothing to report; "
+                f"'tutti watch {path}' says how it is"
+            )
         history = read_history(path / "history.jsonl")
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")

@@ -250,11 +250,17 @@ class Several:
         self._due = [now + way.every_s for way in self._ways]
 
 
-def progress_on(stream: TextIO, rank: int = 0) -> Progress:
-    """How rank `rank` shows a run: a bar on a terminal, lines elsewhere; other ranks show nothing."""
+def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
+    """How rank `rank` shows a run: a bar on a terminal, lines elsewhere; ranks other than 0 show nothing.
+
+    Args:
+        stream: where it is shown.
+        rank: which rank shows it.
+        bar: whether it may be a bar.
+    """
     if rank != 0:
         return Silent()
-    return Live(stream) if stream.isatty() else Lines(stream)
+    return Live(stream) if bar and stream.isatty() else Lines(stream)
 
 
 def figures(evaluation: Evaluation) -> str:
