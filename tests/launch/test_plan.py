@@ -10,7 +10,7 @@ import pytest
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores
 from tutti.launch.hosts import Host
-from tutti.launch.plan import make_plan, share_host
+from tutti.launch.plan import RANK_BYTES, make_plan, share_host
 from tutti.launch.surroundings import Launcher
 
 
@@ -75,6 +75,14 @@ def test_one_worker_has_all_cores_as_threads_and_is_not_bound() -> None:
 
 def test_threads_are_at_least_one() -> None:
     assert share_host(machine(2), 7, None).threads == 1
+
+
+def test_ranks_that_would_fill_the_memory_are_refused_before_they_start() -> None:
+    four = 4 * RANK_BYTES
+    assert make_plan(4, cores=machine(2), memory_bytes=four).ranks == 4
+    assert make_plan(2, cores=machine(2), memory_bytes=four).ranks == 2
+    with pytest.raises(BadOption, match=r"5 ranks need more than 0\.6 GiB.*give at most 4"):
+        make_plan(4, cores=machine(2), servers=1, memory_bytes=four)
 
 
 def test_many_ranks_are_described_in_short() -> None:

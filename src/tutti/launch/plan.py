@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.hosts import Host, read_hosts
 from tutti.launch.servers import servers_per_host
 from tutti.launch.surroundings import Launcher, started_by
+
+
+RANK_BYTES: Final = 128 << 20
+"""A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ def make_plan(
     *,
     hosts: str | None = None,
     servers: int = 0,
+    memory_bytes: int | None = None,
 ) -> Plan:
     """Decide which ranks run where.
 
@@ -91,12 +97,14 @@ def make_plan(
         cores: the cores that may be used; by default what the kernel allows this process.
         hosts: "a:4,b:4" or the path of a host file, to start the ranks with mpirun; their workers.
         servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
+        memory_bytes: what the ranks of this host may use; by default what is available now.
 
     Returns:
         The plan.
 
     Raises:
-        BadOption: a number that cannot be used, or that contradicts the hosts or the launcher.
+        BadOption: a number that cannot be used, that contradicts the hosts or the launcher, or that this
+            host has no memory for.
         UserError: this process was started by a launcher that tutti cannot work under.
     """
     wanted = _wanted(workers)
@@ -111,9 +119,24 @@ def make_plan(
         return _hosts_plan(read_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
+    if count + servers > cores.usable:
+        _refuse_too_many(count + servers, memory_bytes)
     share = share_host(cores, count, threads)
     bound = share.cores if count > 1 else ()
     return Plan(count, share.threads, bound, share.warnings, servers=servers)
+
+
+def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
+    """So many ranks that their start alone would fill the memory, and stop the machine."""
+    import psutil  # It would slow every start.
+
+    free = psutil.virtual_memory().available if memory_bytes is None else memory_bytes
+    most = max(1, free // RANK_BYTES)
+    if ranks > most:
+        raise BadOption(
+            f"{ranks:,} ranks need more than {ranks * RANK_BYTES / 2**30:.1f} GiB of memory before they train "
+            f"anything, but {free / 2**30:.1f} GiB are available; give at most {most:,}, better one for each core"
+        )
 
 
 def share_host(cores: Cores, ranks: int, threads: int | None) -> Share:
