@@ -22,6 +22,13 @@ def normalised() -> nn.Module:
     )
 
 
+def layer_normalised() -> nn.Module:
+    """A normalisation with weights of its own, of each sample by itself."""
+    norm = nn.LayerNorm(12)
+    nn.init.uniform_(norm.weight, 2, 3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(196, 12), norm, nn.ReLU(), nn.Linear(12, 5))
+
+
 def tied() -> nn.Module:
     """Two layers with one weight; the first layer is frozen."""
     first, second, third = nn.Linear(196, 9), nn.Linear(9, 9), nn.Linear(9, 9)

@@ -14,6 +14,7 @@ from tutti.errors import BadModel
 from tutti.parallel.tensor import split
 
 TENSOR: Run = {"parallel": "tensor"}
+TEAMS: Run = {"parallel": "data=2,tensor=2"}
 OWN: Run = MLP | TENSOR | {"model_options": {}}
 
 EQUAL: dict[str, Run] = {
@@ -41,11 +42,32 @@ def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str)
 
 
 def test_teams_with_samples_of_their_own_follow_it_too() -> None:
-    found = on_ranks(4, {"lenet": LENET | {"parallel": "data=2,tensor=2"}})["lenet"]
+    found = on_ranks(4, {"lenet": LENET | TEAMS})["lenet"]
     assert deviation(found, alone(LENET)) < 1e-5
     first, second = (rank.samples for rank in found.history[0].ranks[::2])
     assert [rank.samples for rank in found.history[0].ranks] == [first, first, second, second]
     assert first + second == found.history[0].train.samples
+
+
+@pytest.mark.timeout(300)
+def test_the_norm_of_what_all_teams_add_up_is_that_of_the_undivided_model() -> None:
+    clipped = {"clip_norm": 0.1, "clip_value": 0.05}
+    runs = {
+        "lenet": LENET | TEAMS | clipped,
+        "pipeline": LENET | clipped | {"parallel": "data=2,pipeline=2"},
+        # A normalisation is whole on every rank of a team, and must count once.
+        "norm": MLP | TEAMS | clipped | {"model": "parallel.models:layer_normalised", "model_options": {}},
+        "as a whole": LENET
+        | TEAMS
+        | clipped
+        | {"strategy": "sync", "strategy_options": {"collective": "ring"}},
+        "paramserver": LENET | TEAMS | clipped | {"strategy": "paramserver"},
+    }
+    found = on_ranks(4, runs)
+    assert "teams of strategy 'paramserver' have portions only" in found.pop("paramserver").refused
+    for name, one in found.items():
+        plain = {key: value for key, value in runs[name].items() if not key.startswith("strategy")}
+        assert deviation(one, alone(plain)) < 1e-5, name
 
 
 def test_every_rank_has_its_share_of_the_weights_alone() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +17,33 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.parallel.base import Ranks
 from tutti.replica import Replica, local
-from tutti.strategies.base import Clip, Strategy, Worker
-
-Gradients = Callable[[], Iterable[tuple[Tensor, bool]]]
-"""The gradients that this rank holds, and whether it counts each in the norm of the whole: every element of
-the model is counted by one rank of the team."""
+from tutti.strategies.base import Clip, Division, Strategy, Worker
 
 
-def gradients_of(module: nn.Module, counts: Callable[[nn.Parameter], bool]) -> Gradients:
-    """The gradients of `module`; `counts` says which parameters this rank counts."""
+class Gradients:
+    """The gradients that this rank holds.
 
-    def gradients() -> Iterator[tuple[Tensor, bool]]:
-        for parameter in module.parameters():
+    Args:
+        module: this rank's portion of the model.
+        counts: whether this rank counts a parameter in the norm of the whole: every element of the model is
+            counted by one rank of the team.
+    """
+
+    def __init__(self, module: nn.Module, counts: Callable[[nn.Parameter], bool]) -> None:
+        self._module, self.counts = module, counts
+
+    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
+        """Each gradient, and whether it counts."""
+        for parameter in self._module.parameters():
             if parameter.grad is not None:
-                yield local(parameter.grad), counts(parameter)
+                yield local(parameter.grad), self.counts(parameter)
 
-    return gradients
+
+def add_up(team: Communicator, squares: float) -> float:
+    """The sum of a number over the ranks of a team (collective)."""
+    total = torch.tensor([squares], dtype=torch.float64)
+    team.all_reduce(total)
+    return total.item()
 
 
 class Clipper:
@@ -49,15 +62,13 @@ class Clipper:
     def __call__(self) -> None:
         """Clip (collective over the team, when there is a limit for the norm)."""
         if self._clip.value is not None:
-            clip_values([gradient for gradient, _ in self._gradients()], self._clip.value)
+            clip_values([gradient for gradient, _ in self._gradients], self._clip.value)
         if self._clip.norm is None:
             return
-        squares = squared_norm(gradient for gradient, counts in self._gradients() if counts)
-        total = torch.tensor([squares], dtype=torch.float64)
-        self._team.all_reduce(total)
-        scale = scale_for(math.sqrt(total.item()), self._clip.norm)
+        squares = squared_norm(gradient for gradient, counts in self._gradients if counts)
+        scale = scale_for(math.sqrt(add_up(self._team, squares)), self._clip.norm)
         if scale != 1:
-            for gradient, _ in self._gradients():
+            for gradient, _ in self._gradients:
                 gradient.mul_(scale)
 
 
@@ -84,15 +95,21 @@ def worker_of(
 ) -> Worker:
     """The strategy's worker among those that hold the same portion.
 
+    Of one team the gradient is clipped before the strategy sees it. Those of several are added up by the
+    strategy, so it must clip the sum, by the norm over the team.
+
     Raises:
-        BadOption: there are several teams, and the norm of the gradient is to be limited.
+        BadOption: the norm of the gradient is to be limited, and the strategy cannot do that.
     """
     if clip.norm is None:
         return strategy.worker(replica, ranks.data, optimizer, clip)
-    if ranks.data.size > 1:
+    if ranks.data.size == 1:
+        inner = strategy.worker(replica, ranks.data, optimizer, Clip())
+        return _Clipped(inner, Clipper(ranks.team, gradients, clip))
+    if not strategy.joint_norm:
         raise BadOption(
-            f"--clip-norm limits the gradient of the whole model after those of {ranks.data.size} teams are "
-            "added up, where no rank has all of it; leave --clip-norm out, or use one team (no data=)"
+            f"--clip-norm limits the gradient of the whole model, of which the {ranks.data.size} teams of "
+            f"strategy '{strategy.name}' have portions only; leave it out, or use --strategy sync"
         )
-    inner = strategy.worker(replica, ranks.data, optimizer, Clip())
-    return _Clipped(inner, Clipper(ranks.team, gradients, clip))
+    division = Division(gradients.counts, partial(add_up, ranks.team))
+    return strategy.worker(replica, ranks.data, optimizer, replace(clip, divided=division))

@@ -35,7 +35,7 @@ from tutti.errors import BadModel, BadOption
 from tutti.parallel.base import Learning, Of, Portion, Ranks, count_of, taken, values_of
 from tutti.parallel.group import Group
 from tutti.parallel.layout import Layout, Pipeline
-from tutti.parallel.moving import gradients_of, worker_of
+from tutti.parallel.moving import Gradients, worker_of
 from tutti.parallel.schedules import Passes, check_microbatches, owners
 from tutti.parallel.stages import Block, balance, blocks_of, boundaries, measure
 from tutti.replica import Replica
@@ -81,7 +81,7 @@ class PipelinePortion(Portion):
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
         group = self._group.team.get_group()
         self._passes = Passes(self._schedule, own, shapes, group, learning.loss)
-        self._gradients = gradients_of(self.module, lambda _: True)
+        self._gradients = Gradients(self.module, lambda _: True)
         self._shapes = shapes
         self.compute = self._compute
 

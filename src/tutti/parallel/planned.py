@@ -13,7 +13,7 @@ from tutti.errors import BadModel, BadOption
 from tutti.imports import load_object
 from tutti.parallel.base import Ranks
 from tutti.parallel.group import Group
-from tutti.parallel.moving import gradients_of
+from tutti.parallel.moving import Gradients
 from tutti.parallel.scattered import ScatteredPortion
 
 
@@ -38,7 +38,7 @@ class PlannedPortion(ScatteredPortion):
             parallelize_module(module, group.team, plan)
         except (ValueError, NotImplementedError, RuntimeError) as error:
             raise BadModel(f"the plan '{spec}' does not fit the model: {error}; mend one of them") from error
-        self.gradients = gradients_of(module, lambda p: _divided(p) or ranks.team.rank == 0)
+        self.gradients = Gradients(module, lambda p: _divided(p) or ranks.team.rank == 0)
 
 
 def _plan(spec: str, module: nn.Module) -> dict[str, ParallelStyle]:

@@ -91,7 +91,7 @@ class Scattered(Worker):
     def _add_up(self) -> int:
         """Sum the gradients over the teams; returns the bytes sent."""
         sent = 0
-        for gradient, _ in self._gradients():
+        for gradient, _ in self._gradients:
             total = gradient.contiguous().view(-1)
             self._data.all_reduce(total)
             gradient.copy_(total.view(gradient.shape))

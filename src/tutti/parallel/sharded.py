@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from tutti.data.batches import Batch
 from tutti.parallel.base import Ranks
 from tutti.parallel.group import Group
-from tutti.parallel.moving import gradients_of
+from tutti.parallel.moving import Gradients
 from tutti.parallel.scattered import ScatteredPortion
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.loop import Computed
@@ -49,7 +49,7 @@ class ShardedPortion(ScatteredPortion):
         self._loss, self._arithmetic = loss, arithmetic
         for unit in units(module):
             fully_shard(unit, mesh=group.team)
-        self.gradients = gradients_of(module, lambda _: True)
+        self.gradients = Gradients(module, lambda _: True)
         self.compute = self._compute
 
     def _compute(self, batch: Batch) -> Computed:

@@ -31,7 +31,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadModel
 from tutti.parallel.base import Of, Portion, Ranks, count_of, taken, values_of
-from tutti.parallel.moving import gradients_of, worker_of
+from tutti.parallel.moving import Gradients, worker_of
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 from tutti.strategies.placement import place
@@ -68,7 +68,7 @@ class TensorPortion(Portion):
         self.peers = self.data = ranks.data
         self.parameters = count_of(module)
         self._split = split(module, ranks.team)
-        self._gradients = gradients_of(module, lambda p: p in self._split or ranks.team.rank == 0)
+        self._gradients = Gradients(module, lambda p: p in self._split or ranks.team.rank == 0)
 
     @override
     def place(self, strategy: Strategy) -> Replica:

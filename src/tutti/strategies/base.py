@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import ClassVar
 
+from torch import nn
 from torch.optim import Optimizer
 
 from tutti.centre.base import Centre
@@ -34,6 +36,19 @@ class Pace(Enum):
 
 
 @dataclass(frozen=True)
+class Division:
+    """Which part of a gradient's norm is this rank's, where the ranks of a team hold one model together.
+
+    Attributes:
+        counts: whether a parameter counts here: every element of the model counts on one rank of a team.
+        add_up: makes of the squares that count here those of the whole model (collective over the team).
+    """
+
+    counts: Callable[[nn.Parameter], bool]
+    add_up: Callable[[float], float]
+
+
+@dataclass(frozen=True)
 class Clip:
     """Gradient clipping, applied to the gradient of the whole update (after the reduction).
 
@@ -41,10 +56,13 @@ class Clip:
         norm: the largest 2-norm of the gradient of the whole model; above it the gradient is scaled down.
             None: off.
         value: the largest absolute value of an element; applied before `norm`. None: off.
+        divided: how the norm is that of several ranks together. None: each has the whole model. Given only to
+            strategies that say with `joint_norm` that their workers heed it.
     """
 
     norm: float | None = None
     value: float | None = None
+    divided: Division | None = None
 
 
 class Worker(ABC):
@@ -106,6 +124,7 @@ class Strategy(ABC):
     home: ClassVar[Home]
     pace: ClassVar[Pace] = Pace.TOGETHER
     needs: ClassVar[tuple[type, ...]] = ()
+    joint_norm: ClassVar[bool] = False
 
     @property
     def passes(self) -> int:

@@ -76,6 +76,7 @@ class Sync(Strategy):
 
     name: ClassVar[str] = "sync"
     home: ClassVar[Home] = Home.SHARED
+    joint_norm: ClassVar[bool] = True
 
     every: int = field(default=1, metadata={"help": "passes of each worker for one update, from 1"})
     collective: str = field(

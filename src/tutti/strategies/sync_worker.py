@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -18,7 +18,7 @@ from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
 from tutti.reduction import Layout, Reduction
 from tutti.replica import Replica
 from tutti.rules.averaging import add_up
-from tutti.strategies.base import Clip, Worker
+from tutti.strategies.base import Clip, Division, Worker
 
 MakeReduction = Callable[[Communicator, Layout], Reduction]
 """Makes a reduction of vectors of a layout over the ranks of a communicator."""
@@ -77,6 +77,9 @@ class SyncWorker(Worker):
             total[own] for total, own in zip(totals, self._slices, strict=True) if own.start < own.stop
         ]
         self._squares = comm.node.shared(lanes, dtype=torch.float64) if clip.norm is not None else None
+        self._counted = [part.total for part in self._parts]
+        if clip.divided is not None:
+            self._counted = list(_counted(replica, totals, self._slices, clip.divided))
 
     @override
     def step(self) -> None:
@@ -117,10 +120,22 @@ class SyncWorker(Worker):
     def _norm(self, squares: Tensor) -> float:
         """The 2-norm of the whole gradient, bit-equal on all ranks: all slices' squares in the same order."""
         if self._lane is not None:
-            squares[self._lane] = squared_norm(part.total for part in self._parts)
+            squares[self._lane] = squared_norm(self._counted)
         # The next write is after the barrier at the end of this step, when all have read.
         self._node.barrier()
-        return math.sqrt(sum(squares.tolist()))
+        total, divided = sum(squares.tolist()), self._clip.divided
+        return math.sqrt(total if divided is None else divided.add_up(total))
+
+
+def _counted(
+    replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], divided: Division
+) -> Iterator[Tensor]:
+    """What of this rank's slices counts in the norm of a model that is divided over a team."""
+    for flat, total, own in zip(replica.flats, totals, slices, strict=True):
+        for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+            start, stop = max(span.start, own.start), min(span.stop, own.stop)
+            if start < stop and divided.counts(parameter):
+                yield total[start:stop]
 
 
 def _reduce(reductions: Sequence[Reduction], vectors: Sequence[Tensor]) -> int:
