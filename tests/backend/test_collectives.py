@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import distributed
-from torch.distributed import ReduceOp
+from torch.distributed import GatherOptions, ReduceOp
 
 from backend.every_operation import every_operation
 from backend.process_groups import Ranks
@@ -317,6 +317,19 @@ def test_coalesced_forms_treat_each_tensor_by_itself(ranks):
         for rank, (first, second) in enumerate(lists):
             same(first, torch.full((2,), float(rank)))
             same(second, torch.full((1,), rank + 0.5))
+
+
+def test_gather_single_puts_the_inputs_one_after_the_other(ranks):
+    def gather(rank):
+        options = GatherOptions()
+        options.rootRank = size - 1
+        output = torch.zeros(size, 2) if rank == size - 1 else torch.zeros(0)
+        distributed.group.WORLD.gather_single(output, torch.full((2,), float(rank)), options).wait()
+        return output
+
+    size = ranks.size
+    found = ranks.run(gather)
+    same(found[-1], torch.arange(size).float().repeat_interleave(2).view(size, 2))
 
 
 def test_objects_reach_everyone(ranks):

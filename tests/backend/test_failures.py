@@ -264,7 +264,7 @@ def test_a_barrier_has_a_timeout_of_its_own(doomed):
             return None
         half = timedelta(seconds=0.5)
         if rank == 0:
-            return said_by(lambda: distributed.barrier(async_op=False, timeout=half))
+            return said_by(lambda: distributed.group.WORLD.barrier(timeout=half).wait())
         return said_by(lambda: distributed.group.WORLD.monitored_barrier(half))
 
     doomed.start(late)

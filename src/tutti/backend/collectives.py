@@ -222,6 +222,19 @@ class Collectives(ProcessGroup):
         self._check_root_lists("gather", vector, places, root)
         return self._run("gather", [self._transport.gather(vector, places, root)], lists, loan, options)
 
+    @routed("gather_single")
+    def gather_single(self, output: Tensor, source: Tensor, options: Any = None) -> Operation | None:
+        """Overwrite the root's output with the ranks' inputs, one after the other."""
+        loan, root, places = Loan(), root_of(options), list[Tensor]()
+        vector = loan.take(source, write=False)
+        if root == self._rank:
+            target = loan.take(output, read=False)
+            check_whole("gather", vector, target, self._size)
+            places += parts_of(torch.split(target, len(vector) or 1), self._size)
+        return self._run("gather", [self._transport.gather(vector, places, root)], [output], loan, options)
+
+    gather_into_tensor = gather_single
+
     @routed("scatter")
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None

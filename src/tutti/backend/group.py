@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.arguments import Tensors, asynchronous, listed
 from tutti.backend.collectives import Collectives, chain
+from tutti.backend.counterpart import counterpart
 from tutti.backend.failures import Mismatch, RankLost, Unusable
 from tutti.backend.progress import Progress
 from tutti.backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
@@ -68,6 +69,7 @@ class Group(Collectives):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._names, self._store = rank, size, tuple(names), store
         self._name, self._description, self._splits = "", "", 0
+        self._counterpart = counterpart(self, timeout)
         self._owner, self._routes = os.getpid(), Routes(store, rank, size, timeout)
         registry = Registry(store, rank, self._names, timeout.total_seconds())
         keys = registry.gather("host", host_key())

@@ -1,0 +1,67 @@
+"""What torch's C++ finds of a group that is written in Python: a backend with a name and no operations.
+
+Newer versions of torch ask a group's backends for more than the group: a flight recorder for their name,
+batched messages and `split_group` for what they can do. Older ones do not ask, nor let Python make a backend.
+"""
+
+# torch's stubs have properties where these are plain values.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Backend
+from torch.distributed import ProcessGroup
+
+from tutti.backend.registration import NAME
+
+
+class Counterpart(Backend):
+    """Stands for a group in C++; the group itself does all the work.
+
+    Every property is here because those of C++ look for a Python one, find themselves, and so never end.
+
+    Args:
+        rank: this process's number in the group.
+        size: how many ranks the group has.
+        timeout: how long its operations may take.
+    """
+
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = False
+
+    def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._options = Backend.Options(NAME, timeout)
+
+    def name(self) -> str:
+        """The backend's name."""
+        return NAME
+
+    getBackendName = name
+
+    @property
+    def options(self) -> Backend.Options:
+        """What the group was made with."""
+        return self._options
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: only its members make a part of a group."""
+
+
+def counterpart(group: ProcessGroup, timeout: timedelta) -> Counterpart | None:
+    """Register a counterpart of a group for all its devices; None: this torch lets Python make none.
+
+    The caller keeps it: C++ keeps only that part of it which is C++.
+    """
+    try:
+        made = Counterpart(group.rank(), group.size(), timeout)
+    except TypeError:
+        return None
+    for device in group._device_types:
+        group._register_backend(device, ProcessGroup.BackendType.CUSTOM, made)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    return made
