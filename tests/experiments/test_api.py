@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tutti
-from tutti.experiments.api import name_of
+from tutti.experiments.objects import name_of
 
 INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-import cloudpickle
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from tutti import models
 from tutti.errors import BadOption, UnknownName
-from tutti.experiments.assemble import named_or_given, reseed, seeded
+from tutti.experiments.assemble import reseed, seeded
 from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import OBJECT, Outcome, TrainJob, run
+from tutti.experiments.job import Outcome, TrainJob, run
+from tutti.experiments.objects import by_name, named_or_given
 from tutti.records import EpochRecord, Summary
-from tutti.strategies import STRATEGIES, Strategy
+from tutti.strategies import Strategy
 
 
 @dataclass(frozen=True)
@@ -98,20 +97,15 @@ def train(
     for name, value in (("model", model), ("data", data)):
         if value is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
-    if isinstance(data, os.PathLike):
-        data = os.fspath(data)
-    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
-    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     if isinstance(optimizer, Optimizer):
         raise BadOption(
             "the optimizer is built already, over parameters of this process; give its class, its name, "
             "or a function that makes it from the parameters"
         )
-    given, found = _by_name(given)
-    given = {field: _class_name(value) for field, value in given.items()}
-    objects = {field: _pickled(field, value) for field, value in given.items() if not _plain(value)}
-    values = {field: value if _plain(value) else name_of(value, field) for field, value in given.items()}
-    config = TrainConfig.from_json({**options, **found, **values, "workers": str(workers)})
+    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
+    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
+    values, objects = by_name(given)
+    config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
     write = config.out is not None
     job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace)
     outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
@@ -124,60 +118,11 @@ def train(
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 
 
-def name_of(value: object, field: str = "") -> str:
-    """How the configuration names an object: package.module:name where that is enough to repeat the run."""
-    if isinstance(value, str):
-        return value
-    if (
-        isinstance(value, list | tuple)
-        and value
-        and all(isinstance(item, str) or callable(item) for item in value)
-    ):
-        return ",".join(name_of(item) for item in value)
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    by_class = field in ("optimizer", "schedule") and not isinstance(value, type)
-    if isinstance(module, str) and isinstance(name, str) and _can_be_imported(module, name) and not by_class:
-        return f"{module}:{name}"
-    return OBJECT + (name if isinstance(name, str) else type(value).__name__)
-
-
-def _can_be_imported(module: str, name: str) -> bool:
-    return module != "__main__" and "<" not in name
-
-
-def _class_name(value: object) -> object:
-    """A class goes by its name where that finds it: the ranks then check its options."""
-    name = name_of(value) if isinstance(value, type) else OBJECT
-    return value if name.startswith(OBJECT) else name
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _by_name(given: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """A strategy of ours goes by name and hyper-parameters, so that config.json can repeat the run."""
-    strategy = given["strategy"]
-    if isinstance(strategy, Strategy) and type(strategy) is STRATEGIES.get(strategy.name):
-        return {**given, "strategy": strategy.name}, {"strategy_options": strategy.options()}
-    return given, {}
-
-
 def _refuse_unknown(options: dict[str, Any]) -> None:
     known = [f.name for f in fields(TrainConfig)]
     for name in options:
         if name not in known:
             raise UnknownName("argument", name, [*known, "quiet"], "See help(tutti.train).")
-
-
-def _pickled(field: str, value: object) -> bytes:
-    try:
-        return cast("bytes", cloudpickle.dumps(value))
-    except Exception as error:
-        raise BadOption(
-            f"{field} cannot be sent to the ranks ({type(error).__name__}: {error}); "
-            f"give a function that makes it instead"
-        ) from error
 
 
 def _trained_model(model: object, job: TrainJob, outcome: Outcome) -> nn.Module:

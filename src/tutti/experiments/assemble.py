@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, cast
 
-import cloudpickle
 import numpy as np
 import torch
 from torch import nn
@@ -21,33 +20,11 @@ from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, open_data
 from tutti.errors import BadOption, UnknownName, refuse_other
-from tutti.experiments.config import Options, flag
-from tutti.experiments.job import OBJECT, Job
+from tutti.experiments.config import Options
+from tutti.experiments.job import Job
+from tutti.experiments.objects import named_or_given
 from tutti.imports import call_with_options
 from tutti.strategies import Strategy
-
-
-def named_or_given(job: Job, field: str) -> Any:
-    """What a field of the configuration stands for: the object that the caller gave, or else its value.
-
-    Raises:
-        BadOption: the configuration comes from a run with an object that is not here, or cannot be loaded.
-    """
-    value = getattr(job.config, field)
-    if field in job.objects:
-        try:
-            return cloudpickle.loads(job.objects[field])
-        except (ImportError, AttributeError) as error:
-            raise BadOption(
-                f"{field} '{value}' cannot be brought to the ranks: {error}; "
-                f"define it in the script itself, or in a module that can be imported from there"
-            ) from error
-    if isinstance(value, str) and value.startswith(OBJECT):
-        raise BadOption(
-            f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
-            f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
-        )
-    return value
 
 
 @contextmanager

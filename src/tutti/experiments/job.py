@@ -29,9 +29,6 @@ PARTS: Final = ("test", "validation", "train")
 DTYPES: Final = {"float32": "fp32", "float64": "fp64"}
 """What a comparison can compute with, and the precision of the configuration that this is."""
 
-OBJECT: Final = "object:"
-"""Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
-
 
 @dataclass(frozen=True)
 class ProfiledSteps:

@@ -10,8 +10,9 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.data import Batch, DataSet, Part
 from tutti.experiments import report
-from tutti.experiments.assemble import build_model, named_or_given, part_sizes
-from tutti.experiments.job import OBJECT, Job
+from tutti.experiments.assemble import build_model, part_sizes
+from tutti.experiments.job import Job
+from tutti.experiments.objects import OBJECT, named_or_given
 from tutti.parallel.base import Learning, count_of
 from tutti.records import Evaluation
 from tutti.training.arithmetic import Arithmetic

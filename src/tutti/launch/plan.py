@@ -13,7 +13,6 @@ from tutti.launch.hosts import Host, read_hosts
 from tutti.launch.servers import servers_per_host
 from tutti.launch.surroundings import Launcher, started_by
 
-
 RANK_BYTES: Final = 128 << 20
 """A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
 
@@ -134,8 +133,9 @@ def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
     most = max(1, free // RANK_BYTES)
     if ranks > most:
         raise BadOption(
-            f"{ranks:,} ranks need more than {ranks * RANK_BYTES / 2**30:.1f} GiB of memory before they train "
-            f"anything, but {free / 2**30:.1f} GiB are available; give at most {most:,}, better one for each core"
+            f"{ranks:,} ranks need more than {ranks * RANK_BYTES / 2**30:.1f} GiB of memory before they "
+            f"train anything, but {free / 2**30:.1f} GiB are available; give at most {most:,}, better one "
+            "for each core"
         )
 
 
