@@ -364,6 +364,17 @@ def test_a_tensor_that_needs_a_gradient_is_overwritten_without_a_trace(ranks):
         assert found == ([float(ranks.size)] * 3, [2.0 * ranks.size] * 3, [2.0] * 3)
 
 
+@pytest.mark.parametrize("length", [5, 100_000])
+def test_autograd_learns_that_a_tensor_was_overwritten(ranks, length):
+    def reduce(rank):
+        tensor = torch.ones(length)
+        distributed.all_reduce(tensor)
+        return tensor._version
+
+    # A sum over one rank changes nothing.
+    assert [version > 0 for version in ranks.run(reduce)] == [ranks.size > 1] * ranks.size
+
+
 def test_everything_comes_out_as_with_gloo(ranks):
     def both(rank):
         gloo = distributed.new_group(backend="gloo")

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from tutti.comm.arena import Arena
-from tutti.comm.base import cut
 from tutti.comm.calls import Call, Kind, agree_on_lengths, check_sum
 from tutti.comm.control import ROW, Layout
+from tutti.comm.pieces import Piece, move_few
 from tutti.comm.reductions import Reduction
 from tutti.comm.roll_call import RollCall, Steps
 
-_Hop = tuple[Call, list[list[list[Tensor]]]]
-_Plan = tuple[list[list["_Piece"]], list[int]]
+_Hop = tuple[Call, list[list[tuple[list[Tensor], int]]]]
+_Plan = list[list[Piece]]
 
 ONE_HOP: Final = 64 << 10
 """Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
@@ -106,15 +106,23 @@ class Rows(RollCall):
         call, sets = self._hops.get(key) or self._plan_hop(*key)
         self._set = chosen = self._set ^ 1
         slots = sets[chosen]
-        rows = slots[(self._meeting >> 2) % len(slots)]
-        rows[self.rank].copy_(tensor)
+        rows, place = slots[(self._meeting >> 2) % len(slots)]
+        move_few(place, tensor.data_ptr(), tensor.nbytes)
         if not self.knock(call):
             return self._land(call, rows, tensor, way)
-        way.fold(rows, tensor)
+        self._fold(rows, tensor, way)
         return None
 
     def _land(self, call: Call, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> Steps:
         yield from self.linger(call)
+        self._fold(rows, tensor, way)
+
+    def _fold(self, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> None:
+        """Make the sum of rows, one of which has what `tensor` has, which this core has nearer."""
+        if self.rank == 0:
+            rows = (tensor, *rows[1:])
+        elif self.rank == 1:
+            rows = (rows[0], tensor, *rows[2:])
         way.fold(rows, tensor)
 
     def _plan_hop(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _Hop:
@@ -125,7 +133,11 @@ class Rows(RollCall):
         slots = min(SLOTS, ROW // nbytes) if nbytes >= SPREAD_FROM else 1
         places = [slice(slot * length, (slot + 1) * length) for slot in range(slots)]
         sets = [
-            [[row[place].view(shape) for row in rows] for place in places] for rows in self._memory_of(dtype)
+            [
+                ([row[place].view(shape) for row in rows], rows[self.rank][place].data_ptr())
+                for place in places
+            ]
+            for rows in self._memory_of(dtype)
         ]
         found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
         self._hops[dtype, shape, number] = found
@@ -148,39 +160,40 @@ class Rows(RollCall):
                 yield from rest
             return
         call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
-        sets, lengths = self._plan(vector.dtype, len(vector))
-        pieces, parts, size = sets[self._set ^ 1], torch.split(vector, lengths), self.size
+        sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
+        pieces = sets[self._set ^ 1]
         self._set ^= len(pieces) + 1 >> 1 & 1
-        pieces[0].put(parts[:size])
+        pieces[0].put(address)
         yield from self._meet(call)
         for number, piece in enumerate(pieces):
-            own = parts[number * size : (number + 1) * size]
-            piece.fold(own, way)
+            piece.fold(vector, way)
             if number + 1 < len(pieces):
-                pieces[number + 1].put(parts[(number + 1) * size : (number + 2) * size])
+                pieces[number + 1].put(address)
             yield True
             yield from self._meet(call)
-            piece.take(own)
+            piece.take(address)
         yield True
 
     def _plan(self, dtype: torch.dtype, length: int) -> _Plan:
-        """The half rows that the pieces of a vector pass through."""
+        """The half rows that the pieces of a vector pass through, by the set that the first piece is in."""
         found = self._plans.get((dtype, length))
         if found is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             most = HALF // dtype.itemsize
-            pieces = [min(most, length - begin) for begin in range(0, length, most)]
-            slices = [cut(piece, self.size) for piece in pieces]
-            memory = self._memory_of(dtype).view(2, self.size, 2, -1)
-            sets = [
+            halves = self._memory_of(dtype).view(2, self.size, 2, most).transpose(1, 2)
+            found = [
                 [
-                    _Piece(self.rank, [row[number & 1] for row in memory[first ^ number >> 1 & 1]], places)
-                    for number, places in enumerate(slices)
+                    Piece(
+                        self.rank,
+                        list(halves[first ^ number >> 1 & 1, number & 1]),
+                        begin,
+                        min(most, length - begin),
+                    )
+                    for number, begin in enumerate(range(0, length, most))
                 ]
                 for first in range(2)
             ]
-            found = sets, [place.stop - place.start for places in slices for place in places]
             self._plans[dtype, length] = found
         return found
 
@@ -336,43 +349,6 @@ class Rows(RollCall):
         return [row.tolist() for row in rows]
 
 
-class _Piece:
-    """Where the slices of a piece of a vector are in the rows.
-
-    Args:
-        rank: this process's number in the group.
-        rows: of all ranks.
-        places: the slices that the ranks own.
-    """
-
-    def __init__(self, rank: int, rows: Sequence[Tensor], places: Sequence[slice]) -> None:
-        self._rank = rank
-        self._given = [(owner, rows[rank][place]) for owner, place in enumerate(places) if owner != rank]
-        self._found = [row[places[rank]] for row in rows]
-        self._made = [
-            (owner, rows[_home(owner)][place]) for owner, place in enumerate(places) if owner != rank
-        ]
-
-    def put(self, parts: Sequence[Tensor]) -> None:
-        """Give the others what they own."""
-        for owner, place in self._given:
-            place.copy_(parts[owner])
-
-    def fold(self, parts: Sequence[Tensor], way: Reduction) -> None:
-        """Make the slice that this rank owns, here and for the others."""
-        rank = self._rank
-        found = [*self._found]
-        found[rank] = parts[rank]
-        result = found[_home(rank)]
-        way.fold(found, result)
-        parts[rank].copy_(result)
-
-    def take(self, parts: Sequence[Tensor]) -> None:
-        """Take what the others have made."""
-        for owner, place in self._made:
-            parts[owner].copy_(place)
-
-
 def _cut(vector: Tensor, most: int) -> Sequence[Tensor]:
     """A vector in pieces of `most` elements."""
     return (vector,) if len(vector) <= most else torch.split(vector, most)
@@ -381,8 +357,3 @@ def _cut(vector: Tensor, most: int) -> Sequence[Tensor]:
 def _part(vector: Tensor, begin: int, most: int) -> Tensor:
     """At most `most` elements of a vector, from `begin` on."""
     return vector if not begin and len(vector) <= most else vector[begin : begin + most]
-
-
-def _home(owner: int) -> int:
-    """The row in which the owner of a slice leaves the result: one that it has read already."""
-    return 0 if owner else 1
