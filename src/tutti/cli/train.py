@@ -21,7 +21,7 @@ _OWN = ("plan", "trace", "profile", "profile_ranks")
 
 
 def define(parser: Parser) -> None:
-    """The options: the fields of `TrainConfig`, and --config."""
+    """The options: the fields of `TrainConfig`, where they come from, and what is recorded."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -44,6 +44,12 @@ def define(parser: Parser) -> None:
         help="measure first, for some seconds, which ranks, threads and layout are fastest on this machine; "
         "those that are given as options are kept",
     )
+    _define_recordings(parser)
+    add_config_options(parser, leave_out=("model",))
+
+
+def _define_recordings(parser: Parser) -> None:
+    """What is recorded besides the results."""
     parser.add_argument(
         "--trace",
         action="store_true",
@@ -64,7 +70,6 @@ def define(parser: Parser) -> None:
         metavar="R,...",
         help="on which ranks --profile looks (default: 0)",
     )
-    add_config_options(parser, leave_out=("model",))
 
 
 def _steps(text: str) -> tuple[int, int]:

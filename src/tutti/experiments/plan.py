@@ -64,16 +64,14 @@ def plan(
     """
     began = time.monotonic()
     _refuse_elsewhere(config, budget_s)
-    for precision in precisions:
-        if precision not in _known_precisions():
-            raise UnknownName("value of --precisions", precision, _known_precisions())
+    _refuse_unknown(precisions)
     cores = allowed_cores()
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
     warning = others_at_work(cores.usable)
     if warning is not None:
         announce(f"warning: {warning}")
-    free = not precisions and "precision" not in fixed and config.precision == "fp32"
-    shown = ("bf16",) if free else ()
+    open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
+    shown = ("bf16",) if open_to_others else ()
     end, least_s = began + budget_s, LEAST * budget_s
     job = PlanJob(config, choices, shown, cores, end, least_s, exhaustive=exhaustive, quiet=quiet)
     # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
@@ -133,6 +131,8 @@ def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:
         raise BadOption(f"--budget is {budget_s:g}; give seconds above 0, such as {BUDGET_S:g}")
 
 
-def _known_precisions() -> tuple[str, ...]:
-    choices: tuple[str, ...] = TrainConfig.__dataclass_fields__["precision"].metadata["choices"]
-    return choices
+def _refuse_unknown(precisions: Sequence[str]) -> None:
+    known = TrainConfig.__dataclass_fields__["precision"].metadata["choices"]
+    for precision in precisions:
+        if precision not in known:
+            raise UnknownName("value of --precisions", precision, known)

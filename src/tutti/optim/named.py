@@ -55,22 +55,28 @@ def build(
             raise BadOption(
                 f"option '{key}' of optimizer '{name}' is not given like this; use --lr for the rate"
             )
-    if names_object(name):
-        made = load_object(name, "optimizer")
-    elif name.lower() in OPTIMIZERS:
-        made = OPTIMIZERS[name.lower()]
-    else:
-        raise UnknownName("optimizer", name, [known for known, cls in OPTIMIZERS.items() if _is_usable(cls)])
-    if not (isinstance(made, type) and issubclass(made, Optimizer)):
-        raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
-    check_usable(made)
+    kind = _named(name)
     given |= {} if lr is None else {"lr": lr}
     try:
-        optimizer = call_with_options(made, {"params": parameters, **given}, "optimizer", name)
+        optimizer = call_with_options(kind, {"params": parameters, **given}, "optimizer", name)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadOption(f"optimizer '{name}' cannot be made with {_written(given)}: {error}") from error
     assert isinstance(optimizer, Optimizer)
     return optimizer
+
+
+def _named(name: str) -> type[Optimizer]:
+    """The class that a name stands for."""
+    if names_object(name):
+        kind = load_object(name, "optimizer")
+    elif name.lower() in OPTIMIZERS:
+        kind = OPTIMIZERS[name.lower()]
+    else:
+        raise UnknownName("optimizer", name, [known for known, cls in OPTIMIZERS.items() if _is_usable(cls)])
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
+    check_usable(kind)
+    return kind
 
 
 def _is_usable(optimizer: type[Optimizer]) -> bool:

@@ -30,10 +30,11 @@ def write_report(results: Results, page: Path) -> Path:
         BadRunFolder: the page or a picture cannot be written.
     """
     try:
-        import vl_convert
         from jinja2 import Environment, StrictUndefined
 
         from tutti.reports.figures import FIGURES
+
+        converter = _converter()
     except ImportError as error:
         raise UserError(
             f"the report needs {error.name}, which is not installed; pip install 'tutti[plots]'"
@@ -43,18 +44,12 @@ def write_report(results: Results, page: Path) -> Path:
     shown = [
         {"name": name, "title": FIGURES[name].title, "says": FIGURES[name].says(results)} for name in specs
     ]
-    converter: Any = vl_convert  # Its types demand arguments that have defaults.
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(files("tutti.reports").joinpath("page.html").read_text(encoding="utf-8"))
     text = template.render(**_words(results), figures=shown, specs=specs, library=_library())
     try:
-        pictures = page.parent / PICTURES
-        pictures.mkdir(parents=True, exist_ok=True)
-        for name, spec in specs.items():
-            svg = converter.vegalite_to_svg(spec)
-            (pictures / f"{name}.svg").write_text(svg, encoding="utf-8")
-            (pictures / f"{name}.png").write_bytes(converter.svg_to_png(svg, scale=2))
+        _write_pictures(converter, specs, page.parent / PICTURES)
         page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadRunFolder(
@@ -63,13 +58,26 @@ def write_report(results: Results, page: Path) -> Path:
     return page
 
 
+def _write_pictures(converter: Any, specs: dict[str, Any], folder: Path) -> None:
+    """Each figure as SVG and PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, spec in specs.items():
+        svg = converter.vegalite_to_svg(spec)
+        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+        (folder / f"{name}.png").write_bytes(converter.svg_to_png(svg, scale=2))
+
+
 @cache
 def _library() -> str:
     """The script that draws in the browser; putting it together takes seconds."""
+    return str(_converter().javascript_bundle())
+
+
+def _converter() -> Any:
+    """The package `vl_convert`, whose types demand arguments that have defaults."""
     import vl_convert
 
-    converter: Any = vl_convert
-    return str(converter.javascript_bundle())
+    return vl_convert
 
 
 def _words(results: Results) -> dict[str, Any]:

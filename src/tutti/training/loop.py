@@ -178,15 +178,7 @@ class Trainer:
         last = min(self.updates, self._step + self.batches.updates)
         final = last == self.updates
         self._train(epoch, last, tally)
-        self._stages.divide(self.worker.traffic, self.worker.updating)
-        self.progress.doing(WAITING)
-        # Before anything collective: others may still wait for what this worker will exchange.
-        if final:
-            self.worker.finish()
-        else:
-            self.worker.settle()
-        self._refuse_broken_weights()
-        average_buffers(self.replica, self.comm)
+        self._meet(final)
         train = tally.total(self.comm)
         trained = self._stages.lap("wait" if (self.everyone or self.comm).size > 1 else "reduce")
         # Records are exchanged while the ranks are together, so that none waits for that alone.
@@ -215,6 +207,18 @@ class Trainer:
             self.trace.add(f"epoch {epoch + 1}", began, self._stages.last)
         self._unvalidated.append(record)
         return [replace(self._unvalidated.popleft(), validation=found) for found in evaluations]
+
+    def _meet(self, final: bool) -> None:
+        """Bring the workers together (collective): the replica gets the weights that are to be evaluated."""
+        self._stages.divide(self.worker.traffic, self.worker.updating)
+        self.progress.doing(WAITING)
+        # Before anything collective: others may still wait for what this worker will exchange.
+        if final:
+            self.worker.finish()
+        else:
+            self.worker.settle()
+        self._refuse_broken_weights()
+        average_buffers(self.replica, self.comm)
 
     def _train(self, epoch: int, last: int, tally: Tally) -> None:
         """Make the updates of one epoch, up to update number `last` of the run."""
