@@ -1,23 +1,23 @@
 """One NVIDIA GPU: tutti's training loop beside one written by hand, and where a GPU begins to pay.
 
-    python benchmarks/gpu.py [--rounds 5] [--samples 51200] [--device cuda]
+    python benchmarks/gpu.py [--rounds 5]
 
-First table: samples/s of `tutti.train(..., device="cuda", precision="bf16", layout="channels_last")` and of
-loops written by hand with the same precision and layout and fused Adam, the whole data set on the GPU:
-"eager", and "CUDA graph", the whole step captured and replayed. Batches of 512, sides in turn, medians.
-Wanted: tutti at least as fast as the faster of the two.
+First table: samples/s of `tutti.train(..., device="cuda", precision="bf16", layout="channels_last")`, as it
+is and with `cuda_graph="off"`; and of loops written by hand with the same precision and layout and fused
+Adam, the whole data set on the GPU: "eager", and "CUDA graph", the whole step captured and replayed. Batches
+of 512, sides in turn, medians. Wanted: tutti at least as fast as the faster of the two.
 
 Second table: forward, backward and optimizer of an MLP 784-width-width-10 in fp32, on all cores and on the
 GPU with its batch there; the time to copy a batch there beside it.
 
 Both go to benchmarks/RESULTS-gpu.md. With `--device cpu` the same code runs where no GPU is, to try it: then
-there are no CUDA graphs, and nothing is written.
+there are no CUDA graphs, and nothing is written unless `--out` says where.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -29,9 +29,14 @@ from measure import describe_machine, interleave, medians, table
 from tutti import models
 
 BATCH = 512
-MODELS: dict[str, tuple[int, int, int]] = {"mlp": (1, 28, 28), "cnn": (1, 28, 28), "vgg11": (3, 32, 32)}
-"""By name: the shape of an input."""
+MODELS: dict[str, tuple[tuple[int, int, int], int]] = {
+    "mlp": ((1, 28, 28), 400),
+    "cnn": ((1, 28, 28), 200),
+    "vgg11": ((3, 32, 32), 50),
+}
+"""By name: the shape of an input, and the steps of an epoch."""
 
+SIDES = ("tutti", "tutti, no graph", "eager", "CUDA graph")
 WIDTHS = (64, 256, 1024, 4096)
 BATCHES = (32, 128, 512, 2048)
 WANTED = 1.0
@@ -39,26 +44,39 @@ RESULTS = Path(__file__).parent / "RESULTS-gpu.md"
 
 
 def main() -> None:
+    args = arguments()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("this machine has no NVIDIA GPU that torch can use: nothing is measured, nothing written")
+        return
+    parts = [f"# Results on a GPU\n\n`python benchmarks/gpu.py`\n\n    {describe(args.device)}"]
+    tables = (
+        lambda: training(args.device, args.rounds, args.batch, args.steps),
+        lambda: paying(args.device, args.rounds, args.widths, args.batches),
+    )
+    print(parts[0], flush=True)
+    for measure in tables:
+        parts.append(measure())
+        print("\n" + parts[-1], flush=True)
+        # After each table: should time run out, what there is stays.
+        if args.out is not None:
+            args.out.write_text("\n\n".join(parts) + "\n")
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
-    parser.add_argument("--samples", type=int, default=100 * BATCH, help="samples of an epoch")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples of a step in the first table")
+    parser.add_argument("--steps", type=int, help="of an epoch, instead of each model's own")
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="in the second table")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="in the second table")
+    parser.add_argument("--out", type=Path, help="where the results go")
     args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("this machine has no NVIDIA GPU that torch can use: nothing is measured, nothing written")
-        return
-    found = "\n\n".join(
-        [
-            f"# Results on a GPU\n\n`python benchmarks/gpu.py`\n\n    {describe(args.device)}",
-            training(args.device, args.rounds, args.samples // BATCH * BATCH),
-            paying(args.device, args.rounds),
-        ]
-    )
-    print(found)
-    if args.device == "cuda":
-        RESULTS.write_text(found + "\n")
+    if args.out is None and args.device == "cuda":
+        args.out = RESULTS
+    return args
 
 
 def describe(device: str) -> str:
@@ -70,38 +88,53 @@ def describe(device: str) -> str:
 # --- training
 
 
-def training(device: str, rounds: int, samples: int) -> str:
+def training(device: str, rounds: int, batch: int, steps: int | None) -> str:
     """The first table."""
     rows = []
-    for model, shape in MODELS.items():
+    for model, (shape, own_steps) in MODELS.items():
+        samples = (steps or own_steps) * batch
         inputs, targets = torch.randn(samples, *shape), torch.randint(10, (samples,))
-        sides: dict[str, Callable[[], float]] = {
-            "tutti": lambda m=model, x=inputs, y=targets: by_tutti(m, x, y, device),
-            "eager": lambda m=model, x=inputs, y=targets: by_hand(m, x, y, device, graph=False),
-        }
-        if device == "cuda":
-            sides["CUDA graph"] = lambda m=model, x=inputs, y=targets: by_hand(m, x, y, device, graph=True)
-        rate = medians(interleave(sides, rounds))
-        best = max(value for side, value in rate.items() if side != "tutti")
-        ratio = rate["tutti"] / best
+        rate = medians(interleave(sides(model, inputs, targets, batch, device), rounds))
+        ratio = rate["tutti"] / max(rate[side] for side in ("eager", "CUDA graph") if side in rate)
         verdict = f"{ratio:.2f} ({WANTED} {'reached' if ratio >= WANTED else 'MISSED'})"
-        figures = [f"{rate[side]:,.0f}" if side in rate else "" for side in ("tutti", "eager", "CUDA graph")]
-        rows.append([model, *figures, verdict])
-    heads = ["samples/s", "tutti", "eager", "CUDA graph", "tutti / faster"]
-    about = f"bf16, channels_last, Adam, batch {BATCH}, {samples:,} samples an epoch, median of {rounds}"
+        figures = [f"{rate[side]:,.0f}" if side in rate else "" for side in SIDES]
+        rows.append([model, samples, *figures, verdict])
+        print(*rows[-1], sep="  ", flush=True)
+    heads = ["samples/s", "samples", *SIDES, "tutti / faster by hand"]
+    about = (
+        f"bf16, channels_last, Adam, batch {batch}; the second epoch of so many samples; median of {rounds}."
+    )
     return f"## Training\n\n{about}\n\n{table(heads, rows)}"
 
 
-def by_tutti(model: str, inputs: Tensor, targets: Tensor, device: str) -> float:
+def sides(
+    model: str, inputs: Tensor, targets: Tensor, batch: int, device: str
+) -> dict[str, Callable[[], float]]:
+    """What is compared: each measures samples/s. Without CUDA there are no graphs."""
+
+    def ours(graph: str) -> Callable[[], float]:
+        return lambda: by_tutti(model, inputs, targets, batch, device, graph)
+
+    def hand(graph: bool) -> Callable[[], float]:
+        return lambda: by_hand(model, inputs, targets, batch, device, graph)
+
+    found = {"tutti": ours("auto"), "eager": hand(False)}
+    if device == "cuda":
+        found |= {"tutti, no graph": ours("off"), "CUDA graph": hand(True)}
+    return found
+
+
+def by_tutti(model: str, inputs: Tensor, targets: Tensor, batch: int, device: str, graph: str) -> float:
     """Samples/s of the second epoch."""
     result = tutti.train(
         model,
         (inputs, targets),
         workers=1,
         device=device,
+        cuda_graph=graph,
         precision="bf16",
         layout="channels_last",
-        batch_size=BATCH,
+        batch_size=batch,
         epochs=2,
         validation=0.0,
         metrics=[],
@@ -110,13 +143,13 @@ def by_tutti(model: str, inputs: Tensor, targets: Tensor, device: str) -> float:
     return result.history[-1].samples_per_s
 
 
-def by_hand(model: str, inputs: Tensor, targets: Tensor, device: str, graph: bool) -> float:
+def by_hand(model: str, inputs: Tensor, targets: Tensor, batch: int, device: str, graph: bool) -> float:
     """Samples/s of the second epoch."""
     module = models.build(model, tuple(inputs.shape[1:]), 10).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(module.parameters(), fused=True, capturable=graph)
     inputs = inputs.to(device, memory_format=torch.channels_last)
     targets = targets.to(device)
-    own_inputs, own_targets = inputs[:BATCH].clone(), targets[:BATCH].clone()
+    own_inputs, own_targets = inputs[:batch].clone(), targets[:batch].clone()
 
     def step() -> None:
         optimizer.zero_grad()
@@ -128,13 +161,13 @@ def by_hand(model: str, inputs: Tensor, targets: Tensor, device: str, graph: boo
     run = captured(step) if graph else step
     rate = 0.0
     for _ in range(2):
-        order = torch.randperm(len(inputs), device=device)
         synchronize(device)
         began = perf_counter()
-        for start in range(0, len(inputs), BATCH):
-            batch = order[start : start + BATCH]
-            own_inputs.copy_(inputs[batch])
-            own_targets.copy_(targets[batch])
+        order = torch.randperm(len(inputs), device=device)
+        for start in range(0, len(inputs), batch):
+            chosen = order[start : start + batch]
+            own_inputs.copy_(inputs[chosen])
+            own_targets.copy_(targets[chosen])
             run()
         synchronize(device)
         rate = len(inputs) / (perf_counter() - began)
@@ -164,11 +197,11 @@ def synchronize(device: str) -> None:
 # --- where a GPU begins to pay
 
 
-def paying(device: str, rounds: int) -> str:
+def paying(device: str, rounds: int, widths: Sequence[int], batches: Sequence[int]) -> str:
     """The second table."""
     rows = []
-    for width in WIDTHS:
-        for batch in BATCHES:
+    for width in widths:
+        for batch in batches:
             there, copy = mlp_step(width, batch, device), batch_copy(batch, device)
             found = medians(
                 interleave({"CPU": mlp_step(width, batch, "cpu"), "GPU": there, "copy": copy}, rounds)

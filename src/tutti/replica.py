@@ -151,6 +151,8 @@ class Replica:
     def first_not_finite(self) -> str | None:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
         for flat in self.flats:
+            if _is_finite(flat.grads) and _is_finite(flat.weights):
+                continue
             for name, span in zip(flat.names, flat.spans, strict=True):
                 if not (_is_finite(flat.grads[span]) and _is_finite(flat.weights[span])):
                     return name
@@ -175,7 +177,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def _is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or inf; takes no memory."""
-    return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
+    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Tensors that are not on the CPU: staged through host memory, or left to another backend."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import distributed
@@ -35,7 +37,22 @@ class OnDevice:
 
 
 @pytest.fixture
-def pinned(monkeypatch):
+def streams(monkeypatch):
+    """The streams on which something was done; that of whoever asks is called after the device."""
+    used = []
+
+    @contextmanager
+    def on(stream):
+        used.append(stream)
+        yield
+
+    monkeypatch.setattr(tensors.torch.cuda, "current_stream", lambda device: f"caller's on {device}")
+    monkeypatch.setattr(tensors.torch.cuda, "stream", on)
+    return used
+
+
+@pytest.fixture
+def pinned(monkeypatch, streams):
     """Counts the tensors that would be pinned."""
     asked, empty = [], torch.empty
 
@@ -56,6 +73,15 @@ def test_a_cuda_tensor_passes_through_pinned_host_memory(pinned):
     assert tensor.held[0, 0] == 0.0
     loan.give_back()
     assert tensor.held.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_what_comes_back_is_copied_on_the_stream_of_the_caller(pinned, streams):
+    loan = Loan()
+    loan.take(OnDevice(torch.zeros(3)))
+    loan.take(torch.zeros(3, 3).T)
+    assert streams == []
+    loan.give_back()
+    assert streams == ["caller's on cuda:0"]
 
 
 def test_what_is_only_read_is_not_written_back(pinned):

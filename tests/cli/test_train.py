@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tutti.cli.main import main
 from tutti.training.run_folder import RunFolder
@@ -175,7 +176,11 @@ def corrupt(tmp_path: Path) -> None:
         ("--config busy", "is not JSON"),
         ("--out busy", "busy"),
         ("--out full", "is not empty"),
-        ("--device cuda --layout channels_last", "GPU"),
+        ("--device cuda:3", "CUDA_VISIBLE_DEVICES=3"),
+        ("--device mps", "Known: cpu, cuda"),
+        ("--device gpu", "Known: cpu, cuda"),
+        ("--device cuda --strategy easgd", "use --strategy solo there"),
+        ("--cuda-graph on", "use --device cuda"),
         ("--lr 1e30 --optimizer sgd", "on rank 0"),
     ],
 )
@@ -187,6 +192,15 @@ def test_bad_input_is_one_clear_message(tutti: Run, tmp_path: Path, words: str, 
     assert message in err
     assert "Traceback" not in err
     assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so nothing is refused")
+def test_a_gpu_that_is_not_here_is_one_clear_message(tutti: Run) -> None:
+    code, _, err = tutti("train", "--device", "cuda", "--layout", "channels_last")
+    assert code == 2
+    assert err.startswith("tutti: error: --device is 'cuda', but torch finds no GPU here: ")
+    assert err.endswith("or use --device cpu\n")
+    assert err.count("\n") == 1
 
 
 def test_a_batch_smaller_than_the_world_is_refused(

@@ -69,6 +69,7 @@ def test_samples_are_taken_where_the_data_set_lies():
         inputs, targets = one.take(torch.tensor([2, 0]))
         assert inputs.device.type == targets.device.type == "meta"
         assert inputs.shape == (2, 3, 2, 2)
+        assert one.scale == scale
     assert moved.validation is None
 
 

@@ -39,6 +39,7 @@ def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
         ({"batch_size": 0}, "--batch-size is 0; the smallest possible is 1"),
         ({"seed": -1}, "--seed is -1; the smallest possible is 0"),
         ({"workers": "0"}, "--workers is '0'"),
+        ({"device": "cuda:3"}, "choose the GPU in the environment: CUDA_VISIBLE_DEVICES=3"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(values: dict[str, Any], message: str) -> None:

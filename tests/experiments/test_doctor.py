@@ -50,3 +50,22 @@ def test_the_recommended_commands_are_ones_that_the_command_line_knows() -> None
         words = line.partition("    (")[0].split()
         assert words[:2] == ["tutti", "train"]
         assert COMMAND.parser().parse_args(words[2:]).model == "cnn"
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "visible", "expected"),
+    [
+        ("", "13.0", None, "none"),
+        ("H200", "", None, "H200, but torch 2.9 was built without CUDA"),
+        ("H200", "13.0", "", "H200, but CUDA_VISIBLE_DEVICES='' hides it"),
+        ("H200", "13.0", None, "H200, but its driver is too old for CUDA 13.0"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, driver: str, cuda: str, visible: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(doctor, "_driver_gpu", lambda: driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert doctor.unused_gpu(doctor.Measured("2.9", cuda, "", ())).startswith(expected)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import tutti
 from ecosystem.jobs import torchrun
 from ecosystem.outcomes import DEVICE, RANKS, assert_same_on_every_rank
+from tutti.cli.main import main
+from tutti.errors import NotFinite
+from tutti.models import build
+from tutti.training import captured
+from tutti.training.arithmetic import Arithmetic
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
@@ -24,41 +30,149 @@ CHECKS = (
     "uneven_inputs",
     "halves_on_the_wire",
     "sharded_optimizer",
-    "objects",
 )
 
 
-def outcomes(backend: str, devices: str, ranks: int, folder) -> None:
+def outcomes(backend: str, devices: str, ranks: int, folder, checks: tuple[str, ...]) -> None:
     done = torchrun(
-        "data_parallel.py", str(folder), backend, ",".join(CHECKS), ranks=ranks, settings={DEVICE: devices}
+        "data_parallel.py", str(folder), backend, ",".join(checks), ranks=ranks, settings={DEVICE: devices}
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def compare(backend: str, devices: str, ranks: int, folder) -> None:
-    outcomes("gloo", "cpu", ranks, folder)
-    outcomes(backend, devices, ranks, folder)
-    for check in CHECKS:
+def compare(backend: str, devices: str, ranks: int, folder, checks: tuple[str, ...] = CHECKS) -> None:
+    outcomes("gloo", "cpu", ranks, folder, checks)
+    outcomes(backend, devices, ranks, folder, checks)
+    for check in checks:
         assert_same_on_every_rank(folder, check, backends=("gloo", backend), ranks=ranks, tolerance=1e-3)
 
 
 def test_ranks_that_share_one_gpu_exchange_through_host_memory(tmp_path):
-    compare("tutti", "cuda:0", RANKS, tmp_path)
+    compare("tutti", "cuda:0", RANKS, tmp_path, (*CHECKS, "objects"))
 
 
 def test_one_rank_for_each_gpu_exchanges_through_nccl(tmp_path):
     compare("cpu:tutti,cuda:nccl", "cuda", GPUS, tmp_path)
 
 
-def test_training_on_the_gpu_follows_training_on_the_cpu():
-    losses = [
-        tutti.train("cnn", "digits", workers=1, steps=30, device=device, quiet=True).history[-1].train.loss
-        for device in ("cpu", "cuda")
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+class Own(nn.Sequential):
+    """A class of the user's, as graphs know nothing of."""
+
+
+def own(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return Own(*build("cnn", shape, outputs))
+
+
+def trained(model="cnn", device: str = "cuda", **options) -> tutti.Result:
+    options = {"steps": 30, **options}
+    return tutti.train(model, "digits", workers=1, device=device, quiet=True, **options)
+
+
+def losses(result: tutti.Result) -> list[float]:
+    return [epoch.train.loss for epoch in result.history]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("graph", ["auto", "off"])
+def test_training_on_the_gpu_follows_training_on_the_cpu(precision: str, graph: str) -> None:
+    options = {"precision": precision, "metrics": "accuracy,top5"}
+    expected, found = trained(device="cpu", **options), trained(cuda_graph=graph, **options)
+    tolerance = 1e-2 if precision == "fp32" else 1e-6
+    assert losses(found) == pytest.approx(losses(expected), rel=tolerance)
+    assert found.summary.test.metrics == pytest.approx(expected.summary.test.metrics, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "mlp", "model_options": {"dropout": 0.5}},
+        {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}, "clip_norm": 0.5},
+        {"schedule": "one_cycle", "clip_value": 0.01},
+        {"optimizer": "rmsprop", "strategy": tutti.Sync(every=2)},
+        {"model": own, "cuda_graph": "on"},
+        {"model": own, "optimizer": "lamb"},
+        {"strategy": "local"},
+    ],
+    ids=str,
+)
+def test_options_work_on_the_gpu(options: dict) -> None:
+    found = losses(trained(epochs=3, **{"steps": None, **options}))
+    assert found[-1] < found[0]
+
+
+def test_a_model_of_torchs_layers_is_recorded_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+    record = captured.Cuda.record
+    monkeypatch.setattr(
+        captured.Cuda, "record", lambda self, work: recorded.append(work) or record(self, work)
+    )
+    trained(epochs=2, steps=None)
+    trained(own)
+    assert len(recorded) == 1
+
+
+def test_samples_that_have_no_room_on_the_gpu_come_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained()
+    monkeypatch.setattr(Arithmetic, "has_room_for", lambda self, nbytes: False)
+    assert losses(trained()) == pytest.approx(losses(expected), rel=1e-2)
+
+
+CALLS: list[int] = []
+
+
+def strict(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss; from its 20th call to its 40th, waiting for the GPU raises an error."""
+    CALLS.append(len(targets))
+    torch.cuda.set_sync_debug_mode("error" if 20 <= len(CALLS) < 40 else "default")
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_nobody_waits_for_the_gpu_in_a_step() -> None:
+    CALLS.clear()
+    try:
+        trained(loss=strict, metrics="none", validation=0.0, steps=44)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(CALLS) > 44
+
+
+def test_a_loss_that_is_not_finite_is_found_on_the_gpu() -> None:
+    with pytest.raises(NotFinite, match=r"the loss became (nan|inf) in steps 1 to 30"):
+        trained(optimizer="sgd", lr=1e30)
+
+
+def test_a_run_of_the_gpu_is_profiled_and_evaluated_on_the_cpu_too(tmp_path) -> None:
+    words = f"train cnn -n 1 --device cuda --steps 40 --profile 10-12 --trace --out {tmp_path / 'run'}"
+    assert main(words.split()) == 0
+    assert "CUDA" in (tmp_path / "run" / "profile-rank0.txt").read_text()
+    for device in ("cpu", "cuda"):
+        assert main(["evaluate", str(tmp_path / "run"), "-n", "1", "--device", device]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan cnn --device cuda --budget 10",
+        "verify cnn --device cuda --steps 5",
+        "compare cnn --devices cpu,cuda --strategies solo --repeats 1 --epochs 1",
+    ],
+)
+def test_commands_that_measure_work_on_the_gpu(
+    command: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+
+
+def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_trained() -> None:
+    torch.cuda.manual_seed(1)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(1)
+    trained(steps=3)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 
 def test_all_that_makes_a_gpu_fast_still_learns():
-    options = {"precision": "bf16", "layout": "channels_last", "device": "cuda", "epochs": 20}
-    result = tutti.train("cnn", "digits", workers=1, quiet=True, **options)
+    result = trained(precision="bf16", layout="channels_last", steps=None, epochs=20)
     assert result.summary.test.metrics["accuracy"] > 0.95

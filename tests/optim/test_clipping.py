@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tutti.optim.clipping import clip, clip_values, scale_for, squared_norm
+from tutti.optim.clipping import clip, clip_values, scale_for, scale_there, squared_norm
 
 
 def test_the_squared_norm_is_exact_to_float64() -> None:
@@ -50,3 +50,11 @@ def test_a_whole_gradient_is_clipped_as_torch_does(norm: float | None, value: fl
     clip(gradients, norm, value)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+@pytest.mark.parametrize("most", [0.5, 1e6])
+def test_a_scale_that_stays_where_the_gradients_are_is_the_same(most: float) -> None:
+    gradients = [torch.randn(30, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    expected = scale_for(math.sqrt(squared_norm(gradients)), most)
+    assert scale_there(gradients, most).item() == pytest.approx(expected, rel=1e-12)
+    assert scale_there([torch.full((2,), math.nan)], most).isnan()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -62,9 +64,26 @@ def test_what_does_not_exist_is_refused() -> None:
         Arithmetic("fp3")
     with pytest.raises(UnknownName, match="did you mean 'channels_last'"):
         Arithmetic(layout="channels-last")
-    if not torch.cuda.is_available():
-        with pytest.raises(BadOption, match="no GPU"):
-            Arithmetic(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "visible", "why"),
+    [
+        (None, None, f"its version {torch.__version__} was built without CUDA; install one with it"),
+        ("13.0", "", "the environment has CUDA_VISIBLE_DEVICES=''; unset that, or use --device cpu"),
+        ("13.0", None, "see what nvidia-smi and 'tutti doctor' say, or use --device cpu"),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, visible: str | None, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(BadOption, match=f"torch finds no GPU here: .*{re.escape(why)}"):
+        Arithmetic(device="cuda")
 
 
 def test_a_model_that_returns_no_tensor_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ class Loan:
     """
 
     def __init__(self) -> None:
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies: list[tuple[Tensor, Tensor, torch.cuda.Stream | None]] = []
 
     def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
         """The elements of a tensor as a vector.
@@ -46,13 +48,17 @@ class Loan:
         if read:
             vector.view(tensor.shape).copy_(tensor)
         if write:
-            self._copies.append((tensor, vector))
+            self._copies.append(
+                (tensor, vector, torch.cuda.current_stream(tensor.device) if pinned else None)
+            )
         return vector
 
     def give_back(self) -> None:
         """Copy what was written back to where it belongs."""
-        for tensor, vector in self._copies:
-            tensor.copy_(vector.view(tensor.shape))
+        for tensor, vector, stream in self._copies:
+            # This may be another thread, and the caller's stream may still have to do with the tensor.
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                tensor.copy_(vector.view(tensor.shape))
         self._copies.clear()
 
     @property

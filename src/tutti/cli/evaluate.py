@@ -13,7 +13,7 @@ from tutti.experiments.job import run as run_job
 from tutti.launch.cores import allowed_cores
 from tutti.training.run_folder import RunFolder
 
-KEPT = ("data", "workers", "hosts", "threads")
+KEPT = ("data", "workers", "hosts", "threads", "device")
 """The options of a training run that an evaluation may change."""
 
 
@@ -28,7 +28,9 @@ def define(parser: Parser) -> None:
         help="which part of the data to evaluate (default: test)",
     )
     others = [name for name in TrainConfig.__dataclass_fields__ if name not in (*KEPT, "data_options")]
-    add_config_options(parser, leave_out=others, defaults={"data": "that of the run"})
+    add_config_options(
+        parser, leave_out=others, defaults=dict.fromkeys(("data", "device"), "that of the run")
+    )
 
 
 def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:

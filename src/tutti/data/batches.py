@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -88,6 +88,7 @@ class Batches:
 
     Attributes:
         updates: how many updates one epoch has; with `own`, how many rounds.
+        take: what gets the inputs and targets at some positions of the part, of shape (samples,).
 
     Raises:
         BadOption: the batch has fewer samples than there are ranks that share it, or is empty.
@@ -113,6 +114,8 @@ class Batches:
                 f"or fewer workers"
             )
         self.part, self.batch_size, self.seed, self.shuffle = part, batch_size, seed, shuffle
+        self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
+        self._orders: dict[int, Tensor] = {}
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
         self.round_size = batch_size * size if own else batch_size
         self.updates = -(-len(part) // self.round_size)
@@ -143,6 +146,16 @@ class Batches:
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
         return torch.randperm(len(self.part), generator=torch.Generator().manual_seed(int(mixed)))
 
+    def prepare(self, epoch: int) -> None:
+        """Have the order of an epoch ready where the samples are: while a GPU is still at the one before."""
+        if epoch in self._orders:
+            return
+        order = self.order(epoch)
+        if self.part.device.type == "cuda":
+            # From pinned memory the copy waits for its turn on the GPU, and nobody for the copy.
+            order = order.pin_memory().to(self.part.device, non_blocking=True)
+        self._orders = {epoch: order}
+
     def epoch(self, epoch: int, skip: int = 0, rounds: int | None = None) -> Iterator[Update]:
         """The updates of one epoch, this rank's part of each.
 
@@ -151,7 +164,8 @@ class Batches:
             skip: how many updates to leave out at its beginning (they were done before).
             rounds: how many updates to make at most.
         """
-        order, count, take = self.order(epoch), len(self.part), self.part.take
+        self.prepare(epoch)
+        order, count, take = self._orders.pop(epoch), len(self.part), self.take
         stop = self.updates if rounds is None else min(self.updates, skip + rounds)
         for update in range(skip, stop):
             start = update * self.round_size

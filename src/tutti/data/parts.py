@@ -43,8 +43,14 @@ class Scale:
             # One vectorised sweep over the fresh copy: offset + factor * x.
             return torch.add(self._offset, seen, alpha=self._only_factor, out=seen)
         per_channel = (1, -1) + (1,) * (stored.dim() - 2)
-        factor, offset = self._factor.to(seen.device), self._offset.to(seen.device)
-        return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
+        return seen.mul_(self._factor.view(per_channel)).add_(self._offset.view(per_channel))
+
+    def on(self, device: str) -> Scale:
+        """The same scale for inputs in the memory of a device."""
+        moved = Scale(self.mean, self.std)
+        for name in ("_factor", "_offset"):
+            object.__setattr__(moved, name, getattr(self, name).to(device))
+        return moved
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,14 @@ class Part:
         Args:
             indices: positions in this part, of shape (count,), int64.
         """
-        indices = indices.to(self.inputs.device)
+        indices = indices.to(self.device)
         inputs = self.scale.apply(self.inputs.index_select(0, indices))
         return inputs, self.targets.index_select(0, indices)
+
+    @property
+    def device(self) -> torch.device:
+        """In which memory the samples lie."""
+        return self.inputs.device
 
     @property
     def nbytes(self) -> int:
@@ -80,8 +91,9 @@ class Part:
         return self.inputs.nbytes + self.targets.nbytes
 
     def on(self, device: str) -> Part:
-        """A copy in the memory of a device, such as "cuda"; itself if it is there."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        """A copy in the memory of a device, such as "cuda"."""
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        return replace(self, inputs=inputs, targets=targets, scale=self.scale.on(device))
 
 
 @dataclass(frozen=True)

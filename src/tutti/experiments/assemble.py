@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
+from tutti.centre.base import Centre
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, open_data
 from tutti.errors import BadOption, UnknownName, refuse_other
@@ -30,14 +31,16 @@ from tutti.strategies import Strategy
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every global random generator, and put the caller's states back afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    reseed(seed, 0)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    states = random.getstate(), np.random.get_state()
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count()) if begun else ()
+    with torch.random.fork_rng(devices=gpus):
+        reseed(seed, 0)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def reseed(seed: int, rank: int) -> None:
@@ -120,7 +123,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
 
     Raises:
         UnknownName: there is no such strategy, or it has no such hyper-parameter.
-        BadOption: the strategy cannot use this world.
+        BadOption: the strategy cannot use this world, or this device.
     """
     given = named_or_given(job, "strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
@@ -132,6 +135,11 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
                 raise UnknownName(f"option of strategy '{kind.name}'", key, known)
         given = kind(**job.config.strategy_options)
     given.check(workers, hosts, servers, job.config.levels)
+    if job.config.device != "cpu" and Centre in given.needs:
+        raise BadOption(
+            f"strategy '{given.name}' keeps its centre in the CPU's memory, and --device is "
+            f"'{job.config.device}'; use --strategy solo there, or --device cpu"
+        )
     return given
 
 

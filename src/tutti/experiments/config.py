@@ -180,6 +180,14 @@ class TrainConfig:
     device: str = field(
         default="cpu", metadata=about("where to compute; cuda is for one worker", ("cpu", "cuda"))
     )
+    cuda_graph: str = field(
+        default="auto",
+        metadata=about(
+            "record forward and backward on a GPU once, and replay them: auto for models made of torch's own "
+            "layers, on for any whose Python code does the same in each step; the data must fit on the GPU",
+            ("auto", "on", "off"),
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=about("decides the initial weights, the validation part and the order of the samples"),
@@ -268,6 +276,12 @@ def _check_option(name: str, value: object) -> None:
 
 def _check(config: TrainConfig) -> None:
     _check_types(config)
+    if config.device.startswith("cuda:"):
+        number = config.device.removeprefix("cuda:")
+        raise BadOption(
+            f"--device is '{config.device}'; give --device cuda, and choose the GPU in the environment: "
+            f"CUDA_VISIBLE_DEVICES={number}"
+        )
     for f in fields(config):
         choices = f.metadata["choices"]
         if choices and getattr(config, f.name) not in choices:

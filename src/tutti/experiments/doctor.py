@@ -46,11 +46,13 @@ class Measured:
 
     Attributes:
         torch: its version.
-        gpu: the name of the GPU that torch can use, or nothing.
+        cuda: the version of CUDA that it was built with, or nothing.
+        gpu: the GPU that torch can use, or nothing.
         seconds: the median time of one all-reduce, for each of `LENGTHS`.
     """
 
     torch: str
+    cuda: str
     gpu: str
     seconds: tuple[float, ...]
 
@@ -75,7 +77,7 @@ def examine() -> list[Finding]:
         return findings
     findings += [
         Finding("torch", measured.torch),
-        Finding("GPU", measured.gpu or _driver_gpu()),
+        Finding("GPU", measured.gpu or unused_gpu(measured)),
         Finding("all-reduce", _all_reduce(measured.seconds)),
     ]
     return findings + [Finding("recommended", line) for line in recommend(cores, measured.gpu)]
@@ -107,8 +109,12 @@ def measure(comm: Communicator, payload: bytes) -> Measured:
             comm.all_reduce(vector)
             times.append(comm.clock() - begin)
         medians.append(statistics.median(times))
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
-    return Measured(torch.__version__, gpu, tuple(medians))
+    gpu = ""
+    if torch.cuda.is_available():
+        first, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
+        of_them = f", {count} of them: choose one by CUDA_VISIBLE_DEVICES" if count > 1 else ""
+        gpu = f"{first.name}, {first.total_memory / 2**30:.0f} GiB{of_them}"
+    return Measured(torch.__version__, torch.version.cuda or "", gpu, tuple(medians))
 
 
 def recommend(cores: Cores, gpu: str) -> list[str]:
@@ -196,19 +202,30 @@ def _cpuinfo() -> list[str]:
         return []
 
 
+def unused_gpu(measured: Measured) -> str:
+    """What the driver says, where torch can use no GPU, and why it cannot."""
+    found = _driver_gpu()
+    if not found:
+        return "none"
+    if not measured.cuda:
+        return f"{found}, but torch {measured.torch} was built without CUDA"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return f"{found}, but CUDA_VISIBLE_DEVICES='{os.environ['CUDA_VISIBLE_DEVICES']}' hides it"
+    return f"{found}, but its driver is too old for CUDA {measured.cuda}, which this torch was built with"
+
+
 def _driver_gpu() -> str:
-    """What the driver says, where torch can use no GPU."""
+    """The first GPU that the driver knows, or nothing."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return "none"
+        return ""
     asked = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(
-            asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        ).stdout.strip()
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
-        return "the driver does not answer"
-    return f"{answer.splitlines()[0]}, but this torch is built without CUDA" if answer else "none"
+        return "a GPU whose driver does not answer"
+    lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    return lines[0] if lines else ""
 
 
 def _all_reduce(seconds: tuple[float, ...]) -> str:

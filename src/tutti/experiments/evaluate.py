@@ -35,13 +35,12 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         dataset = open_config_data(job, comm)
         if job.other_data:
             dataset = _seen_as(dataset, folder.data())
-        part = getattr(dataset, job.part)
-        if part is None:
+        if getattr(dataset, job.part) is None:
             have = ", ".join(part_sizes(dataset))
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset)
         folder.load_weights(task.module)
-        result = task.evaluate(part, comm)
+        result = task.evaluate(getattr(task.dataset, job.part), comm)
     assert result is not None
     if comm.rank == 0:
         print(report.evaluation(f"{job.part} part of {dataset.name}", result, dataset.labels), flush=True)

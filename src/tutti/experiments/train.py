@@ -24,6 +24,7 @@ from tutti.experiments.assemble import (
     reseed,
     seeded,
 )
+from tutti.experiments.capturing import captured_by
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import Outcome, TrainJob, layout_of, load_job
 from tutti.experiments.observing import crew_of, observed
@@ -158,6 +159,7 @@ def prepare_trainer(
         balance=balance,
         arithmetic=task.arithmetic,
         compute=portion.compute,
+        captured=captured_by(config, task, replica, batches),
         everyone=comm,
         # mpirun gives its ranks a terminal even where what they print goes into a file.
         progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi),

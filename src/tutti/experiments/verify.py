@@ -249,8 +249,8 @@ def trained_names(module: nn.Module) -> list[str]:
 
 
 def end_to_end(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """Tensors of a state one after the other, in float64."""
-    return torch.cat([state[name].reshape(-1).double() for name in names])
+    """Tensors of a state one after the other, in float64, on the CPU."""
+    return torch.cat([state[name].reshape(-1).double() for name in names]).cpu()
 
 
 def _note(distances: dict[str, Distance], step: int, one: State, other: State) -> None:

@@ -37,8 +37,17 @@ def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -
     """Limit each element by `value`, then all together by `norm`, in place; None: no limit."""
     if value is not None:
         clip_values(gradients, value)
-    if norm is not None:
-        scale = scale_for(math.sqrt(squared_norm(gradients)), norm)
-        if scale != 1:
-            for gradient in gradients:
-                gradient.mul_(scale)
+    if norm is None:
+        return
+    here = all(gradient.is_cpu for gradient in gradients)
+    scale = scale_for(math.sqrt(squared_norm(gradients)), norm) if here else scale_there(gradients, norm)
+    if not here or scale != 1:
+        for gradient in gradients:
+            gradient.mul_(scale)
+
+
+def scale_there(gradients: Sequence[Tensor], most: float) -> Tensor:
+    """What clipping multiplies gradients by, as a scalar where they are: on a GPU nobody waits for it."""
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    scale: Tensor = most / (torch.linalg.vector_norm(torch.stack(norms)) + STEADY)
+    return scale.clamp(max=1.0)

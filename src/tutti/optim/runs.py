@@ -35,8 +35,11 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 COUNTERS = ("step", "mu_product", "eta", "mu")
 """What the elementwise optimizers keep once for a parameter; all else has the parameter's shape."""
 
-FUSED: frozenset[type[Optimizer]] = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
-"""Those that torch has a fused kernel for on the CPU."""
+FUSED: dict[str, frozenset[type[Optimizer]]] = {
+    "cpu": frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad}),
+    "cuda": frozenset({optim.SGD, optim.Adam, optim.AdamW}),
+}
+"""Those that all versions of torch have a fused kernel for, by the type of the device."""
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
@@ -49,10 +52,11 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
     """Whether a fused kernel moves this param group: torch has one, and the user asks for nothing else."""
-    if type(optimizer) not in FUSED or group.get("fused") is not None or group.get("foreach") is not None:
+    if group.get("fused") is not None or group.get("foreach") is not None:
         return bool(group.get("fused"))
-    special = group.get("differentiable") or group.get("capturable")
-    return not special and all(p.is_floating_point() and p.device.type == "cpu" for p in parameters)
+    if group.get("differentiable") or group.get("capturable"):
+        return False
+    return all(p.is_floating_point() and type(optimizer) in FUSED.get(p.device.type, ()) for p in parameters)
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ def _cut_state(optimizer: Optimizer, stretch: Stretch, fused: bool) -> dict[str,
         if first is None:
             continue
         if name in COUNTERS:
-            state[name] = torch.tensor(float(first)) if fused else deepcopy(first)
+            device = stretch.shares[0].parameter.device
+            state[name] = torch.tensor(float(first), device=device) if fused else deepcopy(first)
             continue
         state[name] = first.new_zeros(length)
         for share in stretch.shares:

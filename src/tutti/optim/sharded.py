@@ -33,7 +33,7 @@ UNUSABLE: dict[type[Optimizer], str] = {
 """Optimizers that cannot move a slice of a vector, and why."""
 
 PIECE = 1 << 17
-"""Elements that a fused optimizer moves at a time: their gradients are still in the core's cache then."""
+"""Elements that a fused optimizer of the CPU moves at a time: their gradients are still in the cache then."""
 
 
 def check_usable(optimizer: type[Optimizer]) -> None:
@@ -146,7 +146,8 @@ class Piece:
 def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
     """Where the pieces of a slice lie: one is enough where a call of the optimizer is dear."""
     fused = any(is_fused(optimizer, group, flat.parameters) for group in optimizer.param_groups)
-    length = PIECE if fused and is_elementwise(optimizer) else max(1, own.stop - own.start)
+    cheap = fused and is_elementwise(optimizer) and flat.weights.is_cpu
+    length = PIECE if cheap else max(1, own.stop - own.start)
     return [slice(at, min(at + length, own.stop)) for at in range(own.start, own.stop, length)]
 
 

@@ -93,7 +93,9 @@ class _EasgdSyncWorker(Worker):
         rate = self._strategy.force / self._comm.size
         for weights, centre in zip(self._weights, self._centre, strict=True):
             total = weights.clone()
-            self._comm.all_reduce(total)
+            # One worker is its own sum, also where the communicator cannot reach: on a GPU.
+            if self._comm.size > 1:
+                self._comm.all_reduce(total)
             sent += total.nbytes
             attract(weights, centre.clone(), rate)
             gather(centre, total, self._comm.size, self._strategy.force)

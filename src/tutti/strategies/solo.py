@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.optim.clipping import clip_values, scale_for, squared_norm
+from tutti.optim.clipping import clip
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Strategy, Worker
@@ -49,12 +49,7 @@ class _SoloWorker(Worker):
     def step(self) -> None:
         gradients = [flat.grads for flat in self._replica.flats]
         with self.updating:
-            if self._clip.value is not None:
-                clip_values(gradients, self._clip.value)
-            if self._clip.norm is not None:
-                scale = scale_for(squared_norm(gradients) ** 0.5, self._clip.norm)
-                for gradient in gradients:
-                    gradient.mul_(scale)
+            clip(gradients, self._clip.norm, self._clip.value)
             self._optimizer.step()
             self._replica.zero_grad()
 

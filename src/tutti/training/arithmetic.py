@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +41,9 @@ class Arithmetic:
         if self.layout not in LAYOUTS:
             raise UnknownName("layout", self.layout, LAYOUTS)
         if self.device != "cpu" and not torch.cuda.is_available():
-            raise BadOption(f"--device is '{self.device}', but torch finds no GPU here; use --device cpu")
+            raise BadOption(
+                f"--device is '{self.device}', but torch finds no GPU here: {_no_gpu()}, or use --device cpu"
+            )
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """Move `module` to this precision, layout and device, in place.
@@ -56,6 +59,15 @@ class Arithmetic:
     def has_room_for(self, nbytes: int) -> bool:
         """Whether the device is a GPU that can hold so many bytes, and has as much left to compute with."""
         return self.device != "cpu" and 2 * nbytes <= torch.cuda.mem_get_info()[0]
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device works on while the CPU goes on: to read a number of it is to wait for it."""
+        return self.device != "cpu"
+
+    def number(self, scalar: Tensor) -> float | Tensor:
+        """What a scalar holds; where that would be to wait for it, the scalar itself, without gradient."""
+        return scalar.detach() if self.is_asynchronous else float(scalar.item())
 
     def inputs(self, inputs: Tensor) -> Tensor:
         """`inputs` of shape (n, *shape) as the model wants them."""
@@ -87,11 +99,25 @@ class Arithmetic:
         return outputs.float() if outputs.dtype in _SHORT else outputs
 
     def _placed(self, tensor: Tensor) -> Tensor:
-        if self.device != "cpu":
-            tensor = tensor.to(self.device)
+        if self.device != "cpu" and tensor.is_cpu:
+            # A copy from pinned memory goes on while the CPU does; torch keeps that memory until it is done.
+            tensor = tensor.pin_memory().to(self.device, non_blocking=True)
         if self.precision == "fp64" and tensor.is_floating_point():
             tensor = tensor.double()
         return tensor
+
+
+def _no_gpu() -> str:
+    """Why torch can use no GPU here, and what to do about it."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"its version {torch.__version__} was built without CUDA; install one with it "
+            "(https://pytorch.org/get-started)"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"the environment has CUDA_VISIBLE_DEVICES='{visible}'; unset that"
+    return "there is none, or no driver for it; see what nvidia-smi and 'tutti doctor' say"
 
 
 FP32 = Arithmetic()

@@ -85,13 +85,14 @@ def tally_of(
         for start in range(mine.start, mine.start + longest.stop, batch_size):
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
-            inputs, targets = part.take(torch.arange(start, stop) if counts else torch.arange(1))
+            positions = (start, stop) if counts else (0, 1)
+            inputs, targets = part.take(torch.arange(*positions, device=part.device))
             outputs, targets = (
                 arithmetic.forward(module, arithmetic.inputs(inputs)),
                 arithmetic.targets(targets),
             )
             if counts:
-                tally.add(loss(outputs, targets).item(), outputs, targets)
+                tally.add(arithmetic.number(loss(outputs, targets)), outputs, targets)
     return tally
 
 

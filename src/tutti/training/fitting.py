@@ -79,7 +79,8 @@ def check_smallest_batch(
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
     before = [buffer.clone() for buffer in module.buffers()]
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        gpus = [inputs.device] if inputs.is_cuda else []
+        with torch.random.fork_rng(devices=gpus), torch.no_grad():
             arithmetic.forward(module, inputs)
     except ValueError as error:
         raise BadOption(

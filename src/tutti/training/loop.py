@@ -26,8 +26,10 @@ from tutti.strategies.base import Worker
 from tutti.tracing import Trace
 from tutti.training.arithmetic import FP32, Arithmetic
 from tutti.training.balance import SpeedBalance
+from tutti.training.captured import Captured
 from tutti.training.evaluate import average_buffers
 from tutti.training.fitting import check_fit, check_smallest_batch
+from tutti.training.lookout import Lookout, Sight
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
 from tutti.training.progress import Moment, Progress, Silent, Span
@@ -44,13 +46,13 @@ class Computed:
     """What forward and backward of a batch gave, the gradients aside.
 
     Attributes:
-        loss: the mean over the samples; 0 without any.
+        loss: the mean over the samples; 0 without any. A scalar on a GPU, for which nobody has waited yet.
         outputs: of the model, of shape (samples, ...), without gradient.
         targets: of shape (samples, ...), where the outputs are.
         seconds: what of its time belongs to other stages than backward.
     """
 
-    loss: float
+    loss: float | Tensor
     outputs: Tensor
     targets: Tensor
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class Trainer:
         arithmetic: how the model computes; the module was prepared by it.
         compute: forward and backward of a batch, also of one without samples, where several ranks do that
             together; None: the replica's module gives outputs, and these the loss.
+        captured: does that of batches of positions on a GPU; None: the CPU tells each operation.
         everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
         progress: shows the run.
         on_epoch: called on every rank with the record of each epoch, when its validation is known.
@@ -113,6 +116,7 @@ class Trainer:
     seconds_per_sample: float | None = None
     arithmetic: Arithmetic = FP32
     compute: Compute | None = None
+    captured: Captured | None = None
     everyone: Communicator | None = None
     progress: Progress = field(default_factory=Silent)
     on_epoch: Callable[[EpochRecord], None] | None = None
@@ -127,6 +131,7 @@ class Trainer:
         self.worker.updating.clock = self._now
         self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
+        self._lookout = Lookout()
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
 
@@ -249,6 +254,11 @@ class Trainer:
                 report = stages.start() + self.progress.every_s
         self._step = last
         self._schedule_until(last)
+        if isinstance(tally.loss, Tensor):
+            if last < self.updates and isinstance(self.batches, Batches):
+                self.batches.prepare(epoch + 1)
+            self._refuse_sum(epoch, self._lookout.last(tally.loss, last))
+            stages.lap("backward")
 
     def _schedule_until(self, updates: int) -> float:
         """Step the schedule until it stands where it belongs after so many updates; returns the time."""
@@ -261,21 +271,27 @@ class Trainer:
         """Forward and backward of this rank's part of an update; returns its samples, and the time then."""
         before = tally.samples
         together = self.compute is not None
-        loss = sum([self._pass(batch, tally) for batch in update.passes if batch.share or together])
-        if not math.isfinite(loss):
-            self._refuse_loss(epoch, loss)
+        for batch in update.passes:
+            if batch.share or together:
+                self._pass(batch, epoch, tally)
+        if isinstance(tally.loss, Tensor):
+            self._refuse_sum(epoch, self._lookout.note(tally.loss, self._step + 1))
+            self._stages.lap("backward")
         self._charge(tally.samples - before)
         return tally.samples - before, self._stages.last
 
-    def _pass(self, batch: Batch, tally: Tally) -> float:
-        """Add this batch's gradient, and count its samples; returns its loss."""
+    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> None:
+        """Add this batch's gradient, and count its samples."""
         computed = (self.compute or self._forward_backward)(batch)
         tally.add(computed.loss, computed.outputs, computed.targets)
         self._stages.lap("backward", computed.seconds)
-        return computed.loss
+        if isinstance(computed.loss, float) and not math.isfinite(computed.loss):
+            self._refuse_loss(epoch, computed.loss, f"step {self._step + 1}")
 
     def _forward_backward(self, batch: Batch) -> Computed:
         """Add this batch's gradient, weighted by its share of the update."""
+        if self.captured is not None:
+            return Computed(*self.captured(batch))
         inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
         self._stages.lap("copy")
         outputs = self.arithmetic.forward(self.replica.module, inputs)
@@ -286,7 +302,7 @@ class Trainer:
         if share is None:
             share = self._shares[batch.share] = loss.new_tensor(batch.share)
         torch.autograd.backward(loss, share)
-        return Computed(loss.item(), outputs.detach(), targets)
+        return Computed(self.arithmetic.number(loss), outputs.detach(), targets)
 
     def _charge(self, samples: int) -> None:
         """Let the virtual clock, if it measures the times, go on by what so many samples cost.
@@ -315,11 +331,17 @@ class Trainer:
         self._steps = 0
         return cast("list[RankRecord]", (self.everyone or self.comm).all_gather_objects(mine))
 
-    def _refuse_loss(self, epoch: int, loss: float) -> None:
+    def _refuse_sum(self, epoch: int, seen: Sight | None) -> None:
+        """Refuse what a GPU has summed up, as soon as that is known."""
+        if seen is not None and not math.isfinite(seen.total):
+            steps = f"steps {seen.first} to {seen.last}" if seen.first < seen.last else f"step {seen.last}"
+            self._refuse_loss(epoch, seen.total, steps)
+
+    def _refuse_loss(self, epoch: int, loss: float, step: str) -> None:
         name = self.replica.first_not_finite()
         where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
         raise NotFinite(
-            f"the loss became {loss} in step {self._step + 1} (epoch {epoch + 1}) on rank {self.comm.rank}; "
+            f"the loss became {loss} in {step} (epoch {epoch + 1}) on rank {self.comm.rank}; "
             f"{where if name else 'all weights and gradients are finite'}. {_REMEDY}"
         )
 

@@ -57,8 +57,10 @@ class Profiler:
         if self._profile is None:
             return
         self._profile.stop()
-        by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table = self._profile.key_averages().table(sort_by=by, row_limit=ROWS)
+        operators = self._profile.key_averages()
+        on_gpu = any(operator.self_device_time_total for operator in operators)
+        by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        table = operators.table(sort_by=by, row_limit=ROWS)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profile.export_chrome_trace(str(path))

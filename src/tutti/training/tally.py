@@ -19,34 +19,45 @@ PENDING_NUMBERS = 1 << 16
 class Tally:
     """The loss, the metrics and the confusion matrix, summed over samples.
 
-    Losses and metrics are summed in float64, samples and the confusion matrix counted in int64.
+    Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. What is given
+    on a GPU is summed there, and waited for when the sums are asked for.
 
     Args:
         metrics: what to sum besides the loss.
         classes: how many classes the confusion matrix tells apart; None: no matrix. Should the model predict
             further ones, these are counted together in one more column.
+
+    Attributes:
+        samples: how many were counted.
+        loss: the sum of their losses; a scalar in float64 where they came as scalars.
     """
 
     def __init__(self, metrics: Sequence[Metric] = (), classes: int | None = None) -> None:
         self.metrics, self.classes = tuple(metrics), classes
-        self.samples, self._loss = 0, 0.0
-        self._sums = [0.0] * len(self.metrics)
+        self.samples = 0
+        self.loss: float | Tensor = 0.0
+        self._sums: list[float | Tensor] = [0.0] * len(self.metrics)
         self._confusion = torch.zeros(classes or 0, (classes or 0) + 1, dtype=torch.int64)
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._pending = 0
 
-    def add(self, loss: float, outputs: Tensor, targets: Tensor) -> None:
+    def add(self, loss: float | Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Count a batch.
 
         Args:
-            loss: the mean over its samples.
+            loss: the mean over its samples; a scalar on a GPU may be overwritten afterwards.
             outputs: of the model, of shape (n, ...), without gradient.
             targets: of shape (n, ...).
         """
         count = len(targets)
         self.samples += count
-        self._loss += loss * count
+        if isinstance(loss, Tensor):
+            if not isinstance(self.loss, Tensor):
+                self.loss = loss.new_full((), self.loss, dtype=torch.float64)
+            self.loss.add_(loss, alpha=count)
+        else:
+            self.loss += loss * count
         if self.metrics or self.classes is not None:
             self._outputs.append(outputs)
             self._targets.append(targets)
@@ -70,14 +81,14 @@ class Tally:
         """What was counted, for another tally to `take_in`: a vector of int64 and one of float64."""
         self._count()
         counts = torch.cat([torch.tensor([self.samples]), self._confusion.flatten()])
-        return counts, torch.tensor([self._loss, *self._sums], dtype=torch.float64)
+        return counts, torch.tensor([float(total) for total in (self.loss, *self._sums)], dtype=torch.float64)
 
     def take_in(self, counts: Tensor, sums: Tensor) -> None:
         """Add the `sums` of another tally with the same metrics and classes."""
         self._count()
         self.samples += int(counts[0])
         self._confusion += counts[1:].view_as(self._confusion)
-        self._loss += float(sums[0])
+        self.loss += float(sums[0])
         self._sums = [own + more for own, more in zip(self._sums, sums[1:].tolist(), strict=True)]
 
     def _count(self) -> None:
@@ -87,7 +98,8 @@ class Tally:
         outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
         self._outputs, self._targets, self._pending = [], [], 0
         for index, metric in enumerate(self.metrics):
-            self._sums[index] += metric.sum(outputs, targets).item()
+            total = metric.sum(outputs, targets)
+            self._sums[index] += total.item() if total.is_cpu else total
         if self.classes is not None:
             classes = predicted(outputs, targets).clamp(max=self.classes)
             cells = (targets * (self.classes + 1) + classes).flatten().cpu()
