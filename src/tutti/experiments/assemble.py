@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
-from tutti.centre.base import Centre
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, open_data
 from tutti.errors import BadOption, UnknownName, refuse_other
@@ -123,7 +122,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
 
     Raises:
         UnknownName: there is no such strategy, or it has no such hyper-parameter.
-        BadOption: the strategy cannot use this world, or this device.
+        BadOption: the strategy cannot use this world.
     """
     given = named_or_given(job, "strategy")
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
@@ -135,11 +134,6 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
                 raise UnknownName(f"option of strategy '{kind.name}'", key, known)
         given = kind(**job.config.strategy_options)
     given.check(workers, hosts, servers, job.config.levels)
-    if job.config.device != "cpu" and Centre in given.needs:
-        raise BadOption(
-            f"strategy '{given.name}' keeps its centre in the CPU's memory, and --device is "
-            f"'{job.config.device}'; use --strategy solo there, or --device cpu"
-        )
     return given
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tutti.centre.base import Centre
 from tutti.comm.base import Communicator
 from tutti.data import Batches, Part, Queue
 from tutti.errors import BadOption
@@ -50,6 +51,19 @@ def check_pace(config: TrainConfig, strategy: Strategy) -> None:
                 f"'{strategy.name}' {WORKERS[strategy.pace]}; use {REMEDIES[option][strategy.pace]}, "
                 "or such a strategy"
             )
+
+
+def check_device(config: TrainConfig, strategy: Strategy) -> None:
+    """Refuse a strategy whose workers reach each other's weights in the CPU's memory alone.
+
+    Raises:
+        BadOption: the device is another.
+    """
+    if config.device != "cpu" and Centre in strategy.needs:
+        raise BadOption(
+            f"strategy '{strategy.name}' keeps its centre in the CPU's memory, and --device is "
+            f"'{config.device}'; use --strategy solo there, or --device cpu"
+        )
 
 
 def deal(

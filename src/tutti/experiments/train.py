@@ -28,7 +28,7 @@ from tutti.experiments.capturing import captured_by
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import Outcome, TrainJob, layout_of, load_job
 from tutti.experiments.observing import crew_of, observed
-from tutti.experiments.pacing import check_pace, deal
+from tutti.experiments.pacing import check_device, check_pace, deal
 from tutti.experiments.recording import Recording
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.task import Task, prepare_task
@@ -70,6 +70,7 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
         workers = comm.size - config.servers if layout is None else layout.data
         strategy = build_strategy(job, workers, comm.hosts, config.servers)
         check_pace(config, strategy)
+        check_device(config, strategy)
         if layout is not None:
             check_together(strategy)
         recording = Recording(comm, job)

@@ -29,6 +29,7 @@ from tutti.experiments.assemble import (
 )
 from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, reasons, table
 from tutti.experiments.job import VerifyJob, layout_of, load_job
+from tutti.experiments.pacing import check_device
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.task import Task, prepare_task
 from tutti.parallel.base import Of, Portion, gradient_of, taken, values_of
@@ -171,6 +172,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
         workers = comm.size - servers if layout is None else layout.data
         strategy = build_strategy(job, workers, comm.hosts, servers)
         _refuse_other_training(strategy)
+        check_device(job.config, strategy)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
         verdict = None
