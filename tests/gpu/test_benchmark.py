@@ -27,4 +27,4 @@ def test_the_benchmark_of_a_gpu_writes_both_tables_on_the_cpu(tmp_path: Path) ->
         assert int(ours.replace(",", "")) > 0
         assert int(by_hand.replace(",", "")) > 0
         assert "reached" in ratio or "MISSED" in ratio
-    assert paying.splitlines()[-1].startswith("|   8")
+    assert [cell.strip() for cell in paying.splitlines()[-1].split("|")][1:3] == ["8", "4"]
