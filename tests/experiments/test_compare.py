@@ -18,10 +18,13 @@ from tutti.comparisons import STRONG, WEAK, Comparison, error_file, run_folder
 from tutti.errors import BadOption, RankFailed, UnknownName
 from tutti.experiments.compare import Question, compare, config_of, plan_comparison
 from tutti.experiments.config import TrainConfig
+from tutti.records import Summary, World
 from tutti.reports.page import PAGE
 from tutti.reports.scaling import is_baseline
 
 CONFIG = TrainConfig(model="mlp", batch_size=32, epochs=1)
+
+SUMMARY = Summary(None, None, 10, 1, 5, 160, 2.0, 80.0, World(2, 1, 1), {}, "2026-01-30T18:00:00+00:00")
 
 
 def question(**changes: Any) -> Question:
@@ -152,13 +155,12 @@ def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
     asked = question(config=replace(CONFIG, seed=7), strategies=["solo", "sync"], workers=[2], repeats=2)
     seen: list[tuple[str, int]] = []
     comparison = plan_comparison(asked, cores=2)
-    compare(
-        asked,
-        comparison,
-        tmp_path,
-        lambda _: None,
-        lambda config: seen.append((config.strategy, config.seed)),
-    )
+
+    def train(config: TrainConfig) -> Summary:
+        seen.append((config.strategy, config.seed))
+        return SUMMARY
+
+    compare(asked, comparison, tmp_path, lambda _: None, train)
     assert seen == [
         ("solo", 7),
         ("solo", 7),
@@ -170,14 +172,18 @@ def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> None:
-    def train(config: TrainConfig) -> None:
+    def train(config: TrainConfig) -> Summary:
         if config.strategy == "sync":
             raise RankFailed(1, "ValueError: broken")
-        finish(config)
+        return finish(config)
 
     asked = question(workers=[2], repeats=1)
     comparison = plan_comparison(asked, cores=2)
-    compare(asked, comparison, tmp_path, lambda _: None, train)
+    said: list[str] = []
+    compare(asked, comparison, tmp_path, said.append, train)
+    assert said[3].startswith("  trained 5 steps")
+    assert said[4] == "3 of 4: sync, 2 workers, repeat 1"
+    assert said[5] == "  failed: ValueError: broken"
     for one in comparison.combinations:
         assert error_file(tmp_path, one, 0).exists() == (one.strategy == "sync")
         assert run_folder(tmp_path, one, 0).exists() == (one.strategy != "sync")
@@ -189,32 +195,34 @@ def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
     comparison = plan_comparison(asked, cores=2)
     seen: list[str | None] = []
 
-    def interrupted(config: TrainConfig) -> None:
+    def interrupted(config: TrainConfig) -> Summary:
         if len(seen) == 3:
             Path(config.out or "").mkdir(parents=True)
             (Path(config.out or "") / "history.jsonl").write_text("{}\n")
             raise KeyboardInterrupt
         seen.append(config.out)
-        finish(config)
+        return finish(config)
 
     with pytest.raises(KeyboardInterrupt):
         compare(asked, comparison, tmp_path, lambda _: None, interrupted)
     again: list[str | None] = []
 
-    def train(config: TrainConfig) -> None:
+    def train(config: TrainConfig) -> Summary:
         assert not Path(config.out or "").exists()
         again.append(config.out)
+        return SUMMARY
 
     compare(asked, comparison, tmp_path, lambda _: None, train)
     assert len(again) == 1
     assert again[0] not in seen
 
 
-def finish(config: TrainConfig) -> None:
-    """Leave what a finished run leaves."""
+def finish(config: TrainConfig) -> Summary:
+    """Leave what a finished run leaves, and give its summary."""
     assert config.out is not None
     Path(config.out).mkdir(parents=True)
     (Path(config.out) / "summary.json").write_text("{}")
+    return SUMMARY
 
 
 @pytest.mark.parametrize(

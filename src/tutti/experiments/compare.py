@@ -17,12 +17,14 @@ from typing import Any, Final
 
 from tutti.comparisons import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.experiments import report
 from tutti.experiments.assemble import build_strategy
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import TrainJob, layout_of, run
 from tutti.launch.cores import allowed_cores
 from tutti.launch.surroundings import Launcher, started_by
 from tutti.parallel.layout import Layout, options_of, ranks_of
+from tutti.records import Summary
 from tutti.training.metrics import check_metrics
 from tutti.training.run_folder import SUMMARY, RunFolder
 
@@ -192,7 +194,7 @@ def compare(
     comparison: Comparison,
     folder: Path,
     said: Callable[[str], None],
-    train: Callable[[TrainConfig], object] | None = None,
+    train: Callable[[TrainConfig], Summary] | None = None,
 ) -> None:
     """Run what has not been run yet.
 
@@ -200,8 +202,8 @@ def compare(
         question: what is to be found out.
         comparison: its combinations.
         folder: where the runs go; those that have ended there are not run again.
-        said: is told about every run, before it begins.
-        train: does one run, by default on ranks of its own.
+        said: is told about every run, before it begins and when it has ended.
+        train: does one run, and gives its summary; by default on ranks of its own.
     """
     left = [
         (repeat, one)
@@ -214,15 +216,20 @@ def compare(
         RunFolder(place).remove()
         problem.unlink(missing_ok=True)
         try:
-            (train or _train)(replace(config_of(question, one, repeat), out=str(place)))
+            found = (train or _train)(replace(config_of(question, one, repeat), out=str(place)))
         except TuttiError as error:
             RunFolder(place).remove()
             problem.parent.mkdir(parents=True, exist_ok=True)
             problem.write_text(f"{error}\n", encoding="utf-8")
+            said(f"  failed: {str(error).splitlines()[-1]}")
+        else:
+            said(f"  {report.speed(found)}")
 
 
-def _train(config: TrainConfig) -> None:
+def _train(config: TrainConfig) -> Summary:
     run("tutti.experiments.train:work", TrainJob(config, quiet=True), quiet=True)
+    assert config.out is not None
+    return RunFolder(Path(config.out)).summary()
 
 
 def _shapes(
