@@ -151,3 +151,23 @@ def test_a_missing_nccl_is_named_when_it_is_needed():
         pytest.skip("this torch has NCCL")
     with Ranks(1, backend="cpu:tutti,cuda:nccl") as ranks:
         assert "this torch was built without it; install a CUDA build of torch" in ranks.run(work)[0]
+
+
+def test_a_default_device_of_the_program_does_not_reach_into_the_group():
+    def work(rank):
+        with torch.device("meta"):
+            columns = torch.full((2, 3), 1.0 + rank, device="cpu").T
+            distributed.all_reduce(columns)
+            got = torch.zeros(3, 2, device="cpu").T
+            if rank == 0:
+                distributed.send(columns.T[:, ::2], 1)
+            else:
+                distributed.recv(got[:, ::2], 0)
+            every = [torch.zeros(2, 2, device="cpu").T for _ in range(2)]
+            distributed.all_gather(every, every[0] + rank)
+        return columns.tolist(), [one.tolist() for one in every]
+
+    with Ranks(2) as ranks:
+        for columns, every in ranks.run(work):
+            assert columns == [[3.0] * 2] * 3
+            assert every == [[[0.0] * 2] * 2, [[1.0] * 2] * 2]

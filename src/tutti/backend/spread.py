@@ -184,7 +184,7 @@ class Spread:
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
         yield from self._meet(Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
-        mine = torch.tensor([len(one) for one in (*inputs, *outputs)])
+        mine = torch.tensor([len(one) for one in (*inputs, *outputs)], device="cpu")
         table = [torch.empty_like(mine) for _ in range(self.size)]
         yield from self._share(mine, table)
         agree_on_lengths([row.tolist() for row in table], self._names, Mismatch)

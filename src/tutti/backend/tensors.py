@@ -44,7 +44,7 @@ class Loan:
                 "or on an accelerator"
             )
         pinned = not tensor.is_cpu and tensor.device.type == "cuda"
-        vector = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=pinned)
+        vector = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         if read:
             vector.view(tensor.shape).copy_(tensor)
         if write:

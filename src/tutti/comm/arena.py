@@ -177,7 +177,7 @@ class Arena:
         for length in shape:
             count *= length
         if count == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         mapped = _map(self.fd, offset, count * dtype.itemsize)
         return torch.frombuffer(mapped, dtype=dtype).view(shape)
 

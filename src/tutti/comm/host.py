@@ -145,7 +145,9 @@ class HostCommunicator(Communicator):
         self._check_rank(root)
         data = cloudpickle.dumps(value) if self.rank == root else b""
         length = self._tell(len(data), Call.of(Kind.BROADCAST_OBJECT, root=root))[root]
-        vector = _as_vector(data) if self.rank == root else torch.empty(length, dtype=torch.uint8)
+        vector = (
+            _as_vector(data) if self.rank == root else torch.empty(length, dtype=torch.uint8, device="cpu")
+        )
         self._run(self._rows.broadcast(vector, root))
         return value if self.rank == root else pickle.loads(vector.numpy().data)
 
@@ -153,7 +155,7 @@ class HostCommunicator(Communicator):
         """The picklable values of all ranks, in rank order, on every rank."""
         mine = _as_vector(cloudpickle.dumps(value))
         lengths = self._tell(len(mine), Call.of(Kind.ALL_GATHER_OBJECTS))
-        vectors = [torch.empty(length, dtype=torch.uint8) for length in lengths]
+        vectors = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
         vectors[self.rank] = mine
         self._run(self._rows.all_gather(mine, vectors))
         return [pickle.loads(vector.numpy().data) for vector in vectors]

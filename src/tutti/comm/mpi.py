@@ -234,9 +234,9 @@ class MpiCommunicator(Communicator):
     @guarded
     def broadcast_object(self, value: object, root: int = 0) -> object:
         data = cloudpickle.dumps(value) if self.rank == root else b""
-        length = torch.tensor([len(data)])
+        length = torch.tensor([len(data)], device="cpu")
         self.broadcast(length, root)
-        payload = torch.empty(int(length), dtype=torch.uint8)
+        payload = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         if self.rank == root:
             payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.broadcast(payload, root)
@@ -246,12 +246,12 @@ class MpiCommunicator(Communicator):
     @guarded
     def all_gather_objects(self, value: object) -> list[object]:
         data = cloudpickle.dumps(value)
-        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         lengths[self.rank] = len(data)
         self.all_gather(lengths)
         ends = lengths.cumsum(0).tolist()
         slices = [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]
-        payload = torch.empty(ends[-1], dtype=torch.uint8)
+        payload = torch.empty(ends[-1], dtype=torch.uint8, device="cpu")
         payload[slices[self.rank]] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._gather(payload, lengths.tolist())
         return [pickle.loads(payload[part].numpy().data) for part in slices]
@@ -340,7 +340,10 @@ class MpiCommunicator(Communicator):
     def _ask(self, number: int, amount: int) -> int:
         """Have a counter of rank 0 added to."""
         comm = cast("Desk", self._desk).comm
-        question, answer = torch.tensor([number, amount]), torch.zeros(1, dtype=torch.int64)
+        question, answer = (
+            torch.tensor([number, amount], device="cpu"),
+            torch.zeros(1, dtype=torch.int64, device="cpu"),
+        )
         self._job.complete(comm.Isend(self._buffer(question), 0, QUESTION))
         self._job.complete(comm.Irecv(self._buffer(answer), 0, ANSWER))
         return int(answer)

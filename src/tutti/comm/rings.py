@@ -35,7 +35,7 @@ DTYPE_NUMBERS: Final = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 def as_bytes(vector: Tensor) -> Tensor:
     """The bytes of a vector, as a view."""
-    return vector.view(torch.uint8) if vector.numel() else torch.empty(0, dtype=torch.uint8)
+    return vector.view(torch.uint8) if vector.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 @dataclass(eq=False)
@@ -168,7 +168,7 @@ class Inbox:
         if self._waiting and not self._waiting[-1].complete:
             last = self._waiting[-1]
             if last.body is None:
-                last.body = torch.empty(last.nbytes, dtype=torch.uint8)
+                last.body = torch.empty(last.nbytes, dtype=torch.uint8, device="cpu")
             self._pump(last)
             if not last.complete:
                 return None

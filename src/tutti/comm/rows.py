@@ -344,7 +344,7 @@ class Rows(RollCall):
         """
         self._set ^= 1
         rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
-        rows[self.rank].copy_(torch.tensor(numbers))
+        rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))
         yield from self._meet(call)
         return [row.tolist() for row in rows]
 
