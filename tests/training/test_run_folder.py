@@ -184,8 +184,12 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_weights(nn.Linear(4, 3).state_dict())
-    with pytest.raises(BadModel, match="do not fit the model"):
+    with pytest.raises(BadModel, match=r"'weight' has shape \(3, 4\) there, and shape \(2, 4\) in this one"):
         folder.load_weights(nn.Linear(4, 2))
+    with pytest.raises(BadModel, match=r"'0\.weight' is not in the file"):
+        folder.load_weights(nn.Sequential(nn.Linear(4, 3)))
+    with pytest.raises(BadModel, match=r"(?s)do not fit the model: .*Unexpected key.*bias"):
+        folder.load_weights(nn.Linear(4, 3, bias=False))
 
 
 def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:

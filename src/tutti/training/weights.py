@@ -56,7 +56,25 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
     for name, other in tied.items():
         tensors[name] = tensors[other]
+    found = _shapes(tensors)
+    for name, shape in _shapes(module.state_dict()).items():
+        _refuse_other_shape(path, name, shape, found.get(name))
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise BadModel(f"the weights in {path} do not fit the model: {error}") from error
+
+
+def _shapes(state: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _refuse_other_shape(
+    path: Path, name: str, wanted: tuple[int, ...], found: tuple[int, ...] | None
+) -> None:
+    if found != wanted:
+        there = "is not in the file" if found is None else f"has shape {found} there"
+        raise BadModel(
+            f"the weights in {path} are those of another model: '{name}' {there}, and shape {wanted} in this "
+            "one; build the model as it was trained (config.json beside the weights says how)"
+        )
