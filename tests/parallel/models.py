@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.nn import functional
 
 
 def normalised() -> nn.Module:
@@ -27,6 +29,100 @@ def layer_normalised() -> nn.Module:
     norm = nn.LayerNorm(12)
     nn.init.uniform_(norm.weight, 2, 3)
     return nn.Sequential(nn.Flatten(), nn.Linear(196, 12), norm, nn.ReLU(), nn.Linear(12, 5))
+
+
+class Residual(nn.Module):
+    """Two convolutions and a way past them."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, outputs, 3, padding=1)
+        self.norm = nn.GroupNorm(2, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.past = nn.Conv2d(channels, outputs, 1) if channels != outputs else nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.second(functional.relu(self.norm(self.first(inputs))))
+        outputs += self.past(inputs)
+        return functional.relu(outputs)
+
+
+class ResidualNet(nn.Module):
+    """Skip connections inside blocks, a list of modules, and sizes asked for by the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, stride=2)
+        self.blocks = nn.ModuleList([Residual(4, 4), Residual(4, 6), Residual(6, 6), Residual(6, 6)])
+        self.head = nn.Linear(6, 5)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None, scale: float = 0.5) -> Tensor:
+        samples = inputs.size(0)
+        outputs = self.stem(inputs) * scale
+        for block in self.blocks:
+            outputs = block(outputs)
+        return self.head(outputs.mean((2, 3)).view(samples, -1))
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a perceptron, each with a way past it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.between = nn.LayerNorm(width)
+        self.perceptron = nn.Sequential(nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        normed = self.before(inputs)
+        attended, _ = self.attention(normed, normed, normed)
+        outputs = inputs + attended
+        return outputs + self.perceptron(self.between(outputs))
+
+
+class Encoder(nn.Module):
+    """A transformer over the rows of an image, with a token and positions that are bare parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(14, 8)
+        self.token = nn.Parameter(torch.full((1, 1, 8), 0.1))
+        self.positions = nn.Parameter(torch.linspace(-1, 1, 15 * 8).view(1, 15, 8))
+        self.layers = nn.ModuleList(EncoderLayer(8) for _ in range(3))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        samples = inputs.shape[0]
+        rows = self.embed(inputs.view(samples, 14, 14))
+        rows = torch.cat([self.token.expand(samples, -1, -1), rows], 1) + self.positions
+        for layer in self.layers:
+            rows = layer(rows * self.scale)
+        return self.head(rows[:, 0])
+
+
+class Undecided(nn.Module):
+    """Looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) if inputs.sum() > 0 else inputs
+
+
+class Dropping(nn.Module):
+    """Asks whether it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.dropout(self.layer(inputs), 0.5, self.training)
 
 
 def tied() -> nn.Module:

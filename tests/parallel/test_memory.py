@@ -112,4 +112,4 @@ def test_the_command_says_what_each_layout_needs_and_what_cannot_be(
     for layout in ("1 rank", "data=4", "sharded=4", "data=2,tensor=2", "data=2,pipeline=2"):
         assert f"\n{layout} " in shown
     assert re.search(r"tensor=4 +not possible: layer '1' of the model \(Linear\) has 3 outputs", shown)
-    assert re.search(r"pipeline=4 +not possible: the model has 2 layers with weights, and 4 stages", shown)
+    assert re.search(r"pipeline=4 +not possible: the model has 2 parts with weights between which", shown)

@@ -11,6 +11,10 @@ PIPELINE: Run = {"parallel": "pipeline"}
 DEEP: Run = MLP | PIPELINE | {"model_options": {"hidden": [24, 18, 16, 14, 12]}}
 
 
+RESIDUAL: Run = MLP | PIPELINE | {"model": "parallel.models:ResidualNet", "model_options": {}}
+ENCODER: Run = RESIDUAL | {"model": "parallel.models:Encoder"}
+
+
 def scheduled(schedule: str, microbatches: int | None = None) -> Run:
     return {
         "parallel_options": {"schedule": schedule} | ({"microbatches": microbatches} if microbatches else {})
@@ -23,6 +27,8 @@ EQUAL: dict[str, Run] = {
     "cnn": CNN | PIPELINE,
     "adam": DEEP | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
     "clipped": LENET | PIPELINE | {"clip_norm": 0.1, "clip_value": 0.05},
+    **{f"residual, {name}": RESIDUAL | scheduled(name) for name in SCHEDULES},
+    **{f"encoder, {name}": ENCODER | scheduled(name) for name in SCHEDULES},
     **{f"{name} in 6": DEEP | scheduled(name, 6) for name in SCHEDULES},
 }
 """Runs that must come out as on one rank. 16 samples in 6 microbatches leave something over."""

@@ -26,13 +26,14 @@ from tutti.bubbles import FORWARD, INPUTS
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption
 from tutti.parallel.base import Learning
+from tutti.parallel.chain import blocks_of
 from tutti.parallel.layout import Layout, Pipeline
 from tutti.parallel.layout import Tensor as TensorOptions
 from tutti.parallel.order import Action, order
 from tutti.parallel.pipeline import Stage, enough
 from tutti.parallel.schedules import check_microbatches, owners
 from tutti.parallel.sharded import units
-from tutti.parallel.stages import balance, blocks_of, boundaries, measure
+from tutti.parallel.stages import balance, boundaries, measure
 from tutti.parallel.tensor import split
 
 PROBE: Final = 64
@@ -174,8 +175,8 @@ def _pipeline(layout: Layout, module: nn.Module, learning: Learning, state: floa
     assert isinstance(layout.options, Pipeline)
     options, batch = layout.options, learning.batch_size // layout.data
     microbatches = check_microbatches(options, layout.team, batch)
-    blocks = enough(blocks_of(module), layout)
     inputs = learning.batch(-(-batch // microbatches))[0]
+    blocks = enough(blocks_of(module, inputs, learning.arithmetic), layout)
     placed = owners(options.schedule, layout.team)
     cuts = balance(measure(blocks, inputs, learning.arithmetic), len(placed))
     edges = boundaries(blocks, inputs, learning.arithmetic)

@@ -21,6 +21,7 @@ Bubble Pipeline Parallelism".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -32,12 +33,13 @@ from tutti.bubbles import PipelineRecord, since_the_first
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
-from tutti.parallel.base import Learning, Of, Portion, Ranks, count_of, taken, values_of
+from tutti.parallel.base import Learning, Of, Portion, Ranks, count_of, values_of
+from tutti.parallel.chain import Block, blocks_of
 from tutti.parallel.group import Group
 from tutti.parallel.layout import Layout, Pipeline
 from tutti.parallel.moving import Gradients, worker_of
 from tutti.parallel.schedules import Passes, check_microbatches, owners
-from tutti.parallel.stages import Block, balance, blocks_of, boundaries, measure
+from tutti.parallel.stages import balance, boundaries, measure
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 from tutti.strategies.placement import place
@@ -49,13 +51,13 @@ class PipelinePortion(Portion):
     """The stages that one rank has of a model.
 
     Args:
-        module: the model, a chain of layers, alike on all ranks. Its other layers are given back.
+        module: the model, alike on all ranks. Its other layers are given back.
         layout: who holds what, and the schedule.
         comm: all ranks of the job (collective).
         learning: what the model is to learn.
 
     Raises:
-        BadModel: the model is no chain, or has fewer layers with weights than there are to be stages.
+        BadModel: the model's operations cannot be written down, or cut into so many stages.
         BadOption: the microbatches do not fit the batch or the schedule.
     """
 
@@ -66,18 +68,20 @@ class PipelinePortion(Portion):
         batch = learning.batch_size // layout.data
         self._microbatches = check_microbatches(layout.options, layout.team, batch)
         self._owners = owners(self._schedule, layout.team)
-        blocks = enough(blocks_of(module), layout)
         inputs = learning.batch(-(-batch // self._microbatches))[0]
+        blocks = enough(blocks_of(module, inputs, learning.arithmetic), layout)
         cuts = _agreed_cuts(comm, blocks, inputs, learning.arithmetic, len(self._owners))
         edges = boundaries(blocks, inputs, learning.arithmetic)
         shapes = [edges[part.start] for part in cuts] + [edges[-1]]
         stages = [Stage(blocks[part], learning.arithmetic) for part in cuts]
-        self._layers = [list(stage.layers_by_name) for stage in stages]
+        self._layers = [list(stage.layers) for stage in stages]
+        self._names, state = list(module.state_dict()), state_by_stage(module, stages)
         self._ranks, self._group = Ranks.of(layout, comm), Group(layout, comm)
         self.peers = self.data = self._ranks.data
         team = self._ranks.team
         own = {number: stages[number] for number, rank in enumerate(self._owners) if rank == team.rank}
-        self.module, self._own = _Pipe(own, self._owners, shapes, team), own
+        self._state = {number: state[number] for number in own}
+        self.module = _Pipe(own, self._owners, shapes, team)
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
         group = self._group.team.get_group()
         self._passes = Passes(self._schedule, own, shapes, group, learning.loss)
@@ -95,11 +99,12 @@ class PipelinePortion(Portion):
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
-        own = {number: stage.state(of) for number, stage in self._own.items()}
-        found: dict[int, dict[str, Any]] = {}
-        for part in cast("list[dict[int, dict[str, Any]]]", self._ranks.team.all_gather_objects(own)):
+        # Not views: these would be sent with all that they are views of.
+        own = {name: of(x).clone() for state in self._state.values() for name, x in state.items()}
+        found: dict[str, Tensor] = {}
+        for part in cast("list[dict[str, Tensor]]", self._ranks.team.all_gather_objects(own)):
             found |= part
-        return {name: value for number in sorted(found) for name, value in found[number].items()}
+        return {name: found[name] for name in self._names if name in found}
 
     @override
     def record(self) -> PipelineRecord:
@@ -144,33 +149,40 @@ class PipelinePortion(Portion):
 
 
 class Stage(nn.Module):
-    """Consecutive layers of a chain.
+    """Consecutive blocks of a model.
 
     Args:
         blocks: what they are.
         arithmetic: how they compute; what leaves the stage is in full precision.
 
     Attributes:
-        layers_by_name: the layers by their names in the model.
+        layers: modules, parameters and buffers by their names in the model.
     """
 
     def __init__(self, blocks: Sequence[Block], arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.layers_by_name = {name: layer for block in blocks for name, layer in block.layers.items()}
-        self._layers = nn.ModuleList(self.layers_by_name.values())
-        self._arithmetic = arithmetic
+        block = reduce(Block.then, blocks)
+        self.layers, self._block, self._arithmetic = block.layers, block.module, arithmetic
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the last layer."""
-        return self._arithmetic.forward(Block(self.layers_by_name), inputs)
+        """What comes out of the last block."""
+        outputs = self._arithmetic.forward(self._block, inputs)
+        # Schedules that split the backward pass detach in place what leaves a stage, which no view allows.
+        return outputs.clone() if outputs._is_view() else outputs
 
-    def state(self, of: Of) -> dict[str, Any]:
-        """The state of its layers, under their names in the model, in memory of its own."""
-        return {
-            f"{name}.{key}": value.clone() if isinstance(value, Tensor) else value
-            for name, layer in self.layers_by_name.items()
-            for key, value in taken(layer, of).items()
-        }
+
+def state_by_stage(module: nn.Module, stages: Sequence[Stage]) -> list[dict[str, Tensor]]:
+    """The parameters and buffers of each stage by name; the first one also has what no stage uses."""
+    held = {
+        tensor: number
+        for number in reversed(range(len(stages)))
+        for tensor in (*stages[number].parameters(), *stages[number].buffers())
+    }
+    found: list[dict[str, Tensor]] = [{} for _ in stages]
+    for name, value in module.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            found[held.get(value, 0)][name] = value
+    return found
 
 
 class _Pipe(nn.Module):
@@ -188,7 +200,7 @@ class _Pipe(nn.Module):
     ) -> None:
         super().__init__()
         for stage in own.values():
-            for name, layer in stage.layers_by_name.items():
+            for name, layer in stage.layers.items():
                 _add(self, name, layer)
         self._own, self._owners, self._shapes, self._team = own, owners, shapes, team
 
@@ -211,7 +223,7 @@ class _Pipe(nn.Module):
         return outputs
 
 
-def _add(module: nn.Module, name: str, layer: nn.Module) -> None:
+def _add(module: nn.Module, name: str, layer: nn.Module | Tensor) -> None:
     """Add a layer under a name with dots, so that its parameters have the names of the whole model."""
     *path, last = name.split(".")
     for part in path:
@@ -220,7 +232,10 @@ def _add(module: nn.Module, name: str, layer: nn.Module) -> None:
             inner = nn.Module()
             module.add_module(part, inner)
         module = inner
-    module.add_module(last, layer)
+    if isinstance(layer, nn.Module):
+        module.add_module(last, layer)
+    elif isinstance(layer, nn.Parameter):
+        module.register_parameter(last, layer)
 
 
 def _sized(shape: Tensor, samples: int) -> Tensor:
@@ -238,9 +253,9 @@ def enough(blocks: list[Block], layout: Layout) -> list[Block]:
     stages = layout.team * layout.options.stages_per_rank
     if len(blocks) < stages:
         raise BadModel(
-            f"the model has {len(blocks)} layer{'' if len(blocks) == 1 else 's'} with weights, and {stages} "
-            f"stages ({layout.options.schedule} on {layout.team} ranks) need one each; use fewer ranks, "
-            "another schedule or a deeper model"
+            f"the model has {len(blocks)} part{'' if len(blocks) == 1 else 's'} with weights between which "
+            f"one tensor passes, and {stages} stages ({layout.options.schedule} on {layout.team} ranks) need "
+            "one each; use fewer ranks, another schedule or a deeper model"
         )
     return blocks
 
@@ -256,6 +271,9 @@ def _agreed_cuts(
 def _give_back(stages: Iterable[Stage]) -> None:
     """Free the memory of layers that other ranks have."""
     for stage in stages:
+        for layer in stage.layers.values():
+            if isinstance(layer, nn.Parameter):
+                layer.untyped_storage().resize_(0)
         stage.to("meta")
 
 

@@ -1,19 +1,19 @@
-"""A chain of layers, cut into the stages of a pipeline: as even as can be in time and in memory."""
+"""Blocks of a model, put together to the stages of a pipeline: as even as can be in time and in memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tutti.errors import BadModel
+from tutti.parallel.chain import Block, undone
 from tutti.training.arithmetic import Arithmetic
 
 REPEATS: Final = 3
@@ -28,24 +28,6 @@ ROOM: Final = 1.25
 
 
 @dataclass(frozen=True)
-class Block:
-    """Layers that stay together: one with weights, and those behind it that have none.
-
-    Attributes:
-        layers: by their names in the model, in the order of the chain.
-    """
-
-    layers: dict[str, nn.Module]
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs of the last layer."""
-        outputs = inputs
-        for layer in self.layers.values():
-            outputs = layer(outputs)
-        return outputs
-
-
-@dataclass(frozen=True)
 class Cost:
     """What a block takes.
 
@@ -56,52 +38,6 @@ class Cost:
 
     seconds: float
     nbytes: int
-
-
-def blocks_of(module: nn.Module) -> list[Block]:
-    """The blocks of a chain: of an `nn.Sequential`, in which others may stand.
-
-    Raises:
-        BadModel: the model is no chain.
-    """
-    chain = dict(_chain(module, ""))
-    blocks: list[Block] = []
-    for name, layer in chain.items():
-        trains = any(parameter.requires_grad for parameter in layer.parameters())
-        if not blocks or (trains and _trains(blocks[-1])):
-            blocks.append(Block({}))
-        blocks[-1].layers[name] = layer
-    return _joined(blocks)
-
-
-def _chain(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is nn.Sequential:
-        for key, layer in module.named_children():
-            yield from _chain(layer, f"{name}.{key}" if name else key)
-    elif name:
-        yield name, module
-    else:
-        raise BadModel(
-            f"the model is a {type(module).__name__}, and a pipeline needs a chain of layers: write it as an "
-            "nn.Sequential, or use --parallel sharded"
-        )
-
-
-def _trains(block: Block) -> bool:
-    return any(p.requires_grad for layer in block.layers.values() for p in layer.parameters())
-
-
-def _joined(blocks: list[Block]) -> list[Block]:
-    """The blocks, those that share a parameter made one, together with all between them."""
-    seen: dict[nn.Parameter, int] = {}
-    joined: list[Block] = []
-    for block in blocks:
-        parameters = [p for layer in block.layers.values() for p in layer.parameters()]
-        first = min((seen[p] for p in parameters if p in seen), default=len(joined))
-        merged = {name: layer for one in [*joined[first:], block] for name, layer in one.layers.items()}
-        joined[first:] = [Block(merged)]
-        seen = {p: min(at, first) for p, at in seen.items()} | dict.fromkeys(parameters, first)
-    return joined
 
 
 def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
@@ -118,29 +54,17 @@ def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) 
         BadModel: a block does not keep samples apart.
     """
     values, found = inputs, [inputs.to("meta")]
-    with _undone(blocks), torch.no_grad():
+    with undone(block.module for block in blocks), torch.no_grad():
         for block in blocks:
             outputs = arithmetic.forward(block, values)
             if outputs.dim() == 0 or len(outputs) != len(inputs):
                 raise BadModel(
-                    f"layer '{next(iter(block.layers))}' of the model makes shape {tuple(outputs.shape)} of "
+                    f"layer '{block.name}' of the model makes shape {tuple(outputs.shape)} of "
                     f"{tuple(values.shape)}; in a pipeline the first dimension must stay the samples"
                 )
             values = outputs
             found.append(outputs.to("meta"))
     return found
-
-
-@contextmanager
-def _undone(blocks: Sequence[Block]) -> Iterator[None]:
-    """Random numbers and buffers are as before afterwards."""
-    buffers = [b for block in blocks for layer in block.layers.values() for b in layer.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    with torch.random.fork_rng(devices=[]):
-        yield
-    with torch.no_grad():
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
 
 
 def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Cost]:
@@ -154,10 +78,10 @@ def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> 
         arithmetic: how the model computes.
     """
     costs, values = [], inputs
-    with _undone(blocks):
+    with undone(block.module for block in blocks):
         for number, block in enumerate(blocks):
             seconds, kept, values = _measured(block, values.detach().requires_grad_(number > 0), arithmetic)
-            weights = sum(p.nbytes for layer in block.layers.values() for p in layer.parameters())
+            weights = sum(p.nbytes for p in block.module.parameters())
             costs.append(Cost(seconds, COPIES * weights + kept))
     return costs
 
@@ -165,7 +89,7 @@ def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> 
 def _measured(block: Block, inputs: Tensor, arithmetic: Arithmetic) -> tuple[float, int, Tensor]:
     """The fastest forward and backward in seconds, the bytes kept between them, and the outputs."""
     fastest = float("inf")
-    trained = [p for layer in block.layers.values() for p in layer.parameters() if p.requires_grad]
+    trained = [p for p in block.module.parameters() if p.requires_grad]
     wanted = [*trained, *([inputs] if inputs.requires_grad else [])]
     for _ in range(REPEATS):
         kept: dict[int, int] = {}
