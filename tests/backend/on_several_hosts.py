@@ -7,6 +7,7 @@ HOSTS names the host that each rank counts to, one letter per rank.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -20,12 +21,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import tutti  # noqa: F401
 from backend.every_operation import every_operation
 from tutti.backend import group as tutti_group
+from tutti.backend import spread
 
 
 def mismatch() -> str:
     """What is said when one rank calls something else."""
     try:
-        distributed.all_reduce(torch.ones(2 + distributed.get_rank() // 2))
+        distributed.all_reduce(torch.ones(3 if distributed.get_rank() == 2 else 2))
     except RuntimeError as error:
         return str(error)
     return ""
@@ -41,10 +43,41 @@ def trained() -> list[float]:
     return [float(number) for parameter in model.parameters() for number in parameter.flatten()]
 
 
+def rounded_once() -> list[float]:
+    """A sum of short floats, and this rank's part of one; rounded twice it would be the first of them."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    mine = torch.full((3 * size,), 1.0 if rank else 256.0, dtype=torch.bfloat16)
+    part = torch.empty(3, dtype=torch.bfloat16)
+    distributed.reduce_scatter_tensor(part, mine)
+    distributed.all_reduce(mine)
+    return [*mine.tolist(), *part.tolist()]
+
+
+def digest() -> str:
+    """Of a sum of numbers that no two orders of addition make the same."""
+    torch.manual_seed(distributed.get_rank())
+    vector = torch.randn(100_003) * torch.logspace(-10, 10, 100_003)
+    distributed.all_reduce(vector)
+    return hashlib.sha256(vector.numpy().tobytes()).hexdigest()
+
+
+def handles() -> int:
+    """How many handles MPI has used for the communicators of 20 groups, made and destroyed in turn."""
+    found = set()
+    for _ in range(20):
+        group = distributed.new_group()
+        distributed.barrier(group)
+        found.add(group._departures._mpi.collectives.py2f())
+        distributed.destroy_process_group(group)
+    return len(found)
+
+
 def main() -> None:
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     host = sys.argv[1][rank]
     tutti_group.host_key = lambda: host
+    # So that vectors of this program have several.
+    spread.PIECE = 1 << 18
     torch.set_num_threads(1)
     distributed.init_process_group("tutti")
     gloo = distributed.new_group(backend="gloo")
@@ -54,12 +87,15 @@ def main() -> None:
     number = torch.ones(1)
     if half is not distributed.GroupMember.NON_GROUP_MEMBER:
         distributed.all_reduce(number, group=half)
-    mean = torch.full((3,), float(rank), dtype=torch.bfloat16)
+    mean = torch.full((3,), 2.0 * rank, dtype=torch.bfloat16)
     distributed.all_reduce(mean, distributed.ReduceOp.AVG)
     found = {
         "alike": alike,
         "half": number.item(),
         "mean": mean.tolist(),
+        "rounded once": rounded_once(),
+        "digest": digest(),
+        "handles": handles(),
         "mismatch": mismatch(),
         "weights": trained(),
     }

@@ -111,7 +111,13 @@ def test_the_environment_is_described_once_and_only_under_mpi():
 
 
 @pytest.mark.parametrize(
-    ("listed", "first"), [("gpu[03-07,12],cpu1", "gpu03"), ("gpu7,gpu8", "gpu7"), ("n[1,4]", "n1")]
+    ("listed", "first"),
+    [
+        ("gpu[03-07,12],cpu1", "gpu03"),
+        ("gpu7,gpu8", "gpu7"),
+        ("n[1,4]", "n1"),
+        ("rack[1-2]n[01-04],x", "rack1n01"),
+    ],
 )
 def test_on_several_hosts_of_slurm_rank_0_is_on_the_first(listed, first):
     environ = {
@@ -126,3 +132,24 @@ def test_on_several_hosts_of_slurm_rank_0_is_on_the_first(listed, first):
     describe_mpi_rank(environ)
     assert environ["MASTER_ADDR"] == first
     assert environ["LOCAL_RANK"] == "1"
+
+
+def under_mpirun_on_two_hosts():
+    return {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+
+
+def test_on_several_hosts_of_mpirun_the_ranks_find_rank_0_together():
+    environ = under_mpirun_on_two_hosts()
+    describe_mpi_rank(environ, lambda size, port: (f"10.0.0.{size}", 20_123))
+    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.4", "20123")
+
+
+def test_the_address_that_the_user_gives_is_not_looked_for():
+    environ = {**under_mpirun_on_two_hosts(), "MASTER_ADDR": "node1"}
+    describe_mpi_rank(environ, lambda *_: pytest.fail("looked for rank 0"))
+    assert environ["MASTER_ADDR"] == "node1"

@@ -10,20 +10,26 @@ import os
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.arguments import Tensors, asynchronous, listed
+from tutti.backend.board import Board
 from tutti.backend.collectives import Collectives, chain
 from tutti.backend.counterpart import counterpart
+from tutti.backend.departures import Departures
+from tutti.backend.distant_messages import DistantMessages
 from tutti.backend.failures import Mismatch, RankLost, Unusable
 from tutti.backend.progress import Progress
 from tutti.backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
 from tutti.backend.routing import Routes, routed
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan
+from tutti.backend.wide_roll_call import WideRollCall
+from tutti.backend.wire import Wire
 from tutti.backend.work import Operation
 from tutti.comm.base import ANY
 from tutti.comm.control import LEFT, Layout
@@ -62,7 +68,8 @@ class Group(Collectives):
         TuttiError: a rank did not come, or the ranks share no memory.
     """
 
-    _messages: Messages | Spread
+    _messages: Messages | DistantMessages
+    _departures: Departures | None = None
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
         size = len(names)
@@ -74,7 +81,7 @@ class Group(Collectives):
         registry = Registry(store, rank, self._names, timeout.total_seconds())
         keys = registry.gather("host", host_key())
         here = [other for other, key in enumerate(keys) if key == keys[rank]]
-        place = share(registry, rank, here)
+        place = share(registry, rank, size, here)
         self._arena, self._here, self._words = place.arena, here, place.words
         local, named = here.index(rank), [self._names[other] for other in here]
         try:
@@ -86,7 +93,7 @@ class Group(Collectives):
         if len(here) == size:
             self._stay_here(place)
         else:
-            self._spread(registry, [key.split()[0] for key in keys])
+            self._spread(registry, place, keys)
         self._progress = Progress(
             self._peers,
             self._names,
@@ -104,15 +111,26 @@ class Group(Collectives):
         self._longest_hop = ONE_HOP if self._size > 1 else -1
         self._messages = Messages(arena, block, words, self._rank, self._names, Mismatch)
 
-    def _spread(self, registry: Registry, hosts: Sequence[str]) -> None:
-        mpi = join_by_mpi(registry, self._names, hosts)
-        self._transport = self._messages = Spread(mpi, self._rank, self._names)
+    def _spread(self, registry: Registry, place: Place, keys: Sequence[str]) -> None:
+        mpi = join_by_mpi(registry, self._names, [key.split()[0] for key in keys])
+        hosts = [[rank for rank, its in enumerate(keys) if its == key] for key in dict.fromkeys(keys)]
+        here, names, words = self._here, self._names, self._words
+        elsewhere = [rank for rank in range(self._size) if rank not in here]
+        local, named = here.index(self._rank), [names[rank] for rank in here]
+        self._departures = Departures(
+            mpi, names, elsewhere, partial(_all_have_left, words, len(here)), self._peers.report
+        )
+        rows = Rows(place.arena, place.block, words, local, named, self._peers.crowded, Mismatch)
+        wire, board = Wire(mpi, self._departures), Board(place.arena, place.board, len(here), self._size)
+        roll_call = WideRollCall(wire, rows, board, hosts, self._rank, names)
+        self._transport = Spread(wire, roll_call, rows, hosts, self._rank, names)
+        self._messages = DistantMessages(mpi, self._departures, self._rank, names)
 
     def _has_left(self, rank: int) -> bool:
-        """Whether a rank has left, as far as its host's memory tells."""
+        """Whether a rank has left."""
         if rank not in self._here:
-            return False
-        return bool(self._words[Layout(len(self._here)).line(self._here.index(rank)) + LEFT])
+            return self._departures is not None and self._departures.has_left(rank)
+        return _has_left_host(self._words, len(self._here), self._here.index(rank))
 
     # --- what it is called
 
@@ -257,12 +275,28 @@ class Group(Collectives):
             _open.discard(self)
             self._progress.close()
             self._routes.close()
+            if self._departures is not None and isinstance(self._transport, Spread):
+                self._departures.leave(self._transport.done, self._lost())
             here = self._here
             self._words[Layout(len(here)).line(here.index(self._rank)) + LEFT] = 1
             self._peers.close()
             self._arena.close()
 
     abort = shutdown
+
+    def _lost(self) -> Sequence[int]:
+        """Whom this rank has lost, if that is why the group cannot go on."""
+        why = self._progress._broken
+        return why.ranks if isinstance(why, PeerLost) else ()
+
+
+def _has_left_host(words: memoryview, local_size: int, local_rank: int) -> bool:
+    """Whether a rank of this host has left a group."""
+    return bool(words[Layout(local_size).line(local_rank) + LEFT])
+
+
+def _all_have_left(words: memoryview, local_size: int) -> bool:
+    return all(_has_left_host(words, local_size, local_rank) for local_rank in range(local_size))
 
 
 @atexit.register

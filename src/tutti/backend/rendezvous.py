@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from tutti.backend.board import board_bytes
 from tutti.backend.failures import Absent, Unusable
 from tutti.comm.arena import Arena
 from tutti.comm.control import Layout, control_bytes
-from tutti.comm.mpi import MpiGroup, world_place
+from tutti.comm.mpi import group_of, world_place
+from tutti.comm.mpi_group import MpiGroup
 
 _FINE = "fine"
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
@@ -29,10 +31,11 @@ _TAGS = 16_000
 
 
 class Place(NamedTuple):
-    """Where a group's shared memory is: its control block, and the words in it."""
+    """Where a group's shared memory is: its control block, its board, and the words of the block."""
 
     arena: Arena
     block: int
+    board: int
     words: memoryview
 
 
@@ -83,26 +86,28 @@ def host_key() -> str:
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def share(registry: Registry, rank: int, members: Sequence[int]) -> Place:
+def share(registry: Registry, rank: int, size: int, members: Sequence[int]) -> Place:
     """Make, or find, the shared memory of the ranks of one host (collective over the group).
 
     Args:
         registry: of the group.
         rank: this process's number in the group.
+        size: how many ranks the group has.
         members: the group's ranks on this host.
 
     Raises:
         Unusable: a rank cannot open what another one made.
         Absent: a rank did not come.
     """
-    size, leader, outcome = len(members), members[0], _FINE
+    local_size, leader, outcome = len(members), members[0], _FINE
     if rank == leader:
         arena = Arena.create()
-        block = arena.allocate(control_bytes(size))
-        registry.tell("arena", f"{block} {arena.path}")
+        block = arena.allocate(control_bytes(local_size))
+        board = arena.allocate(board_bytes(local_size, size))
+        registry.tell("arena", f"{block} {board} {arena.path}")
     else:
-        control, path = registry.ask("arena", leader).split(" ", 1)
-        block = int(control)
+        *places, path = registry.ask("arena", leader).split(" ", 2)
+        block, board = map(int, places)
         try:
             arena = Arena.open(path)
         except (OSError, ValueError) as error:
@@ -115,7 +120,7 @@ def share(registry: Registry, rank: int, members: Sequence[int]) -> Place:
                 f"rank {other} cannot open the shared memory of its host: {said}; start all ranks of a host "
                 "as one user, in one container"
             )
-    return Place(arena, block, arena.words(block, Layout(size).words))
+    return Place(arena, block, board, arena.words(block, Layout(local_size).words))
 
 
 def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:
@@ -138,7 +143,7 @@ def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) 
                 "MPI library that mpi4py uses, or take the backend gloo"
             )
     tag = zlib.crc32(f"{registry.generation} {names}".encode()) % _TAGS
-    return MpiGroup([int(place) for place in places], tag)
+    return group_of([int(place) for place in places], tag)
 
 
 def _mpi_place(size: int) -> str:

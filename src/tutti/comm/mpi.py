@@ -26,8 +26,10 @@ from typing_extensions import override
 from tutti.comm.base import ANY, Communicator, Counter, cut
 from tutti.comm.counting import ANSWER, QUESTION, Desk, DistantCounter, GuardedCounter
 from tutti.comm.host import HostCommunicator
+from tutti.comm.mpi_group import MpiGroup
 from tutti.comm.mpi_job import MpiJob, guarded
 from tutti.comm.neighbours import join_host
+from tutti.comm.waiting import LONGEST_NAP_S
 from tutti.errors import TuttiError
 
 if TYPE_CHECKING:
@@ -62,35 +64,11 @@ def abort(code: int) -> None:
     MPI.COMM_WORLD.Abort(code)
 
 
-class MpiGroup:
-    """Two MPI communicators of some ranks of the job, and what of MPI is needed to use them (collective over
-    these ranks; initialises MPI).
+def group_of(ranks: Sequence[int], tag: int) -> MpiGroup:
+    """Communicators for some ranks of MPI's world (collective over them; initialises MPI); see `MpiGroup`."""
+    from mpi4py import MPI
 
-    Args:
-        ranks: their numbers in MPI's world, in the order of their new numbers.
-        tag: distinguishes groups that are made at the same time.
-
-    Attributes:
-        collectives: the one for what all ranks do together.
-        messages: the one for messages between two.
-    """
-
-    def __init__(self, ranks: Sequence[int], tag: int) -> None:
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
-        group = world.Get_group().Incl(list(ranks))
-        self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))
-        for comm in (self.collectives, self.messages):
-            comm.Set_errhandler(MPI.ERRORS_RETURN)
-        group.Free()
-        self.error, self.byte, self.any_source, self.status = (
-            MPI.Exception,
-            MPI.BYTE,
-            MPI.ANY_SOURCE,
-            MPI.Status,
-        )
-        self.largest_tag = cast("int", world.Get_attr(MPI.TAG_UB))
+    return MpiGroup(MPI, ranks, tag, has_ulfm())
 
 
 def world_place() -> tuple[int, int, bool]:
@@ -99,6 +77,16 @@ def world_place() -> tuple[int, int, bool]:
 
     world = MPI.COMM_WORLD
     return world.Get_rank(), world.Get_size(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+
+
+def from_all(value: object) -> list[Any]:
+    """What each rank of MPI's world gives, by rank (collective; costs little while it waits)."""
+    from mpi4py import MPI
+
+    request = MPI.COMM_WORLD.Ibarrier()
+    while not request.Test():
+        time.sleep(LONGEST_NAP_S)
+    return MPI.COMM_WORLD.allgather(value)
 
 
 class MpiCommunicator(Communicator):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -28,9 +29,14 @@ class Reduction:
     mean: bool = False
     factor: Any = None
 
+    @cached_property
+    def partial(self) -> Reduction:
+        """The same without the division, for a part of the ranks."""
+        return replace(self, mean=False)
+
     def fold(self, rows: Sequence[Tensor], out: Tensor) -> None:
         """Overwrite `out` with what `rows` make together; it may be the first or the second of them."""
-        if (len(rows) > 2 or self.mean or out.itemsize == 1) and _rounds(out.dtype):
+        if (len(rows) > 2 or self.mean or out.itemsize == 1) and rounds(out.dtype):
             # Rounded but once.
             total = rows[0].float()
             for row in rows[1:]:
@@ -44,6 +50,11 @@ class Reduction:
             self.combine(out, row, out=out)
         if self.mean:
             self.finish(out, len(rows))
+
+    def fold_into_first(self, rows: Sequence[Tensor]) -> Tensor:
+        """Overwrite the first of `rows` with what they make together, and return it."""
+        self.fold(rows, rows[0])
+        return rows[0]
 
     def finish(self, total: Tensor, size: int) -> None:
         """Divide, where the operation is a mean; whole numbers are rounded towards zero."""
@@ -72,5 +83,6 @@ def premul_sum(factor: Any) -> Reduction:
 REDUCTION_NAMES: Final = {way.number: way.name for way in (*REDUCTIONS, premul_sum(1.0))}
 
 
-def _rounds(dtype: torch.dtype) -> bool:
+def rounds(dtype: torch.dtype) -> bool:
+    """Whether sums of such numbers are formed as float32 and rounded once."""
     return dtype.is_floating_point and dtype.itemsize < 4

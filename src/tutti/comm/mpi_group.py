@@ -1,0 +1,53 @@
+"""MPI communicators for some ranks of the job, and when they can be freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+
+class MpiGroup:
+    """Two MPI communicators of some ranks of the job, and what of MPI is needed to use them (collective over
+    these ranks).
+
+    Args:
+        mpi: the module `mpi4py.MPI`.
+        ranks: their numbers in MPI's world, in the order of their new numbers.
+        tag: distinguishes groups that are made at the same time.
+        ulfm: whether the library can go on after a rank died.
+
+    Attributes:
+        collectives: the one for what all ranks do together.
+        messages: the one for messages between two.
+        ulfm: whether the library can go on after a rank died.
+    """
+
+    def __init__(self, mpi: Any, ranks: Sequence[int], tag: int, ulfm: bool) -> None:
+        world = mpi.COMM_WORLD
+        group = world.Get_group().Incl(list(ranks))
+        self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))
+        for comm in (self.collectives, self.messages):
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+        group.Free()
+        self.error, self.byte, self.any_source, self.status = (
+            mpi.Exception,
+            mpi.BYTE,
+            mpi.ANY_SOURCE,
+            mpi.Status,
+        )
+        self.largest_tag = cast("int", world.Get_attr(mpi.TAG_UB))
+        self.ulfm = ulfm
+
+    def failed(self) -> list[int]:
+        """The ranks, by their new numbers, that MPI knows to be dead; without ULFM it does not tell."""
+        if not self.ulfm:
+            return []
+        dead = self.collectives.Get_failed()
+        found = dead.Translate_ranks(range(dead.size), self.collectives.Get_group()) if dead.size else []
+        dead.Free()
+        return [int(rank) for rank in found]
+
+    def free(self) -> None:
+        """Give the communicators back; nothing may be under way on them, in any rank."""
+        self.collectives.Free()
+        self.messages.Free()

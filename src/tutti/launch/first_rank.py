@@ -1,0 +1,133 @@
+"""Where rank 0 can be reached when no launcher tells: it says through MPI where it may be, and all ranks try.
+
+rank 0   listens ── its addresses, a port, a word ──▶ all ranks: knock at one address after the other,
+                                                      until somebody there answers with that word
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.errors import UserError
+
+KNOCK_S: Final = 2.0
+"""How long an address may take to answer."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Where a rank may be reached.
+
+    Attributes:
+        addresses: of its host, the likeliest first.
+        port: where it listens.
+        word: what it answers.
+    """
+
+    addresses: tuple[str, ...]
+    port: int
+    word: str
+
+
+@contextmanager
+def listening() -> Iterator[Offer]:
+    """Answer whoever knocks, for as long as the context lasts."""
+    word = secrets.token_hex(16)
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(word.encode())
+
+    with socketserver.ThreadingTCPServer(("", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield Offer(addresses_here(), server.server_address[1], word)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def addresses_here() -> tuple[str, ...]:
+    """The IPv4 addresses of this host: first what its name stands for, last those that only it knows."""
+    import psutil
+
+    try:
+        named = [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    except socket.gaierror:
+        named = []
+    of_interfaces = [
+        one.address
+        for several in psutil.net_if_addrs().values()
+        for one in several
+        if one.family == socket.AF_INET
+    ]
+    return tuple(sorted(dict.fromkeys(named + of_interfaces), key=lambda one: one.startswith("127.")))
+
+
+def reach(offer: Offer) -> str:
+    """The first address at which the rank that made the offer answers.
+
+    Raises:
+        UserError: it does so at none.
+    """
+    for address in offer.addresses:
+        if _answers(address, offer):
+            return address
+    raise UserError(
+        f"{socket.gethostname()} cannot reach rank 0 at any address of its host "
+        f"({', '.join(offer.addresses)}); say which one to take: mpirun -x MASTER_ADDR=ADDRESS ..."
+    )
+
+
+def _answers(address: str, offer: Offer) -> bool:
+    try:
+        with socket.create_connection((address, offer.port), KNOCK_S) as connection:
+            said = connection.recv(len(offer.word), socket.MSG_WAITALL)
+    except OSError:
+        return False
+    return said == offer.word.encode()
+
+
+def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
+    """An address at which this rank reaches rank 0, and a port that is free there (collective over all).
+
+    Args:
+        size: how many ranks the launcher started.
+        port: one that is free here; rank 0's is the one that counts.
+
+    Returns:
+        Address and port; None if the ranks cannot talk by MPI.
+
+    Raises:
+        UserError: a rank reaches rank 0 nowhere; on every rank.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    from tutti.comm.mpi import from_all, world_place
+
+    rank, found, _ = world_place()
+    if found != size:
+        return None
+    with nullcontext() if rank else listening() as own:
+        offer, port = from_all((own, port))[0]
+        outcomes = from_all(_outcome(offer))
+    for outcome in outcomes:
+        if isinstance(outcome, UserError):
+            raise outcome
+    return outcomes[rank], port
+
+
+def _outcome(offer: Offer) -> str | UserError:
+    try:
+        return reach(offer)
+    except UserError as error:
+        return error
