@@ -1,7 +1,11 @@
 # Two commands set everything up by themselves: `make train` and `make test`.
 SHELL := /bin/bash
 PYTHON ?= python3
-VENV := .venv
+PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH ?= $(PINNED)
+# Some versions of torch want a setuptools of their own.
+OTHER_TORCH := $(filter-out $(PINNED),$(TORCH))
+VENV := .venv$(addprefix -torch-,$(OTHER_TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -10,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
 
-test: $(VENV)/installed-dev ## run the whole test suite
+test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that torch, in an environment of its own
 	$(BIN)/python -m pytest
 
 # Where $(PYTHON) has a torch that finds a GPU, with that: a GPU's machine may reach no package index. Warnings of
@@ -33,15 +37,18 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+$(VENV)/constraints.txt: constraints.txt | $(VENV)/bin/python
+	sed -e 's/^torch==.*/torch==$(TORCH)/' $(OTHER_TORCH:%=-e '/^setuptools==/d') $< > $@
+
+$(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable .
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,bench,test,dev]'
+$(VENV)/installed-dev: pyproject.toml $(VENV)/constraints.txt
+	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[mpi,tensorboard,mlflow,plots,browser,bench,test,dev]'
 	touch $@ $(VENV)/installed

@@ -7,6 +7,7 @@ import torch
 from torch import distributed, nn
 
 from backend.process_groups import Ranks
+from ecosystem.outcomes import pipelines_begin
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,9 @@ def in_a_pipeline(rank):
     return [parameter.grad for parameter in part.parameters()]
 
 
+@pytest.mark.skipif(
+    not pipelines_begin(), reason="pipelines of this torch fail at their first message, with Gloo, too"
+)
 def test_a_pipeline_finds_the_gradients_of_the_whole_model(two):
     model, (x, y) = net(), batch()
     nn.functional.mse_loss(model(x), y).backward()

@@ -7,6 +7,7 @@ each rank spends seconds on importing torch.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
 
 RANKS = 2
 BACKENDS = ("gloo", "tutti")
@@ -30,6 +32,15 @@ DEVICE = "TUTTI_TEST_DEVICE"
 Check = Callable[[], dict[str, Tensor]]
 Outcome = dict[str, Tensor] | str
 """What a check returned, or the traceback of what it raised."""
+
+
+def pipelines_begin() -> bool:
+    """Whether pipelines of this torch get beyond their first message.
+
+    torch 2.9 sends a whole number there and receives it as a float of half the size, with which Gloo aborts.
+    """
+    first = getattr(PipelineStage, "_get_init_p2p_neighbors_ops", None)
+    return first is None or "dtype" in inspect.getsource(first)
 
 
 def main(program: Mapping[str, Any]) -> None:

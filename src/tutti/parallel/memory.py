@@ -31,7 +31,7 @@ from tutti.parallel.layout import Layout, Pipeline
 from tutti.parallel.layout import Tensor as TensorOptions
 from tutti.parallel.order import Action, order
 from tutti.parallel.pipeline import Stage, enough
-from tutti.parallel.schedules import check_microbatches, owners
+from tutti.parallel.schedules import PLACES_KEPT, check_microbatches, owners
 from tutti.parallel.sharded import units
 from tutti.parallel.stages import balance, boundaries, measure
 from tutti.parallel.tensor import split
@@ -203,25 +203,30 @@ def _pieces(
     microbatches = 1 + max(action.microbatch for action in actions)
     _, targets = learning.batch(size)
     targets = targets.to("meta")
-    # What is received has its place from the beginning: activations, and gradients from the next stage.
-    places = [shapes[number] for number in own if number] + [
-        shapes[number + 1] for number in own if number < last
-    ]
-    fixed = microbatches * (sum(place.nbytes for place in places) + shapes[0].nbytes * (0 in own))
+    fixed = microbatches * shapes[0].nbytes * (0 in own)
+    if PLACES_KEPT:
+        places = [number for number in own if number] + [number + 1 for number in own if number < last]
+        fixed += microbatches * sum(shapes[place].nbytes for place in places)
     flying: dict[tuple[int, int], Tensor] = {}
     with Ledger() as ledger:
         for action in actions:
             key = action.stage, action.microbatch
             if action.kind == FORWARD:
-                # Received before, so not counted here.
-                given = shapes[action.stage].detach().requires_grad_(action.stage > 0)
-                flying[key] = own[action.stage](given)
+                flying[key] = own[action.stage](_received(shapes[action.stage], action.stage > 0))
                 if action.stage == last:
                     flying[key] = learning.loss(flying[key], targets)
             elif action.kind != INPUTS:
-                gradient = None if action.stage == last else shapes[action.stage + 1]
+                gradient = None if action.stage == last else _received(shapes[action.stage + 1], True)
                 torch.autograd.backward(flying.pop(key), gradient)
+                del gradient
     return int(ledger.peak + fixed)
+
+
+def _received(shape: Tensor, from_a_rank: bool) -> Tensor:
+    """What another rank sends, or the samples; what has its place all the time is not counted here."""
+    if PLACES_KEPT or not from_a_rank:
+        return shape.detach().requires_grad_(from_a_rank)
+    return torch.empty_like(shape, requires_grad=from_a_rank)
 
 
 def _shared(layout: Layout, weights: int, gradients: int, state: float, peak: int) -> Need:

@@ -15,7 +15,12 @@ from torch.distributed.pipelining import (
 from tutti.bubbles import BACKWARD, FORWARD, INPUTS, WEIGHTS
 from tutti.parallel.layout import SCHEDULES
 
-_KINDS: Final = {"F": FORWARD, "I": INPUTS, "W": WEIGHTS, "B": BACKWARD}
+_KINDS: Final = {
+    "FORWARD": FORWARD,
+    "BACKWARD_INPUT": INPUTS,
+    "BACKWARD_WEIGHT": WEIGHTS,
+    "FULL_BACKWARD": BACKWARD,
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def _of_torch(schedule: str, ranks: int, microbatches: int, rank: int) -> list[A
     )
     found = kinds[schedule]._calculate_single_rank_operations(numbers, rank)
     return [
-        Action(one.stage_index, _KINDS[one.computation_type.value], one.microbatch_index)
+        Action(one.stage_index, _KINDS[one.computation_type.name], one.microbatch_index)
         for one in found
-        if one is not None and one.computation_type.value in _KINDS
+        if one is not None and one.computation_type.name in _KINDS
     ]

@@ -19,6 +19,7 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.stage import _RecvInfo
 from typing_extensions import override
 
 from tutti.bubbles import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Span
@@ -40,6 +41,9 @@ FALLBACKS: Final[dict[str, type[Any]]] = {
     "zero_bubble": ScheduleLoopedBFS,
 }
 """For what is left of a batch, which has too few microbatches for the schedule itself."""
+
+PLACES_KEPT: Final = not hasattr(_RecvInfo, "take_buffer")
+"""Whether what a stage receives has its place all the time; newer versions of torch make it when it comes."""
 
 
 def owners(schedule: str, ranks: int) -> list[int]:
