@@ -125,6 +125,36 @@ class Dropping(nn.Module):
         return functional.dropout(self.layer(inputs), 0.5, self.training)
 
 
+def dropped() -> nn.Module:
+    """Dropout of numbers and of whole channels, between layers that are cut."""
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3),
+        nn.BatchNorm2d(5, momentum=None),
+        nn.Dropout2d(0.3),
+        nn.AvgPool2d(2),
+        nn.Conv2d(5, 7, 3, padding=1),
+        nn.Dropout(0.2),
+        nn.Flatten(),
+        nn.Linear(252, 5),
+    )
+
+
+class Around(nn.Module):
+    """A forward pass of its own, with a chain inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 5, 3, padding=1)
+        self.chain = nn.Sequential(nn.Conv2d(5, 8, 3, padding=1), nn.PReLU(8), nn.Conv2d(8, 5, 3, padding=1))
+        self.last = nn.Linear(5, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps = self.first(inputs).relu()
+        for layer in self.chain:
+            maps = layer(maps) if isinstance(layer, nn.PReLU) else layer(maps).tanh()
+        return self.last((maps + self.chain(maps)).mean((2, 3)))
+
+
 def tied() -> nn.Module:
     """Two layers with one weight; the first layer is frozen."""
     first, second, third = nn.Linear(196, 9), nn.Linear(9, 9), nn.Linear(9, 9)

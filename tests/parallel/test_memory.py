@@ -54,12 +54,12 @@ def measured() -> Mapping[str, list[int]]:
     return cast("Mapping[str, list[int]]", found)
 
 
-def advised(config: Run) -> Need:
+def advised(config: Run, layout: str | None = None) -> Need:
     alone = {name: value for name, value in config.items() if not name.startswith("parallel")}
     options = config.get("parallel_options", {})
     job = LayoutsJob(TrainConfig.from_json(alone), 2, config["parallel"], options)
     comm = HostCommunicator.alone()
-    need = work(comm, pickle.dumps(job))[config["parallel"]]
+    need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
     comm.close()
     assert isinstance(need, Need), need
     return need
@@ -71,6 +71,12 @@ def test_the_advice_is_within_a_tenth_of_the_measurement(
     measured: Mapping[str, list[int]], name: str
 ) -> None:
     assert advised(RUNS[name]).total == pytest.approx(max(measured[name]), rel=0.1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tensor_parallelism_shares_activations_too(model: str) -> None:
+    config = MODELS[model] | {"parallel": "tensor=2"}
+    assert advised(config).total <= 0.65 * advised(config, "1 rank").total
 
 
 def test_a_ledger_counts_what_lives_at_one_time() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,9 @@ EQUAL: dict[str, Run] = {
     "dropout": CNN | TENSOR | {"model_options": {"channels": [6, 8], "hidden": 16, "dropout": 0.3}},
     "norm": OWN | {"model": "parallel.models:normalised"},
     "tied": OWN | {"model": "parallel.models:tied"},
+    "dropped": OWN | {"model": "parallel.models:dropped"},
+    "dropped, channels last": OWN | {"model": "parallel.models:dropped", "layout": "channels_last"},
+    "own forward": OWN | {"model": "parallel.models:Around"},
 }
 """Runs that must come out as on one rank."""
 
@@ -91,6 +96,35 @@ def test_outputs_are_those_of_the_undivided_model() -> None:
     (expected,) = VirtualWorld(1).run(program)
     for found in VirtualWorld(3).run(program):
         torch.testing.assert_close(found, expected)
+
+
+def widths(module: nn.Sequential) -> list[list[int]]:
+    """How wide the inputs of the second layer are, on each of 3 ranks."""
+
+    def program(comm: Communicator) -> list[int]:
+        layers, seen = copy.deepcopy(module), list[int]()
+        split(layers, comm)
+        forward = layers[1].forward
+        layers[1].forward = lambda inputs: seen.append(inputs.shape[1]) or forward(inputs)
+        layers(torch.ones(2, 3))
+        return seen
+
+    return VirtualWorld(3).run(program)
+
+
+def test_between_layers_a_rank_has_its_own_channels_alone() -> None:
+    assert widths(nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 4))) == [[3], [2], [2]]
+
+
+@pytest.mark.parametrize("second", [nn.LayerNorm(7), nn.Softmax(1)])
+def test_what_mixes_channels_gets_all_of_them(second: nn.Module) -> None:
+    assert widths(nn.Sequential(nn.Linear(3, 7), second, nn.Linear(7, 4))) == [[7], [7], [7]]
+
+
+def test_whoever_looks_on_with_a_hook_sees_all_channels() -> None:
+    module = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 4))
+    module[1].register_forward_hook(lambda *_: None)
+    assert widths(module) == [[7], [7], [7]]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ class Ledger(TorchDispatchMode):
                 storage = made.untyped_storage()
                 if storage._cdata not in given and storage._cdata not in self._alive:
                     self._count(storage)
+        if func is torch.ops.aten.convolution_backward.default:
+            self.peak = max(self.peak, self._live + _rearranged(*args[:2]))
         return found
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -101,6 +103,11 @@ class Ledger(TorchDispatchMode):
     def _freed(self, place: int, nbytes: int) -> None:
         self._alive.discard(place)
         self._live -= nbytes
+
+
+def _rearranged(gradient: Tensor, inputs: Tensor) -> int:
+    """The bytes that the backward pass of a convolution copies into the memory layouts that oneDNN has."""
+    return sum(x.nbytes for x in (gradient, inputs) if not x.is_contiguous(memory_format=torch.channels_last))
 
 
 def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:

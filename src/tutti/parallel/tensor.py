@@ -1,16 +1,18 @@
-"""Tensor parallelism: every layer's weights are cut over the ranks, its outputs put together again.
+"""Tensor parallelism: every layer's weights are cut over the ranks, and its outputs stay cut while they can.
 
 All ranks of a team work on the same samples. Of a layer with F outputs (features, or maps) rank r computes
-its share, and all get all of them:
+its share. What works channel by channel goes on with that; the next layer needs all of them:
 
-    forward     y_r = W_r x + b_r            y = [y_0; y_1; ...]           all_gather
-    backward    dW_r = dy_r x^T              dx = sum over r of W_r^T dy_r  all_reduce
+    forward     y_r = W_r x + b_r            all_gather of x
+    backward    dW_r = dy_r x^T              all_gather of x
+                dx = sum over r of W_r^T dy_r   reduce_scatter
 
-    rank 0   x ──► W_0 x ─┐        ┌─► y ─► ReLU ─► ...
-    rank 1   x ──► W_1 x ─┴ gather ┴─► y ─► ReLU ─► ...
+    rank 0   W_0 x ─► ReLU ─► pooling ─┐        ┌─► y ─► V_0 y ─► ...
+    rank 1   W_1 x ─► ReLU ─► pooling ─┴ gather ┴─► y ─► V_1 y ─► ...
 
-What lies between such layers computes the same on every rank. A layer's parameters, gradients and optimizer
-state exist once in a team; the outputs of all layers exist on every rank.
+A layer's parameters, gradients and optimizer state exist once in a team, and so do the activations of an
+`nn.Sequential`: y is dropped after V_r y, and gathered once more in the backward pass. In a module with a
+forward of its own it is not known who reads the outputs of a layer: they are put together at once.
 
 Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", section 3 (model
 parallelism in dense layers); Shoeybi et al. 2019, "Megatron-LM", section 3 (the pair of conjugate operators).
@@ -18,20 +20,23 @@ parallelism in dense layers); Shoeybi et al. 2019, "Megatron-LM", section 3 (the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import modules
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.comm.base import Communicator, cut
+from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.parallel.base import Of, Portion, Ranks, count_of, taken, values_of
+from tutti.parallel.channels import hooked, through
 from tutti.parallel.moving import Gradients, worker_of
+from tutti.parallel.shares import Cut, Share, for_shares, kept_as_share, whole
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 from tutti.strategies.placement import place
@@ -47,9 +52,6 @@ REPLICATED: Final = (
     nn.PReLU,
 )
 """Layers with few weights, which every rank has whole."""
-
-
-_Apply = Callable[..., Tensor]
 
 
 class TensorPortion(Portion):
@@ -80,26 +82,26 @@ class TensorPortion(Portion):
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
-        whole: dict[Tensor, Tensor] = {}
-        for tensor, outputs in self._split.items():
-            whole[tensor] = stack(of(tensor), self._ranks.team, outputs, 0)
+        found = {tensor: cut.gather(of(tensor)) for tensor, cut in self._split.items()}
         # Shares that stand under two names are one tensor under two names again.
-        return taken(self.module, lambda tensor: whole[tensor] if tensor in whole else of(tensor))
+        return taken(self.module, lambda tensor: found[tensor] if tensor in found else of(tensor))
 
     @override
     def close(self) -> None:
         self._ranks.close()
 
 
-def split(module: nn.Module, team: Communicator) -> dict[Tensor, int]:
+def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
     """Cut every Linear and Conv2d layer of `module` over the team, in place.
+
+    It takes whole inputs and gives whole outputs afterwards, and so does each of its layers when called.
 
     Args:
         module: alike on all ranks.
         team: the ranks.
 
     Returns:
-        The parameters that are shares now, and how many outputs their layer has in all.
+        The parameters that are shares now, and how they were cut.
 
     Raises:
         BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
@@ -108,83 +110,80 @@ def split(module: nn.Module, team: Communicator) -> dict[Tensor, int]:
     for name, layer in layers.items():
         _refuse_uncut(name or type(module).__name__, layer, team.size)
     shares: dict[Tensor, nn.Parameter] = {}
-    found: dict[Tensor, int] = {}
+    found: dict[Tensor, Cut] = {}
     for layer in layers.values():
-        dim = SPLIT.get(type(layer))
-        if dim is None:
+        if type(layer) not in SPLIT:
             continue
-        outputs = len(layer.get_parameter("weight"))
+        outputs = Cut.of(len(layer.get_parameter("weight")), team, 0)
         for name, parameter in list(layer.named_parameters(recurse=False)):
             if parameter not in shares:
-                shares[parameter] = _share(parameter, team)
+                shares[parameter] = _share(parameter, outputs)
                 found[shares[parameter]] = outputs
             setattr(layer, name, shares[parameter])
-        _put_together(layer, team, outputs, dim)
+        layer.forward = CutLayer(layer, outputs)
+    for part in module.modules():
+        if type(part).forward is nn.Sequential.forward:
+            part.forward = Chain(cast("nn.Sequential", part))
     return found
 
 
-def _share(parameter: nn.Parameter, team: Communicator) -> nn.Parameter:
-    own = parameter.detach()[cut(len(parameter), team.size)[team.rank]]
+def _share(parameter: nn.Parameter, outputs: Cut) -> nn.Parameter:
+    own = outputs.own(parameter.detach())
     return nn.Parameter(own.clone(memory_format=torch.preserve_format), parameter.requires_grad)
 
 
-def _put_together(layer: nn.Module, team: Communicator, outputs: int, dim: int) -> None:
-    """Have `layer`, which computes its share of the outputs alone, give all of them."""
-    own = cut(outputs, team.size)[team.rank]
-    for attribute in ("out_features", "out_channels"):
-        if hasattr(layer, attribute):
-            setattr(layer, attribute, own.stop - own.start)
-    enter, gather = cast("_Apply", _Enter.apply), cast("_Apply", _Stack.apply)
-    layer.register_forward_pre_hook(lambda _, inputs: (enter(inputs[0], team), *inputs[1:]))
-    layer.register_forward_hook(lambda _, inputs, share: gather(share, team, outputs, dim))
+class Carrier(ABC):
+    """The forward pass of a module that can take a share and give one; called, it gives the whole."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of the module (collective)."""
+        return whole(self.carry(inputs))
+
+    @abstractmethod
+    def carry(self, value: Tensor | Share) -> Tensor | Share:
+        """The outputs of the module, cut where they can be (collective)."""
 
 
-def stack(share: Tensor, team: Communicator, length: int, dim: int) -> Tensor:
-    """The shares of all ranks, one after the other along `dim`, where they make `length` (collective).
+class CutLayer(Carrier):
+    """The forward pass of a layer of whose outputs each rank computes its share.
 
-    On the meta device nothing is exchanged.
+    Args:
+        layer: it has its share of the weights.
+        outputs: how they were cut.
     """
-    parts = cut(length, team.size)
-    own = share.movedim(dim, 0)
-    widest = parts[0].stop
-    # All rows are as long as the longest, so that they end where the communicator cuts.
-    rows = own.new_empty(team.size, widest, *own.shape[1:])
-    rows[team.rank, : len(own)] = own
-    if not rows.is_meta:
-        team.all_gather(rows.view(-1))
-    whole = torch.cat([row[: part.stop - part.start] for row, part in zip(rows, parts, strict=True)])
-    return whole.movedim(0, dim).contiguous()
+
+    def __init__(self, layer: nn.Module, outputs: Cut) -> None:
+        self._compute, self._outputs, self._dim = layer.forward, outputs, SPLIT[type(layer)]
+        for attribute in ("out_features", "out_channels"):
+            if hasattr(layer, attribute):
+                setattr(layer, attribute, outputs.widths[outputs.team.rank])
+
+    @override
+    def carry(self, value: Tensor | Share) -> Share:
+        inputs = for_shares(value, self._outputs.team)
+        with kept_as_share(value, inputs) if isinstance(value, Share) else nullcontext():
+            own = self._compute(inputs)
+        return Share(own, replace(self._outputs, dim=own.dim() + self._dim))
 
 
-class _Enter(Function):
-    """The inputs of a layer that is cut. Each rank's share adds to their gradient."""
+class Chain(Carrier):
+    """The forward pass of an `nn.Sequential`: it is known who reads what."""
 
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, team: Communicator) -> Tensor:
-        ctx.team = team
-        return inputs.view_as(inputs)
+    def __init__(self, layers: nn.Sequential) -> None:
+        self._layers = layers
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        total = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True).contiguous()
-        if not total.is_meta:
-            ctx.team.all_reduce(total.view(-1))
-        return total.to(gradient.dtype), None
+    @override
+    def carry(self, value: Tensor | Share) -> Tensor | Share:
+        for layer in self._layers:
+            value = _next(layer, value)
+        return value
 
 
-class _Stack(Function):
-    """The outputs of a layer that is cut. Of their gradient, which all ranks have, each needs its share."""
-
-    @staticmethod
-    def forward(ctx: Any, share: Tensor, team: Communicator, length: int, dim: int) -> Tensor:
-        ctx.own, ctx.dim = cut(length, team.size)[team.rank], dim
-        return stack(share, team, length, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        return gradient.narrow(ctx.dim, ctx.own.start, ctx.own.stop - ctx.own.start), None, None, None
+def _next(layer: nn.Module, value: Tensor | Share) -> Tensor | Share:
+    if isinstance(layer.forward, Carrier) and not hooked(layer):
+        return layer.forward.carry(value)
+    found = through(layer, value) if isinstance(value, Share) else None
+    return layer(whole(value)) if found is None else found
 
 
 def _refuse_uncut(name: str, layer: nn.Module, ranks: int) -> None:
