@@ -86,10 +86,11 @@ def _dropout(layer: nn.Module, share: Share) -> Share:
     """Draw for all channels, as one rank would, and take the own ones."""
     if not layer.training:
         return share
-    shape, last = list(share.own.shape), share.own.dim() == 4 and share.own.stride(1) == 1
+    shape = list(share.own.shape)
     shape[share.cut.dim] = share.cut.length
     # Random numbers are drawn in the order in which the elements lie in memory.
-    order = torch.channels_last if last else torch.contiguous_format
+    channels_last = share.own.dim() == 4 and share.own.stride(1) == 1
+    order = torch.channels_last if channels_last else torch.contiguous_format
     kept = layer(share.own.new_ones(shape).contiguous(memory_format=order))
     return Share(share.own * share.cut.own(kept).clone(), share.cut)
 

@@ -3,9 +3,9 @@
 All ranks of a team work on the same samples. Of a layer with F outputs (features, or maps) rank r computes
 its share. What works channel by channel goes on with that; the next layer needs all of them:
 
-    forward     y_r = W_r x + b_r            all_gather of x
-    backward    dW_r = dy_r x^T              all_gather of x
-                dx = sum over r of W_r^T dy_r   reduce_scatter
+    forward     y_r = W_r x + b_r                x: all_gather
+    backward    dW_r = dy_r x^T                  x: all_gather, once more
+                dx = sum over r of W_r^T dy_r    own channels of dx: reduce_scatter
 
     rank 0   W_0 x ─► ReLU ─► pooling ─┐        ┌─► y ─► V_0 y ─► ...
     rank 1   W_1 x ─► ReLU ─► pooling ─┴ gather ┴─► y ─► V_1 y ─► ...
