@@ -53,14 +53,14 @@ class Distance:
 class Deviation:
     """How far a quantity of the parallel run is from that of the sequential run, and what rounding explains.
 
-    Some models and optimizers amplify rounding from step to step. So the sequential run is made a second time
-    with the samples of every batch in reverse order, which changes the rounding and nothing else.
+    Some models and optimizers amplify rounding from step to step. So the sequential run is made again in ways
+    that change the rounding and nothing else.
 
     Attributes:
         tolerance: what is always taken for rounding.
         most: what rounding may come to before the comparison says nothing.
         found: between the parallel and the sequential run.
-        rounding: between the two sequential runs.
+        rounding: between the sequential runs.
     """
 
     tolerance: float

@@ -64,14 +64,17 @@ class Sequential:
         self.schedule = build_schedule(job, self.optimizer, updates)
         self.loss, self.gradient = 0.0, torch.zeros(0)
 
-    def backward(self, batch: Batch) -> None:
-        """Forward and backward over the whole batch; keep its loss and its gradient."""
+    def backward(self, batches: Iterable[Batch]) -> None:
+        """Forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
         self.optimizer.zero_grad()
+        self.loss = 0.0
         # The parallel run draws its random numbers from where this one drew them.
         with torch.random.fork_rng(devices=()):
-            loss = self.task.compute_loss(self.module, batch)
-        torch.autograd.backward(loss)
-        self.loss, self.gradient = loss.item(), self._whole(gradient_of)
+            for batch in batches:
+                loss = self.task.compute_loss(self.module, batch) * batch.share
+                torch.autograd.backward(loss)
+                self.loss += loss.item()
+        self.gradient = self._whole(gradient_of)
 
     def step(self, clip: Clip) -> State:
         """Clip as torch does, and step."""
@@ -136,23 +139,41 @@ class Parallel:
         return total.item()
 
 
-class _Pair:
-    """The sequential run, and the same once more with the samples of every batch in reverse order."""
+class _Runs:
+    """The sequential run, and others that differ from it by rounding alone.
 
-    def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
-        self.plain, self.reversed = Sequential(job, task, updates), Sequential(job, task, updates)
+    One has the samples of every batch in reverse order; the other adds up the gradients of a batch's parts.
+    Either may happen to round as the plain one does, for a shape or a processor.
+
+    Args:
+        job: what is compared.
+        task: what is learned.
+        updates: how many steps there are.
+        parts: how many parts a batch has; 1 where the model, by design, gives something else for parts.
+    """
+
+    def __init__(self, job: VerifyJob, task: Task, updates: int, parts: int) -> None:
+        self.plain, self._parts = Sequential(job, task, updates), parts
+        self.reversed, self.added_up = Sequential(job, task, updates), Sequential(job, task, updates)
 
     def backward(self, update: Update) -> None:
-        """Forward and backward of both."""
+        """Forward and backward of all."""
         (batch,) = update.passes
-        self.plain.backward(batch)
-        self.reversed.backward(Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share))
+        self.plain.backward([batch])
+        self.reversed.backward([Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)])
+        self.added_up.backward(self._cut(batch))
+
+    def _cut(self, batch: Batch) -> Iterator[Batch]:
+        pieces = zip(batch.inputs.chunk(self._parts), batch.targets.chunk(self._parts), strict=True)
+        for inputs, targets in pieces:
+            yield Batch(inputs, targets, batch.share * len(targets) / len(batch.targets))
 
     def step(self, clip: Clip, parallel: State, found: dict[str, Deviation], step: int) -> None:
-        """Step, and note how far the parallel run is, and how far rounding takes the sequential one."""
-        plain, reverse = self.plain.step(clip), self.reversed.step(clip)
+        """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
+        plain = self.plain.step(clip)
         _note({name: one.found for name, one in found.items()}, step, parallel, plain)
-        _note({name: one.rounding for name, one in found.items()}, step, reverse, plain)
+        for other in (self.reversed, self.added_up):
+            _note({name: one.rounding for name, one in found.items()}, step, other.step(clip), plain)
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
@@ -200,7 +221,8 @@ def _verdict(
         raise BadOption("a comparison needs a number of steps; give --steps 20")
     by_design = () if part is None else tuple(reasons(task.module, part))
     # One set of initial weights: rank 0's, which all get when the model is laid out.
-    sequential = _Pair(job, task, config.steps) if comm.rank == 0 else None
+    parts = 1 if by_design else max(2, comm.size)
+    sequential = _Runs(job, task, config.steps, parts) if comm.rank == 0 else None
     names = trained_names(task.module)
     portion = portion_of(layout, comm, task.module, task.learning(config.batch_size))
     try:
@@ -224,7 +246,7 @@ def _part(layout: Layout | None, ranks: int) -> str | None:
 
 
 def _compare(
-    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Pair | None, steps: int
+    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None, steps: int
 ) -> dict[str, Deviation]:
     """Train both ways; the deviations are equal on all ranks (collective)."""
     config, train, peers = job.config, parallel.task.dataset.train, parallel.portion.peers
