@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tutti.json_lines import Json, Lines, to_json
+from tutti.json_lines import Json, Lines, decode, to_json
 
 RANKS: Final = "ranks"
 """The folder with the signs of life, inside the run's."""
@@ -78,17 +78,7 @@ class Heartbeat:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such heartbeat.
         """
-        whole = ("rank", "process", "epoch", "step", "updates", "per_epoch")
-        numbers = ("time", "moved", "steps_per_s", "samples_per_s")
-        found: Json = {name: int(values[name]) for name in whole}
-        found |= {name: float(values[name]) for name in numbers}
-        found |= {"host": str(values["host"]), "state": str(values["state"])}
-        began, error = values["began"], values["error"]
-        return cls(
-            **found,
-            began=None if began is None else float(began),
-            error=None if error is None else str(error),
-        )
+        return decode(cls, values)
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from types import NoneType
+from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
 
@@ -48,6 +50,22 @@ class Lines(Generic[T]):
 def to_json(values: object, indent: int | None = None) -> str:
     """Valid JSON text of `values`; a number that JSON does not know becomes a string that `float` reads."""
     return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def decode(kind: type[T], values: Json) -> T:
+    """The dataclass of JSON values that `dataclasses.asdict` gave: each as its field's type says.
+
+    Args:
+        kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these.
+        values: by field; further ones are left out.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError, ValueError: a value is not what its field holds.
+    """
+    return kind(
+        **{name: _decoded(hint, values[name]) for name, hint in _types_of(cast("Hashable", kind)).items()}
+    )
 
 
 def append_line(path: Path, record: Record) -> None:
@@ -126,3 +144,20 @@ def _writable(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_writable(item) for item in value]
     return value
+
+
+@cache
+def _types_of(kind: Hashable) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _decoded(hint: Any, value: Any) -> Any:
+    """The value as the type says; T | None is the only union there is."""
+    within, outer = get_args(hint), get_origin(hint)
+    if NoneType in within:
+        return None if value is None else _decoded(next(one for one in within if one is not NoneType), value)
+    if outer in (list, tuple):
+        return outer(_decoded(within[0], item) for item in value)
+    if outer is dict:
+        return {_decoded(within[0], name): _decoded(within[1], item) for name, item in dict(value).items()}
+    return decode(hint, value) if isinstance(hint, type) and is_dataclass(hint) else hint(value)

@@ -6,14 +6,13 @@ A run's history is a file of JSON lines, one `EpochRecord` each.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tutti.json_lines import Json, Lines, read_lines
+from tutti.json_lines import Json, Lines, decode, read_lines
 
 STAGES: Final = (
     "data",
@@ -71,13 +70,7 @@ class Evaluation:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such evaluation.
         """
-        rows = values["confusion"]
-        return cls(
-            samples=int(values["samples"]),
-            loss=float(values["loss"]),
-            metrics=_floats(values["metrics"]),
-            confusion=None if rows is None else [[int(count) for count in row] for row in rows],
-        )
+        return decode(cls, values)
 
 
 @dataclass(frozen=True)
@@ -155,11 +148,7 @@ class RankRecord:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such record.
         """
-        kinds: dict[str, Callable[[Any], object]]
-        kinds = {"int": int, "float": float, "float | None": _number}
-        kinds |= {"dict[str, float]": _floats, "dict[int, int]": _counts}
-        found: Json = {f.name: kinds[str(f.type)](values[f.name]) for f in fields(cls)}
-        return cls(**found)
+        return decode(cls, values)
 
 
 @dataclass(frozen=True)
@@ -203,18 +192,7 @@ class EpochRecord:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such record.
         """
-        return cls(
-            epoch=int(values["epoch"]),
-            step=int(values["step"]),
-            complete=bool(values["complete"]),
-            train=Evaluation.from_json(values["train"]),
-            validation=_evaluation(values["validation"]),
-            seconds=_floats(values["seconds"]),
-            samples_per_s=float(values["samples_per_s"]),
-            lr=float(values["lr"]),
-            time=str(values["time"]),
-            ranks=[RankRecord.from_json(rank) for rank in values.get("ranks", [])],
-        )
+        return decode(cls, {"ranks": [], **values})
 
 
 @dataclass(frozen=True)
@@ -302,19 +280,7 @@ class Summary:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such summary.
         """
-        return cls(
-            test=_evaluation(values["test"]),
-            validation=_evaluation(values["validation"]),
-            parameters=int(values["parameters"]),
-            epochs=int(values["epochs"]),
-            steps=int(values["steps"]),
-            samples=int(values["samples"]),
-            seconds=float(values["seconds"]),
-            samples_per_s=float(values["samples_per_s"]),
-            world=World(**{name: int(count) for name, count in values["world"].items()}),
-            versions={name: str(version) for name, version in values["versions"].items()},
-            date=str(values["date"]),
-        )
+        return decode(cls, values)
 
 
 def now() -> str:
@@ -335,19 +301,3 @@ def read_history(path: Path) -> Lines[EpochRecord]:
         BadRunFolder: the file cannot be opened.
     """
     return read_lines(path, EpochRecord.from_json)
-
-
-def _floats(values: Json) -> dict[str, float]:
-    return {name: float(number) for name, number in values.items()}
-
-
-def _counts(values: Json) -> dict[int, int]:
-    return {int(number): int(count) for number, count in values.items()}
-
-
-def _number(value: str | float | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _evaluation(values: Json | None) -> Evaluation | None:
-    return None if values is None else Evaluation.from_json(values)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tutti.json_lines import Json, Lines, read_lines
+from tutti.json_lines import Json, Lines, decode, read_lines
 
 GONE: Final = "gone"
 """The state of a process that has ended."""
@@ -65,12 +65,7 @@ class UsageRecord:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such record.
         """
-        return cls(
-            time=float(values["time"]),
-            host=str(values["host"]),
-            cores=[float(percent) for percent in values["cores"]],
-            ranks=[_rank(rank) for rank in values["ranks"]],
-        )
+        return decode(cls, values)
 
 
 def usage_file(folder: Path, host: str | None = None) -> Path:
@@ -101,13 +96,3 @@ def read_usage(folder: Path) -> Lines[UsageRecord]:
     found = [read_lines(path, UsageRecord.from_json) for path in usage_files(folder)]
     records = sorted((record for lines in found for record in lines.records), key=lambda record: record.time)
     return Lines(records, [sentence for lines in found for sentence in lines.damage])
-
-
-def _rank(values: Json) -> RankUsage:
-    pss = values["pss"]
-    return RankUsage(
-        rank=int(values["rank"]),
-        pss=None if pss is None else int(pss),
-        cpu=float(values["cpu"]),
-        state=str(values["state"]),
-    )

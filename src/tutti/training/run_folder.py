@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
 from tutti.heartbeats import RANKS
-from tutti.json_lines import Json, Lines, append_line, to_json
+from tutti.json_lines import Json, Lines, append_line, decode, to_json
 from tutti.records import EpochRecord, Summary, read_history
 from tutti.usage import usage_files
 
@@ -82,14 +82,7 @@ class TrainedOn:
         Raises:
             KeyError, TypeError, ValueError: `values` is something else.
         """
-        return cls(
-            name=str(values["name"]),
-            classes=None if values["classes"] is None else int(values["classes"]),
-            labels=tuple(map(str, values["labels"])),
-            shape=tuple(map(int, values["shape"])),
-            mean=tuple(map(float, values["mean"])),
-            std=tuple(map(float, values["std"])),
-        )
+        return decode(cls, values)
 
 
 @dataclass(frozen=True)
