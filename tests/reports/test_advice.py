@@ -37,6 +37,16 @@ def config(strategy: str = "sync", **options: Any) -> dict[str, Any]:
             {},
             "waiting for others takes 40% of the time: try --batch-size 128, or --strategy e",
         ),
+        (
+            {"wait": 4.0},
+            config(parallel="data=2,pipeline=2"),
+            "try more --parallel.microbatches, or --batch-size",
+        ),
+        (
+            {"reduce": 4.0},
+            config(parallel="tensor=2"),
+            "try --batch-size 128, for more work between exchanges",
+        ),
         ({"wait": 4.0}, config("easgd"), "takes 40% of the time: try --strategy.every 40"),
         ({"wait": 4.0}, config("easgd", strategy_options={"every": 3}), ": try --strategy.every 12"),
         ({"wait": 4.0}, config("lazy"), ": try --strategy.slack 10"),

@@ -54,7 +54,8 @@ def advice(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> s
 
     Args:
         ranks: each rank's seconds by stage, as `stages_by_rank` gives them; "samples" among them.
-        config: of the run, as JSON values: its strategy, strategy_options, batch_size, validate and balance.
+        config: of the run, as JSON values: its strategy, strategy_options, batch_size, validate, balance and
+            parallel.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
@@ -100,6 +101,8 @@ def _remedy(stage: str, ranks: Sequence[Mapping[str, float]], config: Mapping[st
         lighter = f"--batch-size {larger}, for fewer updates"
         shares = strategy in ("solo", *TOGETHER)
         return lighter if shares else f"{lighter}, or --strategy sync, whose workers share them out"
+    if config.get("parallel"):
+        return _for_portions(str(config["parallel"]), larger)
     balance = _for_balance(strategy, ranks, config)
     return balance if stage == "wait" and balance else _rarer(strategy, larger, config)
 
@@ -125,6 +128,13 @@ def _for_balance(
     if strategy in TOGETHER:
         return f"--balance speed, as {ratio}"
     return f"--balance queue, as {ratio}" if strategy in FREE else None
+
+
+def _for_portions(layout: str, larger: int) -> str:
+    """What to do where ranks hold one model together: each needs what the others compute."""
+    if "pipeline" in layout:
+        return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
+    return f"--batch-size {larger}, for more work between exchanges"
 
 
 def _rarer(strategy: str, larger: int, config: Mapping[str, Any]) -> str:
