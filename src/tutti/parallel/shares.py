@@ -100,12 +100,14 @@ class Share:
 
 def whole(value: Tensor | Share) -> Tensor:
     """All of a tensor, for a reader that does the same on every rank."""
-    return _gather_alike(value.own, value.cut) if isinstance(value, Share) else value
+    return _gather(value.own, value.cut, value.cut.own) if isinstance(value, Share) else value
 
 
 def for_shares(value: Tensor | Share, team: Communicator) -> Tensor:
     """All of a tensor, for a reader of which each rank has a share, and so a part of the gradient."""
-    return _gather_apart(value.own, value.cut) if isinstance(value, Share) else _enter(value, team)
+    return (
+        _gather(value.own, value.cut, value.cut.add_up) if isinstance(value, Share) else _enter(value, team)
+    )
 
 
 def kept_as_share(share: Share, gathered: Tensor) -> saved_tensors_hooks:
@@ -132,26 +134,17 @@ def kept_as_share(share: Share, gathered: Tensor) -> saved_tensors_hooks:
     return saved_tensors_hooks(pack, unpack)
 
 
-class _GatherAlike(Function):
+class _Gather(Function):
+    """The whole of the ranks' parts; `back` makes the part's gradient of the whole's."""
+
     @staticmethod
-    def forward(ctx: Any, own: Tensor, cut: Cut) -> Tensor:
-        ctx.cut = cut
+    def forward(ctx: Any, own: Tensor, cut: Cut, back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
         return cut.gather(own)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.cut.own(gradients[0]), None
-
-
-class _GatherApart(Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, cut: Cut) -> Tensor:
-        ctx.cut = cut
-        return cut.gather(own)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.cut.add_up(gradients[0]), None
+        return ctx.back(gradients[0]), None, None
 
 
 class _Enter(Function):
@@ -175,6 +168,5 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-_gather_alike = cast("Callable[[Tensor, Cut], Tensor]", _GatherAlike.apply)
-_gather_apart = cast("Callable[[Tensor, Cut], Tensor]", _GatherApart.apply)
+_gather = cast("Callable[[Tensor, Cut, Callable[[Tensor], Tensor]], Tensor]", _Gather.apply)
 _enter = cast("Callable[[Tensor, Communicator], Tensor]", _Enter.apply)
