@@ -11,13 +11,13 @@ from tutti.launch import first_rank
 
 
 def test_the_first_address_that_answers_is_taken() -> None:
-    with first_rank.listening() as offer:
+    with first_rank.listening("127.0.0.1") as offer:
         several = dataclasses.replace(offer, addresses=("no such address", "127.0.0.1"))
         assert first_rank.reach(several) == "127.0.0.1"
 
 
 def test_who_answers_with_another_word_is_not_rank_0() -> None:
-    with first_rank.listening() as offer:
+    with first_rank.listening("127.0.0.1") as offer:
         other = dataclasses.replace(offer, word="x" * len(offer.word), addresses=("127.0.0.1",))
         with pytest.raises(UserError, match=r"cannot reach rank 0 .* \(127.0.0.1\).*mpirun -x MASTER_ADDR"):
             first_rank.reach(other)

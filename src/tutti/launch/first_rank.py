@@ -38,15 +38,15 @@ class Offer:
 
 
 @contextmanager
-def listening() -> Iterator[Offer]:
-    """Answer whoever knocks, for as long as the context lasts."""
+def listening(interface: str = "") -> Iterator[Offer]:
+    """Answer whoever knocks at an address of this host, by default at any, for as long as the context lasts."""
     word = secrets.token_hex(16)
 
     class Answer(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.sendall(word.encode())
 
-    with socketserver.ThreadingTCPServer(("", 0), Answer) as server:
+    with socketserver.ThreadingTCPServer((interface, 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
