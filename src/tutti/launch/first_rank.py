@@ -39,7 +39,7 @@ class Offer:
 
 @contextmanager
 def listening(interface: str = "") -> Iterator[Offer]:
-    """Answer whoever knocks at an address of this host, by default at any, for as long as the context lasts."""
+    """Answer whoever knocks at an address of this host, by default at any, while the context lasts."""
     word = secrets.token_hex(16)
 
     class Answer(socketserver.BaseRequestHandler):
