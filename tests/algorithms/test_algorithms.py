@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from comm.ranks import World
+from tests.comm.ranks import World
 from tutti.algorithms import ALGORITHMS, Counted, Sent
 from tutti.algorithms.torus import width
 from tutti.comm.base import Communicator

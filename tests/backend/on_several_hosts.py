@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import distributed, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tutti  # noqa: F401
-from backend.every_operation import every_operation
+from tests.backend.every_operation import every_operation
 from tutti.backend import group as tutti_group
 from tutti.backend import spread
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributed
 
-from backend.process_groups import Ranks
+from tests.backend.process_groups import Ranks
 
 
 @pytest.fixture(scope="module")

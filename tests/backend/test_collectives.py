@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch.distributed import GatherOptions, ReduceOp
 
-from backend.every_operation import every_operation
-from backend.process_groups import Ranks
+from tests.backend.every_operation import every_operation
+from tests.backend.process_groups import Ranks
 
 quick = settings(
     max_examples=25,

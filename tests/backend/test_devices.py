@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
-from backend.process_groups import Ranks
+from tests.backend.process_groups import Ranks
 from tutti.backend import tensors
 from tutti.backend.tensors import Loan
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from backend.process_groups import Ranks
-from ecosystem.outcomes import pipelines_begin
+from tests.backend.process_groups import Ranks
+from tests.ecosystem.outcomes import pipelines_begin
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed import DistBackendError, ReduceOp
 
-from backend.process_groups import Ranks
+from tests.backend.process_groups import Ranks
 from tutti.backend.failures import Absent, Mismatch, RankLost
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from backend.process_groups import Ranks
+from tests.backend.process_groups import Ranks
 from tutti.backend.counterpart import counterpart
 from tutti.backend.group import Group
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch.multiprocessing
 
-from mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
-from mpi.mpirun import run as run_mpi
+from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
+from tests.mpi.mpirun import run as run_mpi
 from tutti.launch.environment import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributed
 
-from backend.process_groups import Ranks
+from tests.backend.process_groups import Ranks
 
 LONG = 500_000
 """Elements of a message that no buffer holds."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import distributed
 
-from backend.process_groups import Ranks
-from cluster.hosts import Hosts, why_not
-from mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun, results, run
+from tests.backend.process_groups import Ranks
+from tests.cluster.hosts import Hosts, why_not
+from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun, results, run
 
 PROGRAM = Path(__file__).with_name("on_several_hosts.py")
 

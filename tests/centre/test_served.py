@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from comm.ranks import World
+from tests.comm.ranks import World
 from tutti.centre import AddRule, ElasticRule, OptimizerRule, Rule, join_centre, serve
 from tutti.centre.hyperparameters import Hyperparameters
 from tutti.comm.base import Communicator, keep_servers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from comm.ranks import World
+from tests.comm.ranks import World
 from tutti.centre import AddRule, Desk, ElasticRule, OptimizerRule, Outcome, Rule
 from tutti.centre.base import cut_slots
 from tutti.centre.shared import SMALLEST_SLOT, SharedCentre, slots_for

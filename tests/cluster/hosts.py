@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from mpi.mpirun import MPIRUN, SETTINGS, run
+from tests.mpi.mpirun import MPIRUN, SETTINGS, run
 
 NETWORK = "10.77.0.0/24"
 ETC = Path("/etc/netns")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.hosts import Hosts, why_not
-from mpi.mpirun import PROGRAMS, needs_mpirun, results
+from tests.cluster.hosts import Hosts, why_not
+from tests.mpi.mpirun import PROGRAMS, needs_mpirun, results
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
 

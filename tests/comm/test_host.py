@@ -12,8 +12,8 @@ import cloudpickle
 import pytest
 import torch
 
-from comm.ranks import World
-from contracts.communicator import CHECKS
+from tests.comm.ranks import World
+from tests.contracts.communicator import CHECKS
 from tutti.comm.base import ANY, keep_servers
 from tutti.comm.control import LEFT, LOST, PID, Layout
 from tutti.comm.host import HostCommunicator

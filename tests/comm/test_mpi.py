@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi.mpirun import mpirun, needs_mpirun, results
+from tests.mpi.mpirun import mpirun, needs_mpirun, results
 
 pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
 

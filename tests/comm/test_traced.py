@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.communicator import CHECKS
-from contracts.strategy import NAMES, brisk, needs_centre, on_several_hosts
-from contracts.training import Run, train
+from tests.contracts.communicator import CHECKS
+from tests.contracts.strategy import NAMES, brisk, needs_centre, on_several_hosts
+from tests.contracts.training import Run, train
 from tutti.comm.base import Communicator
 from tutti.comm.clocks import compare_clocks
 from tutti.comm.network import Network

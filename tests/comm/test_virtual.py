@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from contracts.communicator import CHECKS
+from tests.contracts.communicator import CHECKS
 from tutti.comm.base import ANY, Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual import Deadlock, Fault, VirtualCommunicator, VirtualWorld

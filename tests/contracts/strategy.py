@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from contracts.training import (
+from tests.contracts.training import (
     Outcome,
     Run,
     Tied,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tutti.cli.main
-from contracts import strategy as contract
+from tests.contracts import strategy as contract
 from tutti.errors import BadOption, UnknownName
 from tutti.strategies import Strategy, named
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import tutti  # noqa: F401
-from ecosystem.outcomes import main
+from tests.ecosystem.outcomes import main
 
 STEPS = 4
 

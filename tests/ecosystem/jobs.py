@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ecosystem.outcomes import RANKS
-from mpi.mpirun import MPIRUN, SETTINGS, run
+from tests.ecosystem.outcomes import RANKS
+from tests.mpi.mpirun import MPIRUN, SETTINGS, run
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
@@ -55,4 +55,4 @@ def meeting_point() -> dict[str, str]:
 def _environment() -> dict[str, str]:
     """The tests' modules can be imported by the programs."""
     path = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(HERE.parent), *([path] if path else [])])}
+    return {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *([path] if path else [])])}

@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tutti  # noqa: F401
-from ecosystem.jobs import meeting_point
-from ecosystem.outcomes import PATIENCE, RANKS
+from tests.ecosystem.jobs import meeting_point
+from tests.ecosystem.outcomes import PATIENCE, RANKS
 
 STEPS = 1000
 LAST_STEP = 3

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tutti  # noqa: F401
-from ecosystem.outcomes import main
+from tests.ecosystem.outcomes import main
 
 STEPS = 3
 WIDTH = 12

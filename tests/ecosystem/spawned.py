@@ -13,8 +13,8 @@ from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 import tutti  # noqa: F401
-from ecosystem.jobs import meeting_point
-from ecosystem.outcomes import RANKS, main
+from tests.ecosystem.jobs import meeting_point
+from tests.ecosystem.outcomes import RANKS, main
 
 
 class ToyModel(nn.Module):

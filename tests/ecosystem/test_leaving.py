@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ecosystem.jobs import python
-from ecosystem.leaving import WAYS
+from tests.ecosystem.jobs import python
+from tests.ecosystem.leaving import WAYS
 
 pytestmark = pytest.mark.timeout(400)
 

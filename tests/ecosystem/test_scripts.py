@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ecosystem.jobs import mpirun, python, torchrun
-from ecosystem.outcomes import BACKENDS, assert_same_on_every_rank, pipelines_begin
-from mpi.mpirun import needs_mpirun
+from tests.ecosystem.jobs import mpirun, python, torchrun
+from tests.ecosystem.outcomes import BACKENDS, assert_same_on_every_rank, pipelines_begin
+from tests.mpi.mpirun import needs_mpirun
 
 pytestmark = pytest.mark.timeout(400)
 

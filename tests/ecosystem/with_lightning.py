@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti  # noqa: F401
-from ecosystem.outcomes import RANKS, file_of
+from tests.ecosystem.outcomes import RANKS, file_of
 
 
 class Classifier(lightning.LightningModule):

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch.optim import Optimizer
 
-from training.blobs import Apart
+from tests.training.blobs import Apart
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.strategies import Clip, Home, Strategy, Worker

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from experiments.strategies import Alone, Free
+from tests.experiments.strategies import Alone, Free
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.strategies import Alone, Free
+from tests.experiments.strategies import Alone, Free
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.data import Part

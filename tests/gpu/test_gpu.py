@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import tutti
-from ecosystem.jobs import torchrun
-from ecosystem.outcomes import DEVICE, RANKS, assert_same_on_every_rank
+from tests.ecosystem.jobs import torchrun
+from tests.ecosystem.outcomes import DEVICE, RANKS, assert_same_on_every_rank
 from tutti.cli.main import main
 from tutti.errors import NotFinite
 from tutti.models import build

@@ -24,7 +24,7 @@ from tutti.launch.surroundings import started_by
 
 def describe(comm: Communicator, payload: bytes) -> object:
     """What each rank is like."""
-    nested = start("launch.entries:world_size", b"", Plan(comm.size, 1))
+    nested = start("tests.launch.entries:world_size", b"", Plan(comm.size, 1))
     return comm.all_gather_objects(
         {
             "rank": comm.rank,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tutti.launch.plan import make_plan
 from tutti.launch.start import start
 
 if __name__ == "__main__":
     plan = make_plan(hosts=sys.argv[2]) if len(sys.argv) > 2 else make_plan(2)
-    start("launch.entries:wait_for_ever", sys.argv[1].encode(), plan)
+    start("tests.launch.entries:wait_for_ever", sys.argv[1].encode(), plan)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.processes import lives, wait_for_files, wait_until_gone
-from mpi.mpirun import needs_mpirun
+from tests.launch.processes import lives, wait_for_files, wait_until_gone
+from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import mpirun
 from tutti.launch.hosts import Host
@@ -102,7 +102,7 @@ def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> Non
 def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
     payload = b"x" * (LARGEST_IN_ENVIRONMENT + 1)
     plan = make_plan(hosts="localhost:2")
-    ranks = start("launch.entries:describe", payload, plan)
+    ranks = start("tests.launch.entries:describe", payload, plan)
     assert isinstance(ranks, list)
     local = make_plan(2)
     for rank, one in enumerate(ranks):
@@ -116,7 +116,7 @@ def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
 @pytest.mark.mpi
 def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="seven is not a colour") as caught:
-        start("launch.entries:fail", str(tmp_path).encode(), make_plan(hosts="localhost:3"))
+        start("tests.launch.entries:fail", str(tmp_path).encode(), make_plan(hosts="localhost:3"))
     assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
     assert caught.value.rank == 1
     assert wait_until_gone(int((tmp_path / f"pid-{rank}").read_text()) for rank in range(3)) == []
@@ -126,14 +126,14 @@ def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12"):
-        start("launch.entries:bad_data", b"", make_plan(hosts="localhost:2"))
+        start("tests.launch.entries:bad_data", b"", make_plan(hosts="localhost:2"))
 
 
 @needs_mpirun
 @pytest.mark.mpi
 def test_a_killed_rank_is_named() -> None:
     with pytest.raises(PeerLost, match="signal 9") as caught:
-        start("launch.entries:die", b"kill", make_plan(hosts="localhost:2"))
+        start("tests.launch.entries:die", b"kill", make_plan(hosts="localhost:2"))
     assert caught.value.ranks == [1]
 
 
@@ -142,7 +142,7 @@ def test_a_killed_rank_is_named() -> None:
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):
-        start("launch.entries:describe", b"", make_plan(hosts="no-such-host.invalid:1"))
+        start("tests.launch.entries:describe", b"", make_plan(hosts="no-such-host.invalid:1"))
 
 
 @needs_mpirun

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.processes import PATIENCE_S, wait_until_gone
+from tests.launch.processes import PATIENCE_S, wait_until_gone
 from tutti.comm.host import HostCommunicator
 from tutti.launch.sampling import Probe, Sampler, sampling
 from tutti.usage import read_usage, usage_file

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from launch.processes import wait_until_gone
-from mpi.mpirun import needs_mpirun
+from tests.launch.processes import wait_until_gone
+from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadOption, PeerLost
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.hosts import Host
@@ -111,7 +111,7 @@ def check_sides(sides: object, workers: int, servers: int) -> None:
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2)])
 def test_workers_and_servers_under_our_supervisor(workers: int, servers: int) -> None:
     plan = make_plan(workers, servers=servers)
-    sides = start("launch.entries:take_sides", str(servers).encode(), plan)
+    sides = start("tests.launch.entries:take_sides", str(servers).encode(), plan)
     check_sides(sides, workers, servers)
     assert isinstance(sides, list)
     allowed = sorted(os.sched_getaffinity(0))
@@ -122,14 +122,14 @@ def test_workers_and_servers_under_our_supervisor(workers: int, servers: int) ->
 
 def test_the_death_of_a_server_ends_the_job() -> None:
     with pytest.raises(PeerLost, match="lost rank 2"):
-        start("launch.entries:lose_a_server", b"1", make_plan(2, servers=1))
+        start("tests.launch.entries:lose_a_server", b"1", make_plan(2, servers=1))
 
 
 @needs_mpirun
 @pytest.mark.mpi
 def test_workers_and_servers_under_our_mpirun() -> None:
     plan = make_plan(hosts="localhost:2", servers=1)
-    sides = start("launch.entries:take_sides", b"1", plan)
+    sides = start("tests.launch.entries:take_sides", b"1", plan)
     check_sides(sides, 2, 1)
     assert isinstance(sides, list)
     assert sides[2]["cores"] == sorted(os.sched_getaffinity(0))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.hosts import Hosts, why_not
-from mpi.mpirun import needs_mpirun
+from tests.cluster.hosts import Hosts, why_not
+from tests.mpi.mpirun import needs_mpirun
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
+from tests.launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
 from tutti.errors import BadData, PeerLost, RankFailed
 from tutti.launch.cores import Cores
 from tutti.launch.plan import Plan, make_plan
@@ -34,7 +34,7 @@ def test_each_rank_knows_its_place_and_the_result_of_rank_0_comes_back() -> None
     plan = make_plan(2)
     payload = os.urandom(300_000)
     said: list[str] = []
-    ranks = start("launch.entries:describe", payload, plan, announce=said.append)
+    ranks = start("tests.launch.entries:describe", payload, plan, announce=said.append)
     assert isinstance(ranks, list)
     assert said == [plan.describe(), *(f"warning: {text}" for text in plan.warnings)]
     assert [one["rank"] for one in ranks] == [0, 1]
@@ -51,12 +51,12 @@ def test_each_rank_knows_its_place_and_the_result_of_rank_0_comes_back() -> None
 def test_more_ranks_than_cores_work() -> None:
     plan = make_plan(5, cores=Cores(((0,), (1,))))
     expected = sum(range(plan.workers))
-    assert start("launch.entries:sum_of_ranks", b"", plan) == expected
+    assert start("tests.launch.entries:sum_of_ranks", b"", plan) == expected
 
 
 def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
-        start("launch.entries:fail", str(tmp_path).encode(), make_plan(3))
+        start("tests.launch.entries:fail", str(tmp_path).encode(), make_plan(3))
     assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
     assert caught.value.rank == 1
     lines = caught.value.traceback.rstrip().splitlines()
@@ -67,7 +67,7 @@ def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) ->
 
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12, expected 0 to 9; check the file$"):
-        start("launch.entries:bad_data", b"", make_plan(2))
+        start("tests.launch.entries:bad_data", b"", make_plan(2))
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_user_error_stays_what_it_is() -> None:
 )
 def test_a_rank_that_dies_is_named(how: str, why: str) -> None:
     with pytest.raises(PeerLost, match=why) as caught:
-        start("launch.entries:die", how.encode(), make_plan(2))
+        start("tests.launch.entries:die", how.encode(), make_plan(2))
     assert caught.value.ranks == [1]
 
 
 def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
-    child = start("launch.entries:leave_a_child", b"", make_plan(2))
+    child = start("tests.launch.entries:leave_a_child", b"", make_plan(2))
     assert isinstance(child, int)
     assert not lives(child)
 
@@ -128,6 +128,6 @@ def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     import torch
 
     before = torch.get_num_threads()
-    ranks = start("launch.entries:describe_alone", b"x", Plan(1, before + 1))
+    ranks = start("tests.launch.entries:describe_alone", b"x", Plan(1, before + 1))
     assert ranks == (os.getpid(), before + 1, 1)
     assert torch.get_num_threads() == before

@@ -126,10 +126,10 @@ def test_an_unknown_model_names_the_nearest_and_the_other_way() -> None:
 
 
 def test_a_factory_gets_the_shape_and_the_outputs_when_it_asks_for_them() -> None:
-    module = models.build("models.factories:fitted", (6,), 3, {"width": 5})
+    module = models.build("tests.models.factories:fitted", (6,), 3, {"width": 5})
     assert [layer.out_features for layer in module if isinstance(layer, nn.Linear)] == [5, 3]
-    assert outputs_of(models.build("models.factories:fixed", (3,), 9), (3,)) == (2, 2)
-    assert models.build("models.factories:Own", (2,), 4).layer.out_features == 4
+    assert outputs_of(models.build("tests.models.factories:fixed", (3,), 9), (3,)) == (2, 2)
+    assert models.build("tests.models.factories:Own", (2,), 4).layer.out_features == 4
 
 
 def test_a_factory_may_lie_in_a_file() -> None:
@@ -138,19 +138,21 @@ def test_a_factory_may_lie_in_a_file() -> None:
 
 
 def test_a_model_that_is_built_already_is_taken_as_it_is() -> None:
-    assert models.build("models.factories:built", (3,), 2) is models.build("models.factories:built", (3,), 2)
+    assert models.build("tests.models.factories:built", (3,), 2) is models.build(
+        "tests.models.factories:built", (3,), 2
+    )
     with pytest.raises(BadOption, match=r"its options \(width\) have no effect"):
-        models.build("models.factories:built", (3,), 2, {"width": 5})
+        models.build("tests.models.factories:built", (3,), 2, {"width": 5})
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "error", "message"),
     [
-        ("models.factories:wrong", {}, BadModel, "returned a str; it must return an nn.Module"),
-        ("models.factories:fitted", {"wdith": 1}, UnknownName, "did you mean 'width'"),
-        ("models.factories:needy", {}, BadOption, "needs the option 'depth'"),
-        ("models.factories:number", {}, BadOption, "is no function or class but int"),
-        ("models.factories:fited", {}, UnknownName, "did you mean 'fitted'"),
+        ("tests.models.factories:wrong", {}, BadModel, "returned a str; it must return an nn.Module"),
+        ("tests.models.factories:fitted", {"wdith": 1}, UnknownName, "did you mean 'width'"),
+        ("tests.models.factories:needy", {}, BadOption, "needs the option 'depth'"),
+        ("tests.models.factories:number", {}, BadOption, "is no function or class but int"),
+        ("tests.models.factories:fited", {}, UnknownName, "did you mean 'fitted'"),
     ],
 )
 def test_factories_that_cannot_be_used_are_refused(

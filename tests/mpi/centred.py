@@ -17,9 +17,9 @@ import torch
 
 # In place of this folder, which has a page called strategies.
 sys.path.pop(0)
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from strategies.alone import Setting, train
+from tests.strategies.alone import Setting, train
 from tutti.comm.base import keep_servers
 from tutti.comm.mpi import MpiCommunicator
 from tutti.strategies import EASGD, GEM, Downpour, Lazy, ParamServer

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tutti.comm.base import Communicator
 from tutti.comm.clocks import compare_clocks

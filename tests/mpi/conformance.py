@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from contracts.strategy import NAMES, brisk, learning, on_several_hosts
-from contracts.training import needs_centre, train
+from tests.contracts.strategy import NAMES, brisk, learning, on_several_hosts
+from tests.contracts.training import needs_centre, train
 from tutti.comm.base import Communicator
 from tutti.comm.mpi import MpiCommunicator
 from tutti.launch.servers import split_off_servers

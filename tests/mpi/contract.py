@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from contracts.communicator import CHECKS
+from tests.contracts.communicator import CHECKS
 from tutti.comm.mpi import MpiCommunicator
 
 

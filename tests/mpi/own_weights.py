@@ -17,9 +17,9 @@ import torch
 
 # In place of this folder, whose programs have names that packages of the tests have too.
 sys.path.pop(0)
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from strategies.processes import STRATEGIES, large, train
+from tests.strategies.processes import STRATEGIES, large, train
 from tutti.comm.mpi import MpiCommunicator
 from tutti.strategies import ADPSGD, Gossip
 

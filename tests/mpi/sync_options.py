@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from strategies.sequential import by_strategy
-from strategies.test_sync_options import BETWEEN, SETTINGS, SHORT
+from tests.strategies.sequential import by_strategy
+from tests.strategies.test_sync_options import BETWEEN, SETTINGS, SHORT
 from tutti.comm.mpi import MpiCommunicator
 
 

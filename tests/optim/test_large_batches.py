@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from strategies.sequential import Case, by_strategy, distance, sequential
+from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.optim import LAMB, LARS, LinearScalingLR, RMSpropWarmup, build, schedule

@@ -50,7 +50,7 @@ def test_every_usable_optimizer_can_be_built(name: str) -> None:
 
 
 def test_an_optimizer_of_the_users_own_is_named_by_its_module() -> None:
-    assert type(build("optim.test_named:Halving", one_parameter(), 0.1)).__name__ == "Halving"
+    assert type(build("tests.optim.test_named:Halving", one_parameter(), 0.1)).__name__ == "Halving"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,13 @@ def test_an_optimizer_of_the_users_own_is_named_by_its_module() -> None:
         ("adam", None, {"lr": 0.1}, BadOption, "use --lr"),
         ("lbfgs", None, {}, BadOption, "calls the model several times for one update; use another"),
         ("SparseAdam", None, {}, BadOption, "takes sparse gradients alone"),
-        ("optim.test_named:not_a_class", None, {}, BadOption, "expected a subclass of torch.optim.Optimizer"),
+        (
+            "tests.optim.test_named:not_a_class",
+            None,
+            {},
+            BadOption,
+            "expected a subclass of torch.optim.Optimizer",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(

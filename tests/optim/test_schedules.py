@@ -80,7 +80,7 @@ def test_options_are_torchs() -> None:
 
 
 def test_a_function_is_named_by_its_module() -> None:
-    assert rates("lambda", 2, lr_lambda="optim.test_schedules:halve") == pytest.approx([1.0, 0.5, 0.25])
+    assert rates("lambda", 2, lr_lambda="tests.optim.test_schedules:halve") == pytest.approx([1.0, 0.5, 0.25])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_function_is_named_by_its_module() -> None:
         ("one_cycle", {"last_epoch": 3}, BadOption, "is set by the run; leave it out"),
         ("ReduceLROnPlateau", {}, BadOption, "follows the loss of each epoch"),
         ("SequentialLR", {}, BadOption, "is made from other schedulers"),
-        ("optim.test_schedules:halve", {}, BadOption, "expected a subclass of torch's LRScheduler"),
+        ("tests.optim.test_schedules:halve", {}, BadOption, "expected a subclass of torch's LRScheduler"),
     ],
 )
 def test_what_cannot_be_used_is_refused(

@@ -27,7 +27,7 @@ Run = dict[str, Any]
 """The fields of a `TrainConfig`."""
 
 COMMON: Run = {
-    "data": "parallel.runs:images",
+    "data": "tests.parallel.runs:images",
     "steps": 6,
     "batch_size": 16,
     "optimizer": "sgd",
@@ -79,7 +79,7 @@ def run_all(comm: Communicator, payload: bytes) -> dict[str, Found]:
 
 def on_ranks(ranks: int, runs: Mapping[str, Run]) -> dict[str, Found]:
     """What so many ranks found."""
-    found = start("parallel.runs:run_all", pickle.dumps(dict(runs)), Plan(ranks, threads=1))
+    found = start("tests.parallel.runs:run_all", pickle.dumps(dict(runs)), Plan(ranks, threads=1))
     return cast("dict[str, Found]", found)
 
 

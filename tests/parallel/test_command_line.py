@@ -11,7 +11,7 @@ import pytest
 from tutti.bubbles import BACKWARD, FORWARD, PipelineRecord
 from tutti.cli.main import main
 
-SMALL = ("lenet", "--data", "parallel.runs:images", "--epochs", "1", "--batch-size", "15")
+SMALL = ("lenet", "--data", "tests.parallel.runs:images", "--epochs", "1", "--batch-size", "15")
 
 
 def train(folder: Path, *words: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from parallel.runs import COMMON, Run
+from tests.parallel.runs import COMMON, Run
 from tutti.bubbles import BACKWARD, FORWARD, WEIGHTS
 from tutti.cli.main import main
 from tutti.comm.host import HostCommunicator

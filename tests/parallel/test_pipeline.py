@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.torch_version import TorchVersion
 
-from parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
 from tutti.errors import BadOption
 from tutti.parallel.layout import SCHEDULES
 from tutti.parallel.pipeline import refuse_old_torch
@@ -14,8 +14,8 @@ PIPELINE: Run = {"parallel": "pipeline"}
 DEEP: Run = MLP | PIPELINE | {"model_options": {"hidden": [24, 18, 16, 14, 12]}}
 
 
-RESIDUAL: Run = MLP | PIPELINE | {"model": "parallel.models:ResidualNet", "model_options": {}}
-ENCODER: Run = RESIDUAL | {"model": "parallel.models:Encoder"}
+RESIDUAL: Run = MLP | PIPELINE | {"model": "tests.parallel.models:ResidualNet", "model_options": {}}
+ENCODER: Run = RESIDUAL | {"model": "tests.parallel.models:Encoder"}
 
 
 def scheduled(schedule: str, microbatches: int | None = None) -> Run:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
 
 SHARDED: Run = {"parallel": "sharded"}
-PLANNED: Run = {"parallel": "tensor", "parallel_options": {"plan": "parallel.models:plan"}}
+PLANNED: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.parallel.models:plan"}}
 
 EQUAL: dict[str, Run] = {
     "mlp": MLP | SHARDED,
@@ -16,8 +16,8 @@ EQUAL: dict[str, Run] = {
     "adam": MLP | SHARDED | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
     "clipped": LENET | SHARDED | {"clip_norm": 0.1, "clip_value": 0.05},
     "fewer samples than ranks": MLP | SHARDED | {"batch_size": 66, "steps": 4},
-    "grouped": MLP | SHARDED | {"model": "parallel.models:grouped", "model_options": {}},
-    "tied": MLP | SHARDED | {"model": "parallel.models:tied", "model_options": {}},
+    "grouped": MLP | SHARDED | {"model": "tests.parallel.models:grouped", "model_options": {}},
+    "tied": MLP | SHARDED | {"model": "tests.parallel.models:tied", "model_options": {}},
     "plan": MLP | PLANNED,
     "plan, clipped": MLP | PLANNED | {"clip_norm": 0.1},
 }

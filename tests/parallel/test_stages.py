@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallel.models import Dropping, Encoder, ResidualNet, Undecided, tied
+from tests.parallel.models import Dropping, Encoder, ResidualNet, Undecided, tied
 from tutti.errors import BadModel, BadOption
 from tutti.parallel.chain import blocks_of
 from tutti.parallel.layout import SCHEDULES, Pipeline

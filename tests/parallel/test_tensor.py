@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from parallel.models import grouped, recurrent
-from parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tests.parallel.models import grouped, recurrent
+from tests.parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadModel
@@ -27,11 +27,11 @@ EQUAL: dict[str, Run] = {
     "adam": MLP | TENSOR | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
     "clipped": LENET | TENSOR | {"clip_norm": 0.1, "clip_value": 0.05},
     "dropout": CNN | TENSOR | {"model_options": {"channels": [6, 8], "hidden": 16, "dropout": 0.3}},
-    "norm": OWN | {"model": "parallel.models:normalised"},
-    "tied": OWN | {"model": "parallel.models:tied"},
-    "dropped": OWN | {"model": "parallel.models:dropped"},
-    "dropped, channels last": OWN | {"model": "parallel.models:dropped", "layout": "channels_last"},
-    "own forward": OWN | {"model": "parallel.models:Around"},
+    "norm": OWN | {"model": "tests.parallel.models:normalised"},
+    "tied": OWN | {"model": "tests.parallel.models:tied"},
+    "dropped": OWN | {"model": "tests.parallel.models:dropped"},
+    "dropped, channels last": OWN | {"model": "tests.parallel.models:dropped", "layout": "channels_last"},
+    "own forward": OWN | {"model": "tests.parallel.models:Around"},
 }
 """Runs that must come out as on one rank."""
 
@@ -61,7 +61,10 @@ def test_the_norm_of_what_all_teams_add_up_is_that_of_the_undivided_model() -> N
         "lenet": LENET | TEAMS | clipped,
         "pipeline": LENET | clipped | {"parallel": "data=2,pipeline=2"},
         # A normalisation is whole on every rank of a team, and must count once.
-        "norm": MLP | TEAMS | clipped | {"model": "parallel.models:layer_normalised", "model_options": {}},
+        "norm": MLP
+        | TEAMS
+        | clipped
+        | {"model": "tests.parallel.models:layer_normalised", "model_options": {}},
         "as a whole": LENET
         | TEAMS
         | clipped

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from parallel.runs import LENET, MLP, Run
+from tests.parallel.runs import LENET, MLP, Run
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.experiments.config import TrainConfig
@@ -18,8 +18,8 @@ from tutti.launch.plan import Plan
 from tutti.launch.start import start
 
 FINE: Run = {"precision": "fp64", "clip_value": 0.05, "validation": 0.0}
-NORMALISED: Run = MLP | FINE | {"model": "parallel.models:normalised", "model_options": {}}
-PLAN: Run = {"parallel": "tensor", "parallel_options": {"plan": "parallel.models:plan"}}
+NORMALISED: Run = MLP | FINE | {"model": "tests.parallel.models:normalised", "model_options": {}}
+PLAN: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.parallel.models:plan"}}
 
 TWO: dict[str, Run] = {
     "tensor": LENET | FINE | {"parallel": "tensor", "clip_norm": 0.1},
@@ -42,7 +42,7 @@ def verify_all(comm: Communicator, payload: bytes) -> dict[str, Verdict]:
 
 
 def verified(ranks: int, runs: dict[str, Run]) -> dict[str, Verdict]:
-    found = start("parallel.test_verify:verify_all", pickle.dumps(runs), Plan(ranks, threads=1))
+    found = start("tests.parallel.test_verify:verify_all", pickle.dumps(runs), Plan(ranks, threads=1))
     return cast("dict[str, Verdict]", found)
 
 
@@ -59,7 +59,14 @@ def test_every_layout_follows_sequential_training_in_float64(ranks: int, runs: d
 def test_microbatches_of_a_pipeline_make_batch_norm_differ_and_it_says_so(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["verify", "parallel.models:normalised", "--data", "parallel.runs:images", "--steps", "2"]
+    words = [
+        "verify",
+        "tests.parallel.models:normalised",
+        "--data",
+        "tests.parallel.runs:images",
+        "--steps",
+        "2",
+    ]
     assert main([*words, "--parallel", "pipeline=2"]) == 1
     shown = capfd.readouterr().out
     assert "2 steps in float32: pipeline=2 on 2 ranks against plain torch on one" in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reports.recorded import write_run
+from tests.reports.recorded import write_run
 from tutti.bubbles import BACKWARD, FORWARD, PipelineRecord, Span
 from tutti.comparisons import STRONG, WEAK, Combination, Comparison, run_folder
 from tutti.json_lines import to_json

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.recorded import write_run
-from reports.recorded_comparison import write_comparison
+from tests.reports.recorded import write_run
+from tests.reports.recorded_comparison import write_comparison
 from tutti.comparisons import STRONG, Combination, Comparison, run_folder
 from tutti.records import Evaluation
 from tutti.reports.figures import FIGURES

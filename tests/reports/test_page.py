@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.recorded_comparison import WAYS, write_comparison
+from tests.reports.recorded_comparison import WAYS, write_comparison
 from tutti.cli.main import main
 from tutti.comparisons import STRONG, Combination, Comparison, error_file
 from tutti.errors import BadRunFolder, UserError

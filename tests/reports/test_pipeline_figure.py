@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from reports.recorded import write_run
-from reports.recorded_comparison import PIPELINE
+from tests.reports.recorded import write_run
+from tests.reports.recorded_comparison import PIPELINE
 from tutti.bubbles import PipelineRecord
 from tutti.experiments.config import TrainConfig
 from tutti.reports.figures import FIGURES

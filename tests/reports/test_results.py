@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.recorded import write_run
-from reports.recorded_comparison import write_comparison
+from tests.reports.recorded import write_run
+from tests.reports.recorded_comparison import write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
 from tutti.records import Evaluation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.recorded import write_run
+from tests.reports.recorded import write_run
 from tutti.comparisons import STRONG, WEAK, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadRunFolder
 from tutti.records import Evaluation

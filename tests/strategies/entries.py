@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn, optim
 
-from strategies.sequential import Case, by_strategy, distance, sequential
+from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.base import Communicator
 from tutti.strategies import Clip, Sync
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn, optim
 
-from strategies.alone import Point, batch
+from tests.strategies.alone import Point, batch
 from tutti.comm.base import Communicator
 from tutti.strategies import ADPSGD, Clip, DiLoCo, Gossip, Hogwild, Local, Strategy
 from tutti.strategies.placement import place

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from strategies.alone import SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption, PeerLost

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from comm.ranks import World
-from mpi.mpirun import mpirun, needs_mpirun, results
-from strategies.alone import Setting, assert_close, batch, run, train
+from tests.comm.ranks import World
+from tests.mpi.mpirun import mpirun, needs_mpirun, results
+from tests.strategies.alone import Setting, assert_close, batch, run, train
 from tutti.comm.base import Communicator, keep_servers
 from tutti.errors import PeerLost
 from tutti.strategies import EASGD, GEM, Downpour, Lazy, ParamServer, Strategy

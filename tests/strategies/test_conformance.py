@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 import tutti
-from comm.ranks import World
-from contracts.strategy import CHECKS, NAMES, RIGHT, assert_alike, brisk, learning
-from contracts.training import Run, clouds, train, train_until_killed
-from mpi.mpirun import mpirun, needs_mpirun, results
+from tests.comm.ranks import World
+from tests.contracts.strategy import CHECKS, NAMES, RIGHT, assert_alike, brisk, learning
+from tests.contracts.training import Run, clouds, train, train_until_killed
+from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import STRATEGIES, Strategy
 

@@ -8,7 +8,18 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from strategies.alone import LENGTH, SPEEDS, Point, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import (
+    LENGTH,
+    SPEEDS,
+    Point,
+    Setting,
+    assert_close,
+    finishes,
+    gradient,
+    run,
+    sgd,
+    start,
+)
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Downpour

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import EASGD, Clip, EASGDSync
@@ -93,7 +93,7 @@ def test_the_synchronous_trajectory_is_the_papers(strategy: EASGDSync, hosts: tu
 
 def test_workers_without_a_batch_take_part_in_the_synchronous_exchange() -> None:
     def train(comm: object) -> Tensor:
-        from strategies.alone import Point
+        from tests.strategies.alone import Point
         from tutti.strategies.placement import place
 
         module = Point()

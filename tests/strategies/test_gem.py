@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import GEM, Clip

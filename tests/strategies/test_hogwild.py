@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from strategies.alone import (
+from tests.strategies.alone import (
     LENGTH,
     SPEEDS,
     Setting,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Lazy
@@ -116,7 +116,7 @@ def test_one_worker_that_sends_all_trains_as_plain_sgd_does() -> None:
 @pytest.mark.parametrize("servers", [0, 1])
 def test_nobody_waits_for_a_worker_that_has_finished(servers: int) -> None:
     def train(comm: object) -> float:
-        from strategies.alone import Point
+        from tests.strategies.alone import Point
         from tutti.replica import Replica
         from tutti.strategies.placement import place
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from strategies.alone import Setting, assert_close, gradient, run, sgd, start
-from strategies.sequential import Case, by_strategy, distance, sequential
+from tests.strategies.alone import Setting, assert_close, gradient, run, sgd, start
+from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, ParamServer

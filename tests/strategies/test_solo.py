@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from strategies.sequential import Case, by_strategy, distance, sequential
+from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Solo

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer, lr_scheduler
 
-from strategies.sequential import Case, by_strategy, distance, sequential
+from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Home, Sync

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from comm.ranks import World
-from mpi.mpirun import mpirun, needs_mpirun, results
-from strategies import sequential as sequential_module
-from strategies.sequential import Case, by_strategy, distance, loss, sequential, weights_of
+from tests.comm.ranks import World
+from tests.mpi.mpirun import mpirun, needs_mpirun, results
+from tests.strategies import sequential as sequential_module
+from tests.strategies.sequential import Case, by_strategy, distance, loss, sequential, weights_of
 from tutti.comm.base import Communicator, cut
 from tutti.comm.virtual import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from training.blobs import blobs, model
+from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.data import Batches

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from training.blobs import blobs, model
+from tests.training.blobs import blobs, model
 from tutti.comm.virtual import VirtualWorld
 from tutti.data.batches import Batch, Batches
 from tutti.errors import BadModel, NotFinite

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR
 
-from training.blobs import Apart, blobs, model
+from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator, cut
 from tutti.comm.virtual import VirtualWorld
 from tutti.data import Batches, Part, Queue

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contracts.strategy import NAMES, brisk, world
-from contracts.training import Outcome, Run, tiny, train
+from tests.contracts.strategy import NAMES, brisk, world
+from tests.contracts.training import Outcome, Run, tiny, train
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual import VirtualWorld

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from training.blobs import Apart, blobs, model
+from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.data import Batches

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.watching.seen import NOW, beat, epoch, seen, summary, usage
 from tutti.heartbeats import FAILED, FINISHED, STARTING, VALIDATING, WAITING
 from tutti.records import EpochRecord, RankRecord
 from tutti.watching.health import Condition, Finding, Limits, examine
 from tutti.watching.snapshot import Snapshot
-from watching.seen import NOW, beat, epoch, seen, summary, usage
 
 LIMITS = Limits(silent_s=10.0, behind=100)
 LONG_AGO = NOW - 60.0

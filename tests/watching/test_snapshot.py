@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.watching.seen import NOW, beat, epoch, usage, write_run
 from tutti.errors import BadRunFolder
 from tutti.json_lines import append_line
 from tutti.usage import usage_file
 from tutti.watching.snapshot import Watched
-from watching.seen import NOW, beat, epoch, usage, write_run
 
 
 def test_everything_that_a_run_has_written_is_seen(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.processes import wait_until_gone
+from tests.launch.processes import wait_until_gone
+from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
 from tutti.heartbeats import FAILED, FINISHED, read_heartbeats, write_heartbeat
 from tutti.json_lines import append_line, to_json
 from tutti.watching.follow import Clock, follow
 from tutti.watching.health import Limits
-from watching.seen import NOW, beat, epoch, summary, usage, write_run
 
 PATIENCE_S = 90.0
 

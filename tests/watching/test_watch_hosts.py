@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.hosts import Hosts, why_not
-from mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
-from mpi.mpirun import run as run_command
+from tests.cluster.hosts import Hosts, why_not
+from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
+from tests.mpi.mpirun import run as run_command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
