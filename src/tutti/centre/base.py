@@ -212,6 +212,14 @@ class Centre(ABC):
         """
 
     @abstractmethod
+    def overwrite(self, weights: Vectors) -> None:
+        """Go on from other weights, the same for every worker (collective); all have read them by then.
+
+        Args:
+            weights: one vector for each of the replica's.
+        """
+
+    @abstractmethod
     def tick(self, slack: int) -> float:
         """Count a step of this worker, and wait until no other is more than `slack` steps behind.
 

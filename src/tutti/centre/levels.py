@@ -109,6 +109,15 @@ class LevelledCentre(Centre):
         self._above.read(into)
 
     @override
+    @torch.no_grad()
+    def overwrite(self, weights: Vectors) -> None:
+        self._comm.barrier()  # No host's centre is on its way.
+        self._host.overwrite(weights)
+        if self._comm.node.rank == 0:
+            _copy(self._known, weights)
+        self._above.overwrite(weights)
+
+    @override
     def tick(self, slack: int) -> float:
         return self._above.tick(slack)
 

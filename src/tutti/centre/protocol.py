@@ -2,7 +2,8 @@
 
     worker                                   server
       │ request: what, again, settings ────────▶ │   REQUEST
-      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange)
+      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange,
+      │                                          │                                   start, overwrite)
       │ ◀──── version, staleness, dropped answer │   ANSWER
       │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read)
 
@@ -38,6 +39,7 @@ class Request(IntEnum):
     LEAVE = 6
     JOIN = 7
     GOODBYE = 8
+    OVERWRITE = 9
 
 
 def header(request: Request, detail: float, settings: Sequence[float], length: int) -> Tensor:

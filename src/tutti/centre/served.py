@@ -120,6 +120,18 @@ class ServedCentre(Centre):
         self._take(into)
         self._workers.barrier()
 
+    @override
+    @torch.no_grad()
+    def overwrite(self, weights: Vectors) -> None:
+        self._flush()
+        if self._workers.rank == 0:
+            for server, slot in zip(self._servers, self._slots, strict=True):
+                self._ask(server, Request.OVERWRITE)
+                send_all(self._comm, slot.views(weights), server, BODY)
+            self._take(None)
+        self._seen_at = self._comm.clock()
+        self._workers.barrier()
+
     def _flush(self) -> None:
         """Return when the servers have served all that any worker has asked for."""
         for server in self._servers:

@@ -79,6 +79,8 @@ class Server:
             self._answer(worker, self._version - self._clients[worker].seen)
         elif request is Request.READ:
             self._send(worker, with_weights=bool(detail))
+        elif request is Request.OVERWRITE:
+            self._overwrite(worker)
         elif request is Request.TICK:
             self._steps[self._workers.index(worker)] += 1
             self._sleeping[worker] = detail
@@ -105,6 +107,13 @@ class Server:
                 client.then = tuple(own.clone() for own in self._own)
             if self._rule.remembers:
                 client.last = tuple(torch.zeros_like(own) for own in self._own)
+        self._send(worker, with_weights=False)
+
+    def _overwrite(self, worker: int) -> None:
+        """Take over a worker's weights; all others have the same."""
+        receive_all(self._comm, self._own, worker, BODY)
+        for client in self._clients.values():
+            self._note_reading(client)
         self._send(worker, with_weights=False)
 
     def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
@@ -136,12 +145,14 @@ class Server:
         self, worker: int, staleness: int, weights: Sequence[Tensor] | None = None, late: bool = False
     ) -> None:
         """Send the weights, and note that the worker has read them."""
-        client = self._clients[worker]
+        self._note_reading(self._clients[worker])
+        self._send(worker, staleness, late, weights)
+
+    def _note_reading(self, client: _Client) -> None:
         client.seen = self._version
         if client.then is not None:
             for kept, own in zip(client.then, self._own, strict=True):
                 kept.copy_(own)
-        self._send(worker, staleness, late, weights)
 
     def _send(
         self,

@@ -187,6 +187,19 @@ class SharedCentre(Centre):
             vector.copy_(weights)
         self._comm.barrier()
 
+    @override
+    @torch.no_grad()
+    def overwrite(self, weights: Vectors) -> None:
+        self._comm.barrier()
+        if self._comm.rank == 0:
+            for own, other in zip(self._weights, weights, strict=True):
+                own.copy_(other)
+        self._comm.barrier()
+        for number in self._order:
+            self._note_reading(number)
+        self._seen_at = self._comm.clock()
+        self._comm.barrier()
+
     @torch.no_grad()
     def copy(self, into: Vectors) -> None:
         """Read the weights without a trace on the staleness."""

@@ -116,6 +116,16 @@ class RowWorker(PairWorker):
             weights.copy_(row[self.comm.rank])
         super().agree()
 
+    @override
+    @torch.no_grad()
+    def adopt(self) -> None:
+        super().adopt()
+        self.comm.barrier()  # Nobody moves another's row any more.
+        for row, weights in zip(self._rows, self.weights, strict=True):
+            row[self.comm.rank].copy_(weights)
+        self._seen = int(self._moved[self.comm.rank])
+        self.comm.barrier()  # Nobody reads another's row before all have been overwritten.
+
 
 class MessageWorker(PairWorker):
     """Averages by messages: even ranks ask, odd ones answer."""
@@ -191,6 +201,16 @@ class MessageWorker(PairWorker):
     def finish(self) -> None:
         self._come_to_rest()
         super().finish()
+
+    @override
+    @torch.no_grad()
+    def adopt(self) -> None:
+        super().adopt()
+        new = [weights.clone() for weights in self.weights]
+        self._come_to_rest()  # Averages that were under way may move the weights once more.
+        for weights, kept in zip(self.weights, new, strict=True):
+            weights.copy_(kept)
+        self.comm.barrier()  # Nobody asks before all have theirs.
 
     def _come_to_rest(self) -> None:
         """Until no message is under way between any two workers (collective)."""

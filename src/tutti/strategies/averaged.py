@@ -127,6 +127,11 @@ class AveragedWorker(Worker):
         self._aside = []
 
     @override
+    def adopt(self) -> None:
+        if self._aside:
+            self._aside = [weights.clone() for weights in self.weights]
+
+    @override
     def finish(self) -> None:
         self.agree()
         self._aside = []

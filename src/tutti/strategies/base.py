@@ -105,6 +105,15 @@ class Worker(ABC):
         """After `settle` (collective): training goes on from the weights that it put aside."""
         return
 
+    def adopt(self) -> None:
+        """The replica's weights were overwritten from outside: go on from them (collective).
+
+        They are the same on all ranks, and take the place of all that the strategy itself remembers of the
+        way so far: a centre, an outer momentum, gradients that were not used yet. The state of the user's
+        optimizer stays as it is. Between `settle` and `resume`, they are what training goes on from later.
+        """
+        return
+
     @abstractmethod
     def finish(self) -> None:
         """After the last step: the final weights are in every replica when it returns."""

@@ -109,6 +109,25 @@ class CentredWorker(Worker):
         self.centre.rejoin()
 
     @override
+    @torch.no_grad()
+    def adopt(self) -> None:
+        if self._finished:
+            return
+        if self._aside is None:
+            # Others may still wait for this worker, and would not come to the meeting.
+            self.centre.leave()
+        self.centre.overwrite(self.weights)
+        self.forget()
+        if self._aside is None:
+            self.centre.rejoin()
+        else:
+            self._aside = [vector.clone() for vector in self.weights]
+
+    def forget(self) -> None:
+        """Drop what belongs to weights that have been overwritten, such as what has not been brought yet."""
+        return
+
+    @override
     def finish(self) -> None:
         if self._finished:
             return

@@ -101,6 +101,14 @@ class _DiLoCoWorker(AveragedWorker):
 
     @override
     @torch.no_grad()
+    def adopt(self) -> None:
+        super().adopt()
+        for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
+            anchor.copy_(weights)
+            velocity.zero_()
+
+    @override
+    @torch.no_grad()
     def agree(self) -> None:
         """Overwrite the weights with what an outer step from here leads to, and make none."""
         if not self._rounds:

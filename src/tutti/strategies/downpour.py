@@ -165,6 +165,13 @@ class _DownpourWorker(CentredWorker):
         if self._unpushed:
             self.count(self.centre.push(self.unpushed()))
 
+    @override
+    def forget(self) -> None:
+        if self._unpushed:
+            for vector in self.unpushed():
+                vector.zero_()
+            self._unpushed = False
+
     @abstractmethod
     def unpushed(self) -> list[Tensor]:
         """What was not pushed yet."""
@@ -226,6 +233,12 @@ class _PushesMoves(_DownpourWorker):
             self.exchange(self.unpushed())
             for before, weights in zip(self._before, self.weights, strict=True):
                 before.copy_(weights)
+
+    @override
+    def forget(self) -> None:
+        super().forget()
+        for before, weights in zip(self._before, self.weights, strict=True):
+            before.copy_(weights)
 
     @override
     @torch.no_grad()

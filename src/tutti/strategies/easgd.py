@@ -96,3 +96,7 @@ class _EasgdWorker(CentredWorker):
         with self.updating:
             self.prepare()
             self._local.step()
+
+    @override
+    def forget(self) -> None:
+        self._local.rest()

@@ -116,6 +116,15 @@ class _EasgdSyncWorker(Worker):
             self._aside = None
 
     @override
+    @torch.no_grad()
+    def adopt(self) -> None:
+        for centre, weights in zip(self._centre, self._weights, strict=True):
+            centre.copy_(weights)
+        self._local.rest()
+        if self._aside is not None:
+            self._aside = [weights.clone() for weights in self._weights]
+
+    @override
     def finish(self) -> None:
         self._take_centre()
         self._aside = None

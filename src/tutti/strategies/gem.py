@@ -115,3 +115,9 @@ class _GemWorker(CentredWorker):
             then.copy_(weights)
         wait_s, sent = pulled.wait_s + pushed.wait_s, pulled.bytes_sent + pushed.bytes_sent
         self.traffic.add(sent, wait_s, pulled.staleness, pulled.age_s)
+
+    @override
+    def forget(self) -> None:
+        for then, moment, weights in zip(self._then, self._moments, self.weights, strict=True):
+            then.copy_(weights)
+            moment.zero_()

@@ -129,6 +129,11 @@ class _LazyWorker(CentredWorker):
         self.skip()
 
     @override
+    def forget(self) -> None:
+        self._moves.clear()
+        self._first = True
+
+    @override
     def skip(self) -> None:
         """A round without a batch counts as a step: nobody has to wait for this worker."""
         self.traffic.wait_s += self.centre.tick(self._strategy.slack)

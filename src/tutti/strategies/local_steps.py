@@ -58,6 +58,11 @@ class LocalSteps:
                     nesterov(weights, velocity[place], gradient, float(group["lr"]), self._momentum)
         self._replica.zero_grad()
 
+    def rest(self) -> None:
+        """Lose all momentum: the replica holds x itself."""
+        for velocity in self._velocities:
+            velocity.zero_()
+
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """While inside, the replica holds x itself."""
