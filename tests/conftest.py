@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# Models of tests are too small for several threads, and tests run beside each other. Set before torch is
+# imported, and for every process that a test starts.
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:

@@ -45,7 +45,6 @@ def main() -> None:
     hosts, how, where = sys.argv[1:]
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     tutti_group.host_key = lambda: hosts[rank]
-    torch.set_num_threads(1)
     distributed.init_process_group("tutti")
     distributed.all_reduce(torch.ones(4))
     if rank == len(hosts) - 1:

@@ -78,7 +78,6 @@ def main() -> None:
     tutti_group.host_key = lambda: host
     # So that vectors of this program have several.
     spread.PIECE = 1 << 18
-    torch.set_num_threads(1)
     distributed.init_process_group("tutti")
     gloo = distributed.new_group(backend="gloo")
     pairs = zip(every_operation(None), every_operation(gloo), strict=True)

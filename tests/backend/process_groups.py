@@ -105,10 +105,8 @@ def _serve(
     connection: Connection, rank: int, size: int, port: int, backend: str | None, timeout_s: float
 ) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    import torch
     from torch import distributed
 
-    torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     while True:
         try:

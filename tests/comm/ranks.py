@@ -128,11 +128,9 @@ class World:
 
 def _serve(connection: Connection, path: str, block: int, rank: int, size: int, options: dict) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    import torch
 
     from tutti.comm.host import HostCommunicator
 
-    torch.set_num_threads(1)
     comm: object = None
     while True:
         try:

@@ -28,7 +28,7 @@ def torchrun(
     # The rendezvous in a store of its own: a port that is free, and no look-up of this machine's name.
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     command = [*launcher, *rendezvous, str(HERE / program), *arguments]
-    return run(command, _environment() | {"OMP_NUM_THREADS": "1"} | dict(settings or {}), timeout_s)
+    return run(command, _environment() | dict(settings or {}), timeout_s)
 
 
 def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subpr
     command = [str(MPIRUN), "--oversubscribe", "-n", str(RANKS), sys.executable, str(HERE / program)]
     if os.geteuid() == 0:
         command.insert(1, "--allow-run-as-root")
-    settings = SETTINGS | {"OMPI_MCA_btl": "self,sm", "OMP_NUM_THREADS": "1"} | meeting_point()
+    settings = SETTINGS | {"OMPI_MCA_btl": "self,sm"} | meeting_point()
     return run([*command, *arguments], _environment() | settings, timeout_s)
 
 

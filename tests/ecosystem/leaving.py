@@ -76,7 +76,6 @@ def main() -> None:
 
 def work(rank: int, way: Way, backend: str, report: Connection) -> None:
     """A rank of a DDP program."""
-    torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     dist.init_process_group(backend, timeout=PATIENCE)
     model = DistributedDataParallel(nn.Linear(50, 50))

@@ -13,8 +13,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 # In place of this folder, which has a page called strategies.
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -38,7 +36,6 @@ STRATEGIES = {
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     hosts = sys.argv[1]
     world = MpiCommunicator.world(hosts[MPI.COMM_WORLD.rank])
     found = {}

@@ -42,7 +42,6 @@ def exchanges(comm: Communicator) -> None:
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     hosts = sys.argv[1]
     comm = MpiCommunicator.world(hosts[MPI.COMM_WORLD.rank])
     apart = APART_S if hosts[comm.rank] != hosts[0] else 0.0

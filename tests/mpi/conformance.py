@@ -51,7 +51,6 @@ def learn(comm: Communicator, name: str) -> list[float | bool]:
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else NAMES
     comm = MpiCommunicator.world(sys.argv[1][MPI.COMM_WORLD.rank])
     found = {}

@@ -13,8 +13,6 @@ import sys
 import traceback
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.contracts.communicator import CHECKS
@@ -24,7 +22,6 @@ from tutti.comm.mpi import MpiCommunicator
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     hosts = sys.argv[1] if len(sys.argv) > 1 else None
     world = MpiCommunicator.world(hosts[MPI.COMM_WORLD.rank] if hosts else None)
     failures: dict[str, str] = {}

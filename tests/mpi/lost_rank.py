@@ -53,7 +53,6 @@ def leave_together(comm: Communicator, folder: Path) -> None:
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     hosts, operation, way, folder = sys.argv[1:]
     comm = MpiCommunicator.world(None if hosts == "-" else hosts[MPI.COMM_WORLD.rank])
     team = keep_servers(comm, [comm.size - 1]) if operation == "server" else comm

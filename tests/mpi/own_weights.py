@@ -13,8 +13,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 # In place of this folder, whose programs have names that packages of the tests have too.
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -27,7 +25,6 @@ from tutti.strategies import ADPSGD, Gossip
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     comm = MpiCommunicator.world(sys.argv[1][MPI.COMM_WORLD.rank])
     fitting = [name for name, one in STRATEGIES.items() if one.most_hosts() is None]
     found = {name: train(comm, STRATEGIES[name]) for name in fitting}

@@ -12,8 +12,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.strategies.sequential import by_strategy
@@ -24,7 +22,6 @@ from tutti.comm.mpi import MpiCommunicator
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     comm = MpiCommunicator.world(sys.argv[1][MPI.COMM_WORLD.rank])
     found = {
         name: by_strategy(comm, SHORT, strategy).tolist()

@@ -25,7 +25,6 @@ OPERATIONS: dict[str, Callable[[Communicator], object]] = {
 def main() -> None:
     from mpi4py import MPI
 
-    torch.set_num_threads(1)
     hosts, seconds = sys.argv[1], float(sys.argv[2])
     comm = MpiCommunicator.world(hosts[MPI.COMM_WORLD.rank])
     shares = {}

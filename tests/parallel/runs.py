@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
@@ -91,12 +90,10 @@ def alone(config: Run) -> Found:
 
 @cache
 def _alone(config: str) -> Found:
-    comm, threads = HostCommunicator.alone(), torch.get_num_threads()
-    torch.set_num_threads(1)
+    comm = HostCommunicator.alone()
     try:
         return run(comm, json.loads(config))
     finally:
-        torch.set_num_threads(threads)
         comm.close()
 
 
