@@ -241,7 +241,12 @@ def finish(config: TrainConfig) -> Summary:
         ({"layouts": ["tensor"], "workers": [1]}, "tensor on 1 rank leaves nothing to share"),
         ({"layouts": ["data=2,tensor"], "workers": [3]}, "does not fit 3 ranks"),
         ({"layouts": ["tensor"], "devices": ["cpu", "cuda"]}, "computes on the CPU"),
-        ({"layouts": ["tensor"], "config": replace(CONFIG, balance="speed")}, "leave it or --parallel out"),
+        (
+            {"layouts": ["tensor"], "strategies": ["sync"], "config": replace(CONFIG, balance="speed")},
+            "leave it or --parallel out",
+        ),
+        ({"strategies": ["sync"], "workers": [1, 64]}, "cannot be split over 64 ranks"),
+        ({"config": replace(CONFIG, validate="background")}, "for strategies whose workers have batches"),
         ({"sweep": {"parallel.schedule": ["gpipe"]}}, "but no --parallel; name one"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is left of a run whose ranks fail."""
+"""What is refused before any rank starts, and what is left of a run whose ranks fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tutti.cli.main import main
 from tutti.errors import PeerLost
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import TrainJob, run
@@ -48,3 +49,44 @@ def test_a_run_whose_ranks_are_killed_later_keeps_its_folder(
     monkeypatch.chdir(tmp_path)
     killed_once_there_is("history.jsonl")
     assert Path("run/config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train mlp -n 24 --batch-size 16", "a batch of 16 samples cannot be split over 24 ranks"),
+        ("train mlp -n 2 --strategy solo", "runs on 1 worker, not 2"),
+        ("train lennet -n 2", "did you mean 'lenet'"),
+        ("train mlp --data mnits -n 2", "did you mean 'mnist'"),
+        ("train mlp --loss cross_entropi -n 2", "did you mean 'cross_entropy'"),
+        ("train mlp --metrics accurracy -n 2", "did you mean 'accuracy'"),
+        ("train mlp --schedule OneCycel -n 2", "did you mean 'OneCycleLR'"),
+        ("train mlp --optimizer sgd --optimizer.momentun 0.9 -n 2", "did you mean 'momentum'"),
+        ("train mlp --strategy easgd --balance speed -n 2", "use --balance queue"),
+        ("train mlp --out full -n 2", "is not empty"),
+        ("verify mlp -n 2 --strategy easgd", "does not follow sequential training"),
+        ("verify mlp -n 24 --batch-size 16", "a batch of 16 samples cannot be split over 24 ranks"),
+        ("plan lennet -n 2", "did you mean 'lenet'"),
+        ("plan mlp -n 24 --batch-size 16", "a batch of 16 samples cannot be split over 24 ranks"),
+        ("compare mlp -n 24 --batch-size 16", "a batch of 16 samples cannot be split over 24 ranks"),
+        ("compare lennet -n 2", "did you mean 'lenet'"),
+        ("layouts mlp --loss cross_entropi", "did you mean 'cross_entropy'"),
+    ],
+)
+def test_what_no_rank_could_mend_is_refused_before_any_starts(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def start(*_: object, **__: object) -> object:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/other.txt").write_text("something")
+    monkeypatch.setattr("tutti.experiments.job.start", start)
+    monkeypatch.setattr("tutti.experiments.plan.start", start)
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err

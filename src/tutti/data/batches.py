@@ -59,6 +59,21 @@ class _Span:
     share: float
 
 
+def check_split(batch_size: int, ranks: int) -> None:
+    """Refuse a batch that has not a sample for each of the ranks that share it.
+
+    Raises:
+        BadOption: the message says how many samples it takes.
+    """
+    if batch_size < ranks:
+        over = f"{ranks} ranks" if ranks > 1 else "1 rank"
+        samples = f"{batch_size} sample{'' if batch_size == 1 else 's'}"
+        raise BadOption(
+            f"a batch of {samples} cannot be split over {over}; use '--batch-size {ranks}' or more, "
+            f"or fewer workers"
+        )
+
+
 class Batches:
     """Cuts a part into updates, each update into passes, and each pass over the ranks.
 
@@ -105,14 +120,7 @@ class Batches:
         shuffle: bool = True,
         own: bool = False,
     ) -> None:
-        sharers = 1 if own else size
-        if batch_size < sharers:
-            ranks = f"{sharers} ranks" if sharers > 1 else "1 rank"
-            samples = f"{batch_size} sample{'' if batch_size == 1 else 's'}"
-            raise BadOption(
-                f"a batch of {samples} cannot be split over {ranks}; use '--batch-size {sharers}' or more, "
-                f"or fewer workers"
-            )
+        check_split(batch_size, 1 if own else size)
         self.part, self.batch_size, self.seed, self.shuffle = part, batch_size, seed, shuffle
         self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
         self._orders: dict[int, Tensor] = {}

@@ -96,15 +96,24 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents, int |
     return contents_of(data, _name(data), "the data"), classes
 
 
+def check_word(data: str) -> None:
+    """Refuse a word without a dot or a slash that is neither a file nor a built-in data set.
+
+    Raises:
+        UnknownName: there is no such data set.
+    """
+    path = Path(data).expanduser()
+    if data not in BUILT_IN and not path.exists() and path.name == data and not path.suffix:
+        raise UnknownName("data set", data, BUILT_IN, DATA_HINT)
+
+
 def _word(data: str | Path) -> Contents:
     builtin: Callable[[], Contents] | None = BUILT_IN.get(data) if isinstance(data, str) else None
     if builtin is not None:
         return builtin()
-    path = Path(data).expanduser()
-    # A word without a dot or a slash that is no file was meant to be a built-in name.
-    if isinstance(data, str) and not path.exists() and path.name == data and not path.suffix:
-        raise UnknownName("data set", data, BUILT_IN, DATA_HINT)
-    return read_path(path)
+    if isinstance(data, str):
+        check_word(data)
+    return read_path(Path(data).expanduser())
 
 
 def _classes(value: object) -> int | None:

@@ -18,14 +18,13 @@ from typing import Any, Final
 from tutti.comparisons import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.experiments import report
-from tutti.experiments.assemble import build_strategy
+from tutti.experiments.checks import check_names, check_strategy
 from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import TrainJob, layout_of, run
+from tutti.experiments.job import TrainJob, run
 from tutti.launch.cores import allowed_cores
 from tutti.launch.surroundings import Launcher, started_by
 from tutti.parallel.layout import Layout, options_of, ranks_of
 from tutti.records import Summary
-from tutti.training.metrics import check_metrics
 from tutti.training.run_folder import SUMMARY, RunFolder
 
 CROSSED: Final = {
@@ -130,13 +129,12 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
             f"a comparison starts its ranks itself, one combination after the other; run it without "
             f"{around.launcher.value}"
         )
-    check_metrics(question.config.metrics)
+    check_names(TrainJob(question.config))
     cores = cores or allowed_cores().usable
     found: dict[str, Combination] = {}
     for one in _combinations(question, cores):
         job = TrainJob(config_of(question, one, 0))
-        layout = layout_of(job.config, one.workers)
-        build_strategy(job, one.workers if layout is None else layout.data)
+        check_strategy(job, one.workers, hosts=1)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
     return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())

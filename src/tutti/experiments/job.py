@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from tutti.errors import BadOption
 from tutti.experiments.candidates import Choices
 from tutti.experiments.config import Options, TrainConfig
-from tutti.launch.cores import Cores
+from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.letters import Address, Letterbox
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
@@ -21,7 +21,7 @@ from tutti.launch.surroundings import Launcher, started_by
 from tutti.parallel.layout import Layout, ranks_of
 from tutti.records import EpochRecord, Summary
 from tutti.training.loggers import logger_names
-from tutti.training.run_folder import RunFolder
+from tutti.training.run_folder import RunFolder, check_writable
 
 PARTS: Final = ("test", "validation", "train")
 """The parts of a data set."""
@@ -196,7 +196,8 @@ def run(entry: str, job: Job, quiet: bool = False) -> object:
     if isinstance(job, TrainJob):
         _refuse_loggers(job)
     plan = plan_for(job.config)
-    _refuse_unfit(job, plan)
+    if plan.launcher is Launcher.ALONE or plan.hosts:
+        check_early(job, plan)
     say = None if quiet else announce
     if isinstance(job, TrainJob) and job.write and started_by().launcher is Launcher.ALONE:
         with _taking_back() as address:
@@ -233,22 +234,26 @@ def _refuse_loggers(job: TrainJob) -> None:
         raise BadOption(f"log={job.config.log!r} is for a run with a folder; name one with out=...")
 
 
-def _refuse_unfit(job: Job, plan: Plan) -> None:
-    """Refuse a strategy that cannot use the plan, before any rank is started.
+def check_early(job: Job, plan: Plan) -> None:
+    """Refuse what no rank could mend, before any is started.
 
-    Where all strategies fit, nothing is asked: this process can do without torch then.
+    That takes torch, whose import lasts as long as the start of a rank on each core. So the ranks are left to
+    find out for themselves where they are no more than the cores, unless torch is here already.
+
+    Args:
+        job: what is to be done.
+        plan: the ranks that are to be started.
 
     Raises:
-        UserError: the strategy does not fit, or there is none such.
+        UserError: a name or an option is wrong, or the job does not fit these ranks.
     """
-    starts = plan.launcher is Launcher.ALONE or bool(plan.hosts)
-    if job.config.parallel is not None:
-        return
-    solo = job.config.strategy == "solo" and plan.workers > 1
-    if starts and (solo or plan.servers or len(plan.hosts) > 1):
-        from tutti.experiments.assemble import build_strategy
+    config = job.config
+    if isinstance(job, TrainJob) and not plan.hosts:
+        check_writable(config.out if job.write else None)
+    if "torch" in sys.modules or plan.servers or len(plan.hosts) > 1 or plan.ranks > allowed_cores().usable:
+        from tutti.experiments.checks import check_job
 
-        build_strategy(job, plan.workers, max(1, len(plan.hosts)), plan.servers)
+        check_job(job, plan.ranks, max(1, len(plan.hosts)))
 
 
 def announce(line: str) -> None:

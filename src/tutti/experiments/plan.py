@@ -12,7 +12,7 @@ from typing import Final
 from tutti.errors import BadOption, UnknownName
 from tutti.experiments.candidates import choices_for
 from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import PlanJob, announce
+from tutti.experiments.job import PlanJob, announce, check_early
 from tutti.experiments.recommendation import Recommendation
 from tutti.launch.cores import allowed_cores
 from tutti.launch.plan import Plan
@@ -75,7 +75,9 @@ def plan(
     end, least_s = began + budget_s, LEAST * budget_s
     job = PlanJob(config, choices, shown, cores, end, least_s, exhaustive=exhaustive, quiet=quiet)
     # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
-    found = start("tutti.experiments.rehearsal:work", pickle.dumps(job), Plan(choices.most_ranks, 1))
+    ranks = Plan(choices.most_ranks, 1)
+    check_early(job, ranks)
+    found = start("tutti.experiments.rehearsal:work", pickle.dumps(job), ranks)
     assert isinstance(found, Recommendation)
     return replace(found, seconds=time.monotonic() - began)
 

@@ -18,17 +18,17 @@ from tutti.experiments import report
 from tutti.experiments.assemble import (
     build_optimizer,
     build_schedule,
-    build_strategy,
     open_config_data,
     outputs_for,
     reseed,
     seeded,
 )
 from tutti.experiments.capturing import captured_by
+from tutti.experiments.checks import check_strategy
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import Outcome, TrainJob, layout_of, load_job
 from tutti.experiments.observing import crew_of, observed
-from tutti.experiments.pacing import check_device, check_pace, deal
+from tutti.experiments.pacing import check_device, deal
 from tutti.experiments.recording import Recording
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.task import Task, prepare_task
@@ -36,7 +36,7 @@ from tutti.heartbeats import TESTING
 from tutti.launch.sampling import Sampler, sampling
 from tutti.launch.surroundings import started_by
 from tutti.parallel.base import Portion
-from tutti.parallel.choice import check_together, portion_of
+from tutti.parallel.choice import portion_of
 from tutti.parallel.layout import Layout
 from tutti.records import Summary, World
 from tutti.strategies import Clip, Strategy
@@ -66,13 +66,8 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
     if job.write and comm.rank == 0:
         check_writable(config.out)
     with seeded(config.seed):
-        layout = layout_of(config, comm.size)
-        workers = comm.size - config.servers if layout is None else layout.data
-        strategy = build_strategy(job, workers, comm.hosts, config.servers)
-        check_pace(config, strategy)
+        strategy = check_strategy(job, comm.size, comm.hosts)
         check_device(config, strategy)
-        if layout is not None:
-            check_together(strategy)
         recording = Recording(comm, job)
         team = take_sides(recording.comm, config)
         outcome = None
@@ -81,7 +76,7 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
             if serves(team):
                 serve(job, team, task.module, strategy)
             else:
-                outcome = _train(job, team, task, strategy, layout, sampler, recording)
+                outcome = _train(job, team, task, strategy, layout_of(config, comm.size), sampler, recording)
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
             print(*said, sep="\n", flush=True)

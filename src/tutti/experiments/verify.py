@@ -22,11 +22,11 @@ from tutti.errors import BadOption
 from tutti.experiments.assemble import (
     build_optimizer,
     build_schedule,
-    build_strategy,
     open_config_data,
     reseed,
     seeded,
 )
+from tutti.experiments.checks import check_strategy
 from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, reasons, table
 from tutti.experiments.job import VerifyJob, layout_of, load_job
 from tutti.experiments.pacing import check_device
@@ -36,7 +36,6 @@ from tutti.parallel.base import Of, Portion, gradient_of, taken, values_of
 from tutti.parallel.choice import portion_of
 from tutti.parallel.layout import Layout
 from tutti.strategies import Clip, Strategy
-from tutti.strategies.base import Pace
 
 
 @dataclass(frozen=True)
@@ -189,10 +188,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     job = load_job(payload)
     assert isinstance(job, VerifyJob)
     with seeded(job.config.seed):
-        servers, layout = job.config.servers, layout_of(job.config, comm.size)
-        workers = comm.size - servers if layout is None else layout.data
-        strategy = build_strategy(job, workers, comm.hosts, servers)
-        _refuse_other_training(strategy)
+        strategy = check_strategy(job, comm.size, comm.hosts)
         check_device(job.config, strategy)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
@@ -200,16 +196,8 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
         if serves(team):
             serve(job, team, task.module, strategy)
         else:
-            verdict = _verdict(job, team, task, strategy, layout)
+            verdict = _verdict(job, team, task, strategy, layout_of(job.config, comm.size))
         return result_for_all(comm, team, verdict)
-
-
-def _refuse_other_training(strategy: Strategy) -> None:
-    if strategy.pace is not Pace.TOGETHER:
-        raise BadOption(
-            f"strategy '{strategy.name}' gives every worker batches of its own, so it does not follow "
-            "sequential training; compare one that makes each update together, such as '--strategy sync'"
-        )
 
 
 def _verdict(

@@ -22,7 +22,18 @@ MODELS: dict[str, str] = {
 }
 """Built-in models, and where their factories are. Each is called as `factory(shape, outputs, **options)`."""
 
-__all__ = ["MODELS", "build"]
+__all__ = ["MODELS", "build", "check_name"]
+
+
+def check_name(spec: str) -> None:
+    """Refuse a word that is no model's name.
+
+    Raises:
+        UnknownName: there is no such model.
+    """
+    if spec not in MODELS and not names_object(spec):
+        hint = "A model of your own is 'package.module:factory' or 'file.py:factory'."
+        raise UnknownName("model", spec, MODELS, hint)
 
 
 def build(
@@ -50,13 +61,9 @@ def build(
     factory: object
     if not isinstance(spec, str):
         factory, spec = spec, getattr(spec, "__qualname__", type(spec).__name__)
-    elif spec in MODELS:
-        factory = load_object(MODELS[spec], "model")
-    elif names_object(spec):
-        factory = load_object(spec, "model")
     else:
-        hint = "A model of your own is 'package.module:factory' or 'file.py:factory'."
-        raise UnknownName("model", spec, MODELS, hint)
+        check_name(spec)
+        factory = load_object(MODELS.get(spec, spec), "model")
     return _call(factory, spec, options, {"shape": tuple(shape), "outputs": outputs})
 
 

@@ -86,6 +86,17 @@ def schedule(
     return scheduler
 
 
+def check_schedule(name: str) -> None:
+    """Refuse a name that stands for no schedule, or for one that cannot be used.
+
+    Raises:
+        UnknownName: there is no such schedule.
+        BadOption: no option can describe it.
+    """
+    if _plain(name) != "constant":
+        _find(name)
+
+
 def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
     """The class that `name` stands for, and the options that the name implies."""
     if names_object(name):

@@ -64,11 +64,18 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
         return _own_loss(spec)
     if spec == "auto":
         spec = "mse" if dataset.train.targets.is_floating_point() else "cross_entropy"
-    if spec in LOSSES:
-        return LOSSES[spec]
-    if not names_object(spec):
+    check_loss(spec)
+    return LOSSES[spec] if spec in LOSSES else _own_loss(load_object(spec, "loss"), spec)
+
+
+def check_loss(spec: str) -> None:
+    """Refuse a word that is no loss's name.
+
+    Raises:
+        UnknownName: there is no such loss.
+    """
+    if spec not in LOSSES and not names_object(spec):
         raise UnknownName("loss", spec, LOSSES, "Or give package.module:function or file.py:function.")
-    return _own_loss(load_object(spec, "loss"), spec)
 
 
 def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> None:
