@@ -1,0 +1,115 @@
+"""Optimizers of the kinds that people write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Counting(Optimizer):
+    """Of the kind of Schedule-Free: counts in its param group, and has the weights of two points in turn.
+
+    After Defazio et al. 2024, "The Road Less Scheduled", with SGD.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": True})
+
+    def eval(self) -> None:
+        self._move(to_training=False)
+
+    def train(self) -> None:
+        self._move(to_training=True)
+
+    @torch.no_grad()
+    def _move(self, to_training: bool) -> None:
+        for group in self.param_groups:
+            if group["train_mode"] == to_training:
+                continue
+            beta = group["beta"]
+            for p in group["params"]:
+                if "z" in self.state[p]:
+                    p.lerp_(self.state[p]["z"], 1 - beta if to_training else 1 - 1 / beta)
+            group["train_mode"] = to_training
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+        for group in self.param_groups:
+            average = 1 / (group["k"] + 1)
+            rate, beta = group["lr"], group["beta"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if "z" not in state:
+                    state["z"] = p.clone()
+                p.lerp_(state["z"], average)
+                p.add_(p.grad, alpha=rate * (beta * (1 - average) - 1))
+                state["z"].sub_(p.grad, alpha=rate)
+            group["k"] += 1
+
+
+class Rebinding(Optimizer):
+    """Makes its state anew at each step, and keeps a number in it."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["steps"] = state.get("steps", 0) + 1
+                state["mean"] = 0.9 * state.get("mean", torch.zeros_like(p)) + p.grad
+                p.sub_(state["mean"], alpha=group["lr"] / state["steps"])
+
+
+class Lars(Optimizer):
+    """Moves a parameter by a share of its own norm."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=float(group["lr"] * (p.norm() + 1e-3) / (p.grad.norm() + 1e-3)))
+
+
+class Perturbing(Optimizer):
+    """Of the kind of SAM: goes up along the gradient, whose length is that over all parameters, and back.
+
+    After Foret et al. 2021, "Sharpness-Aware Minimization for Efficiently Improving Generalization".
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, rho: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr, "rho": rho})
+        self.base = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        with_gradient = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in with_gradient]).norm()
+        for p in with_gradient:
+            self.state[p]["before"] = p.clone()
+            p.add_(p.grad * (0.05 / (norm + 1e-12)))
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "before" in self.state[p]:
+                    p.copy_(self.state[p]["before"])
+        self.base.step()
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+        raise NotImplementedError("call first_step and second_step")

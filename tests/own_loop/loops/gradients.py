@@ -1,0 +1,204 @@
+"""What loops do with a gradient between `backward` and `step`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import (
+    adam,
+    batches,
+    fit,
+    gradients,
+    loop,
+    net,
+    sgd,
+    train,
+    weights,
+)
+
+
+@loop
+def gradients_are_read_after_backward(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    read = []
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        read.append(gradients(model))
+        optimizer.step()
+    return weights(model), read
+
+
+@loop
+def gradients_are_read_after_the_step(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    read = []
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        read.append(gradients(model))
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        read.append(gradients(model))
+    return weights(model), read
+
+
+@loop
+def clipping_by_norm(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    norms = []
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()
+    return weights(model), norms
+
+
+@loop
+def clipping_by_value(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.02)
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def clipping_of_accumulated_gradients(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    optimizer.zero_grad()
+    for inputs, targets in job.shard(batches()):
+        fit(model, inputs, targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+    optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradients_are_edited_in_place(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        for parameter in model.parameters():
+            parameter.grad.add_(parameter.detach(), alpha=0.3)
+            parameter.grad.mul_(0.5)
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradients_are_replaced(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad.sign() + parameter.grad.norm()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradients_by_autograd_grad(job: Job) -> Outcome:
+    """`autograd.grad` runs no accumulation: what the loop assigns is this rank's part of the mean."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        parts = torch.autograd.grad(fit(model, inputs, targets), list(model.parameters()))
+        for parameter, part in zip(model.parameters(), parts, strict=True):
+            parameter.grad = part
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradient_of_one_parameter_is_dropped(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for number, (inputs, targets) in enumerate(job.shard(batches())):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        if number == 1:
+            model[0].bias.grad = None
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def hooks_on_parameters_that_scale(job: Job) -> Outcome:
+    model = net()
+    model[0].weight.register_hook(lambda grad: grad * 2)
+    model, optimizer = job.distribute(model, sgd(model))
+    model[2].weight.register_hook(lambda grad: grad / 4)
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def hooks_after_accumulation(job: Job) -> Outcome:
+    """Such a hook sees `parameter.grad`: elementwise edits of it are heeded."""
+    model = net()
+    seen = []
+    model, optimizer = job.distribute(model, sgd(model))
+    model[2].bias.register_post_accumulate_grad_hook(lambda parameter: seen.append(len(parameter.grad)))
+    train(job, model, optimizer, epochs=1)
+    return weights(model), seen
+
+
+@loop
+def hooks_on_modules(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    model[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    model[1].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * 0.5,))
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def gradient_penalty(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        inputs = inputs.clone().requires_grad_()
+        scores = model(inputs)
+        (slopes,) = torch.autograd.grad(scores.sum(), inputs, create_graph=True)
+        penalty = (slopes.norm(dim=1) - 1).square().mean()
+        (nn.functional.cross_entropy(scores, targets) + penalty).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def backward_with_create_graph(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward(create_graph=True)
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def backward_into_named_inputs(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward(inputs=[model[2].weight, model[2].bias])
+        optimizer.step()
+    return weights(model), gradients(model)

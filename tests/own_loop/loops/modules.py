@@ -1,0 +1,304 @@
+"""What models consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import (
+    CLASSES,
+    FEATURES,
+    adam,
+    batches,
+    fit,
+    gradients,
+    loop,
+    net,
+    samples,
+    sgd,
+    train,
+    weights,
+)
+
+
+class Heads(nn.Module):
+    """A body and two heads, of which a loop uses one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(FEATURES, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, CLASSES), nn.Linear(4, CLASSES)])
+        self.idle = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: Tensor, head: int = 0) -> Tensor:
+        return self.heads[head](torch.tanh(self.body(inputs)))
+
+
+def _heads_in_turn(
+    job: Job, make: Callable[[nn.Module], Optimizer], order: str, none: bool = True
+) -> Outcome:
+    torch.manual_seed(3)
+    model = Heads().double()
+    model, optimizer = job.distribute(model, make(model))
+    turns: Iterator[str] = iter(order * 3)
+    for _ in range(2):
+        for inputs, targets in job.shard(batches()):
+            optimizer.zero_grad(set_to_none=none)
+            nn.functional.cross_entropy(model(inputs, int(next(turns))), targets).backward()
+            optimizer.step()
+    return weights(model), gradients(model)
+
+
+@loop
+def heads_in_turn_with_adam(job: Job) -> Outcome:
+    return _heads_in_turn(job, adam, "01")
+
+
+@loop
+def heads_in_turn_with_adamw_and_zeroed_gradients(job: Job) -> Outcome:
+    return _heads_in_turn(
+        job, lambda m: torch.optim.AdamW(m.parameters(), 0.01, weight_decay=0.1), "011", none=False
+    )
+
+
+@loop
+def heads_in_turn_with_momentum(job: Job) -> Outcome:
+    return _heads_in_turn(job, sgd, "100")
+
+
+@loop
+def heads_in_turn_with_a_fused_adam(job: Job) -> Outcome:
+    return _heads_in_turn(job, lambda m: torch.optim.Adam(m.parameters(), 0.01, fused=True), "0010")
+
+
+@loop
+def ranks_use_different_heads(job: Job) -> Outcome:
+    """Each sample says which head it is for: some rank may have no sample for a head."""
+    torch.manual_seed(3)
+    model = Heads().double()
+    model, optimizer = job.distribute(model, sgd(model))
+    inputs, targets = samples(12).tensors
+    which = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1])
+    for part, labels, heads in job.shard([(inputs, targets, which), (inputs[:5], targets[:5], which[:5])]):
+        optimizer.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64)
+        for head in (0, 1):
+            if (heads == head).any():
+                scores = model(part[heads == head], head)
+                loss = loss + nn.functional.cross_entropy(scores, labels[heads == head], reduction="sum")
+        (loss / len(part)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def tied_weights(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, FEATURES)).double()
+    model[2].weight = model[0].weight
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer)
+    assert model[2].weight is model[0].weight
+    return weights(model)
+
+
+@loop
+def a_layer_used_twice(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()).double()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(model(inputs)), targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def several_dtypes(job: Job) -> Outcome:
+    """The float32 head is frozen at what it is: only the float64 part is compared to rounding of float64."""
+    torch.manual_seed(3)
+    model = nn.ModuleDict({"wide": nn.Linear(FEATURES, 3).double(), "narrow": nn.Linear(FEATURES, 3)})
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model["wide"], inputs, targets).backward()
+        fit(model["narrow"], inputs.float().round(), targets).backward()
+        optimizer.step()
+    return weights(model["wide"]), [p.dtype == torch.float32 for p in model["narrow"].parameters()]
+
+
+@loop
+def channels_last_convolutions(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)).double()
+    model = model.to(memory_format=torch.channels_last)
+    model, optimizer = job.distribute(model, adam(model))
+    inputs = torch.randn(7, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for part, targets in job.shard(DataLoader(TensorDataset(inputs, torch.arange(7) % 3), 4)):
+        optimizer.zero_grad()
+        fit(model, part.to(memory_format=torch.channels_last), targets).backward()
+        optimizer.step()
+    return weights(model), [
+        p.is_contiguous(memory_format=torch.channels_last) for p in model[0].parameters() if p.dim() == 4
+    ]
+
+
+class Odd(nn.Module):
+    """A scalar, an empty and an expanded-from parameter beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) * self.scale + self.empty.sum() + self.offset.expand(CLASSES)
+
+
+@loop
+def scalar_and_empty_parameters(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = Odd().double()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+def _embedding(
+    job: Job, optimizer: Callable[[nn.Module], Optimizer], sparse: bool, **options: Any
+) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Embedding(6, 4, sparse=sparse, **options), nn.Flatten(), nn.Linear(8, 3)
+    ).double()
+    model, moved = job.distribute(model, optimizer(model))
+    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
+    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)):
+        moved.zero_grad()
+        fit(model, part, targets).backward()
+        moved.step()
+    return weights(model)
+
+
+@loop
+def a_sparse_embedding_with_sgd(job: Job) -> Outcome:
+    return _embedding(job, lambda m: torch.optim.SGD(m.parameters(), lr=0.5), sparse=True)
+
+
+@loop
+def a_sparse_embedding_with_adagrad(job: Job) -> Outcome:
+    return _embedding(
+        job, lambda m: torch.optim.Adagrad(m.parameters(), lr=0.5, initial_accumulator_value=0.5), sparse=True
+    )
+
+
+@loop
+def sparse_adam(job: Job) -> Outcome:
+    return _embedding(job, lambda m: torch.optim.SparseAdam(m[0].parameters(), lr=0.1), sparse=True)
+
+
+@loop
+def an_embedding_with_a_largest_norm(job: Job) -> Outcome:
+    return _embedding(job, sgd, sparse=False, max_norm=1.0, padding_idx=0)
+
+
+@loop
+def a_recurrent_network(job: Job) -> Outcome:
+    """The LSTM keeps its weights flat where cuDNN is used, and lists them by name."""
+    torch.manual_seed(3)
+    model = nn.ModuleDict(
+        {"lstm": nn.LSTM(FEATURES, 4, 2, batch_first=True), "out": nn.Linear(4, 3)}
+    ).double()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        states, _ = model["lstm"](inputs.unsqueeze(1).repeat(1, 3, 1))
+        nn.functional.cross_entropy(model["out"](states[:, -1]), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradient_checkpointing(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        for reentrant in (True, False):
+            optimizer.zero_grad()
+            hidden = checkpoint(model[:2], inputs.clone().requires_grad_(), use_reentrant=reentrant)
+            nn.functional.cross_entropy(model[2](hidden), targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def parametrized_layers(job: Job) -> Outcome:
+    model = net()
+    parametrizations.weight_norm(model[0])
+    parametrizations.orthogonal(model[2])
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def spectral_norm(job: Job) -> Outcome:
+    model = net()
+    parametrizations.spectral_norm(model[0])
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def pruning(job: Job) -> Outcome:
+    from torch.nn.utils import prune
+
+    model = net()
+    prune.l1_unstructured(model[0], "weight", 0.3)
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    prune.l1_unstructured(model[0], "weight", 0.3)
+    train(job, model, optimizer, epochs=1)
+    return weights(model), dict(model.state_dict())
+
+
+@loop
+def a_compiled_model(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    compiled = torch.compile(model, backend="eager")
+    train(job, compiled, optimizer)
+    return weights(model)
+
+
+@loop
+def a_model_compiled_before(job: Job) -> Outcome:
+    model = torch.compile(net(), backend="eager")
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def complex_parameters(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Linear(FEATURES, 3, dtype=torch.complex128)
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.to(torch.complex128)).abs(), targets).backward()
+        optimizer.step()
+    return [torch.view_as_real(p.detach()) for p in model.parameters()]

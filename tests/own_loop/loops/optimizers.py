@@ -1,0 +1,373 @@
+"""What optimizers keep, and what goes with them: schedules, checkpoints, scalers."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tests.own_loop.custom import Counting, Lars, Perturbing, Rebinding
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import (
+    FEATURES,
+    adam,
+    batches,
+    fit,
+    loop,
+    net,
+    samples,
+    sgd,
+    train,
+    weights,
+)
+
+
+@loop
+def state_of_the_optimizer_is_read(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    read = [dict(optimizer.state_dict())]
+    train(job, model, optimizer, epochs=1)
+    read.append(dict(copy.deepcopy(optimizer.state_dict())))
+    train(job, model, optimizer, epochs=1)
+    read.append(dict(optimizer.state_dict()))
+    states = [dict(optimizer.state[p].items()) for p in model.parameters()]
+    return weights(model), read, states
+
+
+@loop
+def checkpoints_of_one_rank(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    saved = []
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        if job.rank == 0:
+            file = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            saved.append(len(file.getvalue()) > 0)
+    return weights(model)
+
+
+def _through_a_file(value: object) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@loop
+def going_back_to_a_checkpoint(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    saved = _through_a_file([model.state_dict(), optimizer.state_dict()])
+    train(job, model, optimizer, epochs=1)
+    after = weights(model)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    back = weights(model), dict(copy.deepcopy(optimizer.state_dict()))
+    train(job, model, optimizer, epochs=1)
+    return after, back, weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def a_checkpoint_is_loaded_before_distributing(job: Job) -> Outcome:
+    inputs, targets = samples().tensors
+    earlier = net()
+    before = sgd(earlier)
+    fit(earlier, inputs, targets).backward()
+    before.step()
+    model = net(8)
+    optimizer = sgd(model)
+    model.load_state_dict(earlier.state_dict())
+    optimizer.load_state_dict(before.state_dict())
+    model, optimizer = job.distribute(model, optimizer)
+    train(job, model, optimizer)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def a_checkpoint_is_loaded_after_distributing(job: Job) -> Outcome:
+    inputs, targets = samples().tensors
+    earlier = net()
+    before = adam(earlier)
+    fit(earlier, inputs, targets).backward()
+    before.step()
+    model = net(8)
+    model, optimizer = job.distribute(model, adam(model))
+    model.load_state_dict(earlier.state_dict())
+    optimizer.load_state_dict(before.state_dict())
+    train(job, model, optimizer)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def a_state_that_goes_on_in_plain_torch(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    later = net(8)
+    after = sgd(later)
+    later.load_state_dict(copy.deepcopy(model.state_dict()))
+    after.load_state_dict(optimizer.state_dict())
+    inputs, targets = samples().tensors
+    for _ in range(3):
+        after.zero_grad()
+        fit(later, inputs, targets).backward()
+        after.step()
+    return weights(model, later), dict(after.state_dict())
+
+
+@loop
+def a_part_of_the_model_is_loaded(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    model[2].load_state_dict(net(9)[2].state_dict())
+    train(job, model, optimizer, epochs=1)
+    model.load_state_dict({"0.bias": torch.ones(4, dtype=torch.float64)}, strict=False)
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def a_copy_of_the_optimizer(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    copied = copy.deepcopy(optimizer)
+    train(job, model, optimizer, epochs=1)
+    return weights(model), dict(copied.state_dict())
+
+
+@loop
+def state_is_reset(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    optimizer.state.clear()
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def state_is_edited(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    state = copy.deepcopy(optimizer.state_dict())
+    for values in state["state"].values():
+        values["momentum_buffer"].zero_()
+    optimizer.load_state_dict(state)
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+def _scheduled(job: Job, make: Callable[[Optimizer], Any], before: bool) -> Outcome:
+    model = net()
+    optimizer = sgd(model)
+    schedule = make(optimizer) if before else None
+    model, optimizer = job.distribute(model, optimizer)
+    schedule = schedule or make(optimizer)
+    rates = []
+    for _ in range(2):
+        for inputs, targets in job.shard(batches()):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+            schedule.step()
+            rates.append(schedule.get_last_lr())
+    return weights(model), rates
+
+
+@loop
+def warm_restarts_made_before(job: Job) -> Outcome:
+    return _scheduled(job, lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 2), before=True)
+
+
+@loop
+def one_cycle_made_afterwards(job: Job) -> Outcome:
+    """It cycles the momentum too."""
+    return _scheduled(job, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=8), before=False)
+
+
+@loop
+def one_cycle_made_before(job: Job) -> Outcome:
+    return _scheduled(job, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=8), before=True)
+
+
+@loop
+def rates_set_by_hand(job: Job) -> Outcome:
+    model = net()
+    groups = [{"params": [p], "lr": 0.05 * (number + 1)} for number, p in enumerate(model.parameters())]
+    model, optimizer = job.distribute(model, torch.optim.Adam(groups))
+    for inputs, targets in job.shard(batches()):
+        for number, group in enumerate(optimizer.param_groups):
+            group["lr"] *= 0.5 + 0.1 * number
+            group["weight_decay"] = 0.1 * number
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_closure(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            loss = fit(model, inputs, targets)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return weights(model)
+
+
+@loop
+def lbfgs(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3))
+    for inputs, targets in job.shard(batches()):
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            loss = fit(model, inputs, targets)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return weights(model)
+
+
+@loop
+def muon(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(FEATURES, 4, bias=False), nn.Tanh(), nn.Linear(4, 3, bias=False)).double()
+    model, optimizer = job.distribute(model, torch.optim.Muon(model.parameters(), lr=0.02))
+    train(job, model, optimizer)
+    # Muon computes its update in bfloat16: only the size of it can be compared.
+    return [p.dtype == torch.float64 for p in model.parameters()]
+
+
+@loop
+def step_hooks(job: Job) -> Outcome:
+    model = net()
+    optimizer = sgd(model)
+    seen = []
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append("before"))
+    model, optimizer = job.distribute(model, optimizer)
+    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append("after"))
+    train(job, model, optimizer, epochs=1)
+    return weights(model), seen
+
+
+@loop
+def a_group_that_counts(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, Counting(model.parameters(), lr=0.1))
+    train(job, model, optimizer)
+    optimizer.eval()
+    evaluated = weights(model)
+    optimizer.train()
+    train(job, model, optimizer, epochs=1)
+    return evaluated, weights(model), [group["k"] for group in optimizer.param_groups]
+
+
+@loop
+def state_that_is_rebound(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, Rebinding(model.parameters(), lr=0.1))
+    train(job, model, optimizer)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def norms_of_whole_parameters(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, Lars(model.parameters(), lr=0.1))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def a_norm_over_all_parameters(job: Job) -> Outcome:
+    """An optimizer of the kind of SAM: two steps for an update, of lengths that all parameters decide."""
+    model = net()
+    model, optimizer = job.distribute(model, Perturbing(model.parameters(), lr=0.1))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.first_step()
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.second_step()
+    return weights(model)
+
+
+def _scaled(job: Job, overflow: bool, clip: bool = False, **options: Any) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.Adam(model.parameters(), 0.01, **options))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scales = []
+    for number, (inputs, targets) in enumerate(job.shard(batches())):
+        optimizer.zero_grad()
+        if overflow and number == 1:
+            # The first sample of the batch, so that one rank has it.
+            inputs = torch.where(samples().tensors[0][4] == inputs, torch.inf, inputs)
+        scaler.scale(fit(model, inputs, targets)).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return weights(model), scales
+
+
+@loop
+def a_gradient_scaler(job: Job) -> Outcome:
+    return _scaled(job, overflow=False)
+
+
+@loop
+def a_gradient_scaler_and_clipping(job: Job) -> Outcome:
+    return _scaled(job, overflow=False, clip=True)
+
+
+@loop
+def a_gradient_scaler_and_one_overflow(job: Job) -> Outcome:
+    return _scaled(job, overflow=True)
+
+
+@loop
+def a_gradient_scaler_and_a_fused_optimizer(job: Job) -> Outcome:
+    return _scaled(job, overflow=False, fused=True)
+
+
+@loop
+def a_gradient_scaler_and_one_overflow_of_a_fused_optimizer(job: Job) -> Outcome:
+    return _scaled(job, overflow=True, fused=True)
+
+
+@loop
+def a_gradient_scaler_with_accumulation(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for inputs, targets in job.shard(batches()):
+        scaler.scale(fit(model, inputs, targets) / 3).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return weights(model)

@@ -1,0 +1,287 @@
+"""How gradients are forgotten, and how many backward passes a step has."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import (
+    adam,
+    batches,
+    fit,
+    gradients,
+    loop,
+    net,
+    samples,
+    sgd,
+    train,
+    weights,
+)
+
+
+@loop
+def the_usual_loop(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def zero_grad_without_none(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad(set_to_none=False)
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def zero_grad_of_the_model(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        model.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def zero_grad_after_the_step(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+@loop
+def gradients_are_never_zeroed(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model), gradients(model)
+
+
+@loop
+def gradients_set_to_none_by_hand(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        for parameter in model.parameters():
+            parameter.grad = None
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradients_zeroed_by_hand(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+    return weights(model)
+
+
+@loop
+def step_without_a_gradient(job: Job) -> Outcome:
+    """After `zero_grad` torch's optimizers skip every parameter: not even the momentum moves it."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.step()
+    return weights(model)
+
+
+@loop
+def step_with_zero_gradients(job: Job) -> Outcome:
+    """After `zero_grad(set_to_none=False)` momentum and weight decay go on."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    return weights(model)
+
+
+@loop
+def several_steps_for_one_backward(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        for _ in range(3):
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def two_losses_and_two_backward_passes(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        scores = model(inputs)
+        nn.functional.cross_entropy(scores, targets).backward(retain_graph=True)
+        (0.1 * scores.square().mean()).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def backward_of_several_losses_at_once(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        scores = model(inputs)
+        torch.autograd.backward([nn.functional.cross_entropy(scores, targets), 0.1 * scores.square().mean()])
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for _ in range(2):
+        optimizer.zero_grad()
+        for inputs, targets in job.shard(batches()):
+            (fit(model, inputs, targets) / 3).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def accumulation_over_the_end_of_an_epoch(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    passes = 0
+    for _ in range(2):
+        for inputs, targets in job.shard(batches()):
+            (fit(model, inputs, targets) / 2).backward()
+            passes += 1
+            if passes % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return weights(model)
+
+
+@loop
+def a_gradient_that_is_given_up(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for number, (inputs, targets) in enumerate(job.shard(batches())):
+        optimizer.zero_grad()
+        loss = fit(model, inputs, targets)
+        if number == 1:
+            (100 * loss).backward()
+            continue
+        loss.backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def fewer_samples_than_ranks(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches(size=2, count=5)):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_of_one_sample(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches(size=1, count=3)):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_list_of_batches(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard([samples(7).tensors, samples(5, seed=2).tensors]):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_shuffled_loader(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loader = DataLoader(
+        samples(), 4, shuffle=True, generator=torch.Generator().manual_seed(5), drop_last=True
+    )
+    for _ in range(2):
+        for inputs, targets in job.shard(loader):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def two_loaders_side_by_side(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for (inputs, targets), (more, others) in zip(
+        job.shard(batches()), job.shard(batches(seed=2)), strict=True
+    ):
+        optimizer.zero_grad()
+        (fit(model, inputs, targets) + fit(model, more, others)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def evaluation_after_every_step(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for held, _ in job.shard(batches(size=2, count=5, seed=7)):
+                model(held)
+    return weights(model)
+
+
+@loop
+def evaluation_between_backward_and_step(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        with torch.no_grad():
+            for held, _ in job.shard(batches(size=2, count=5, seed=7)):
+                model(held)
+        optimizer.step()
+    return weights(model)

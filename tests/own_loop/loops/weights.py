@@ -1,0 +1,156 @@
+"""What loops do with the weights, and with copies of a model."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import (
+    FEATURES,
+    batches,
+    fit,
+    loop,
+    net,
+    samples,
+    sgd,
+    train,
+    weights,
+)
+
+
+@loop
+def weights_are_clamped(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.2, 0.2)
+    return weights(model)
+
+
+@loop
+def weights_are_scaled_in_place(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+    return weights(model)
+
+
+@loop
+def weights_are_perturbed_for_the_gradient(job: Job) -> Outcome:
+    """Sharpness-aware minimization, written out."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        away = [0.05 * p.grad / (p.grad.norm() + 1e-3) for p in model.parameters()]
+        with torch.no_grad():
+            for parameter, offset in zip(model.parameters(), away, strict=True):
+                parameter.add_(offset)
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        with torch.no_grad():
+            for parameter, offset in zip(model.parameters(), away, strict=True):
+                parameter.sub_(offset)
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def weights_of_an_average(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        average.update_parameters(model)
+    return weights(model, average)
+
+
+@loop
+def a_teacher_that_is_a_copy(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        (fit(model, inputs, targets) + (model(inputs) - teacher(inputs)).square().mean()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
+                old.lerp_(new, 0.2)
+    return weights(model, teacher)
+
+
+@loop
+def a_model_that_is_pickled(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    loaded = pickle.loads(pickle.dumps(model))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    train(job, model, optimizer, epochs=1)
+    return weights(model, loaded, torch.load(file, weights_only=False))
+
+
+@loop
+def training_goes_on_with_a_copy(job: Job) -> Outcome:
+    """A copy is a model of its own: its training moves nothing here."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    other = copy.deepcopy(model)
+    own = sgd(other)
+    inputs, targets = samples(6).tensors
+    fit(other, inputs, targets).backward()
+    own.step()
+    return weights(model, other)
+
+
+@loop
+def a_model_in_eval_mode(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = (
+        nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
+        .double()
+        .eval()
+    )
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model), dict(model.state_dict())
+
+
+@loop
+def batch_norm_over_equal_parts(job: Job) -> Outcome:
+    """Statistics are a rank's own: those of the batch where the ranks' parts have the same samples."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model, optimizer = job.distribute(model, sgd(model))
+    inputs, targets = samples(4).tensors
+    batch = (inputs.repeat(6, 1), targets.repeat(6))
+    for _ in range(3):
+        for part, labels in job.shard([batch]):
+            optimizer.zero_grad()
+            fit(model, part, labels).backward()
+            optimizer.step()
+    return weights(model), model[1].running_mean

@@ -1,0 +1,41 @@
+"""Each loop ends as with plain torch on one process, on one, two and three ranks."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from tests.own_loop.jobs import Outcome, Refused, differences, run_plain
+from tests.own_loop.known import BROKEN, REFUSED
+from tests.own_loop.loops import LOOPS
+from tests.own_loop.worlds import Worlds
+
+_plain: dict[str, Outcome] = {}
+
+
+def plain(name: str) -> Outcome:
+    if name not in _plain:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _plain[name] = run_plain(LOOPS[name])
+    return _plain[name]
+
+
+def _case(name: str, size: int) -> object:
+    broken = size in BROKEN.get(name, ())
+    return pytest.param(name, size, marks=pytest.mark.xfail(strict=True) if broken else ())
+
+
+@pytest.mark.parametrize(("name", "size"), [_case(name, size) for name in LOOPS for size in (1, 2, 3)])
+def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str, size: int) -> None:
+    wanted = plain(name)
+    for rank, found in enumerate(worlds.run(LOOPS[name], size)):
+        if isinstance(found, BaseException):
+            raise found
+        if name in REFUSED:
+            assert isinstance(found, Refused)
+            assert found.kind == REFUSED[name]
+        else:
+            assert not isinstance(found, Refused), found.sentence
+            assert differences(found, wanted, f"rank {rank}") == []

@@ -1,0 +1,57 @@
+"""Worlds of host ranks that outlive a test, so that hundreds of small programs can be tried on them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from tests.comm.ranks import World
+from tests.own_loop.jobs import Loop, Outcome, run_rank
+from tutti.strategies import Strategy
+
+ANSWER_S = 40.0
+"""How long a small program may take; one that hangs takes longer."""
+
+REST_S = 4.0
+"""How long the other ranks have to answer when one has failed."""
+
+
+class Worlds:
+    """A world of each size, started when it is first asked for and replaced when a program breaks it."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def run(self, loop: Loop, size: int, strategy: Strategy | None = None) -> list[Outcome]:
+        """What `loop` ends with on each rank; an exception in place of what a rank raised.
+
+        A rank that does not answer in time has a `TimeoutError`.
+        """
+        world = self._worlds.get(size) or World(size)
+        self._worlds[size] = world
+        world.start(partial(run_rank, loop=loop, strategy=strategy))
+        outcomes: dict[int, Outcome] = {}
+        end = time.monotonic() + ANSWER_S
+        while len(outcomes) < size:
+            for rank in set(range(size)) - outcomes.keys():
+                try:
+                    outcomes[rank] = world.outcome(rank, timeout_s=0.005)
+                except TimeoutError as error:
+                    if time.monotonic() > end:
+                        outcomes[rank] = error
+                    continue
+                except EOFError as error:
+                    outcomes[rank] = error
+                if isinstance(outcomes[rank], BaseException):
+                    end = min(end, time.monotonic() + REST_S)
+        if any(isinstance(outcome, BaseException) for outcome in outcomes.values()):
+            self._drop(size)
+        return [outcomes[rank] for rank in range(size)]
+
+    def close(self) -> None:
+        """End all ranks."""
+        for size in list(self._worlds):
+            self._drop(size)
+
+    def _drop(self, size: int) -> None:
+        self._worlds.pop(size).__exit__(None, None, None)
