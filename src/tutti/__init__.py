@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tutti.backend.registration import register_with_torch
-from tutti.launch.environment import describe_mpi_rank
+from tutti.launch.environment import meeting
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 # What `torch.distributed.init_process_group("tutti")` needs.
-register_with_torch(describe_mpi_rank)
+register_with_torch(meeting)
 
 
 def __getattr__(name: str) -> object:

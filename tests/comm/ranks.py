@@ -18,6 +18,7 @@ from types import TracebackType
 
 import cloudpickle
 
+from tutti.comm.anonymous import Address
 from tutti.comm.arena import Arena
 from tutti.comm.control import Layout, control_bytes
 
@@ -66,7 +67,7 @@ class World:
                 continue
             ours, theirs = _context.Pipe()
             process = _context.Process(
-                target=_serve, args=(theirs, self.arena.path, block, rank, size, options), daemon=True
+                target=_serve, args=(theirs, self.arena.address, block, rank, size, options), daemon=True
             )
             process.start()
             theirs.close()
@@ -126,7 +127,7 @@ class World:
         os.kill(self.processes[rank].pid, number)
 
 
-def _serve(connection: Connection, path: str, block: int, rank: int, size: int, options: dict) -> None:
+def _serve(connection: Connection, address: Address, block: int, rank: int, size: int, options: dict) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     from tutti.comm.host import HostCommunicator
@@ -140,7 +141,7 @@ def _serve(connection: Connection, path: str, block: int, rank: int, size: int, 
         outcome, trace = None, ""
         try:
             if comm is None:
-                comm = HostCommunicator(Arena.open(path), block, rank, size, **options)
+                comm = HostCommunicator(Arena.open(address), block, rank, size, **options)
             outcome = function(comm, *arguments)
         except Exception as error:
             outcome, trace = error, traceback.format_exc()

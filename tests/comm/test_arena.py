@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tutti.comm.anonymous import FIXED
 from tutti.comm.arena import PAGE, SMALLEST, Arena
 
 pytestmark = pytest.mark.timeout(60)
@@ -85,15 +86,16 @@ def test_the_arena_is_made_and_attached_without_torch(arena: Arena) -> None:
     assert run(code, arena.fd, fds=(arena.fd,)) == "False"
 
 
-def test_another_process_opens_the_arena_by_its_path(arena: Arena) -> None:
+def test_another_process_opens_the_arena_by_its_address(arena: Arena) -> None:
     offset = arena.allocate(16)
     arena.words(offset, 2)[1] = 41
     code = """if True:
         import sys
+        from tutti.comm.anonymous import Address
         from tutti.comm.arena import Arena
-        words = Arena.open(sys.argv[1]).words(int(sys.argv[2]), 2)
+        words = Arena.open(Address.parse(sys.argv[1])).words(int(sys.argv[2]), 2)
         words[0] = words[1] + 1"""
-    run(code, arena.path, offset)
+    run(code, arena.address, offset)
     assert arena.words(offset, 1)[0] == 42
 
 
@@ -175,8 +177,9 @@ def test_an_arena_is_smaller_where_files_are_limited() -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 2 * PAGE])
 def test_a_file_that_is_no_arena_is_refused(size: int) -> None:
-    fd = os.memfd_create("other")
+    fd = os.memfd_create("tutti", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
     with pytest.raises(ValueError, match="no arena"):
         Arena.attach(fd)
     os.close(fd)
@@ -226,5 +229,5 @@ def test_a_lock_of_a_dead_process_is_free(arena: Arena) -> None:
 
 
 def test_the_file_has_no_name(arena: Arena) -> None:
-    assert os.readlink(arena.path).startswith("/memfd:tutti")
+    assert os.readlink(arena.address.path).startswith("/memfd:tutti")
     assert os.fstat(arena.fd).st_nlink == 0

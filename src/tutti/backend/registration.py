@@ -7,21 +7,33 @@ does so: now, if torch.distributed is there, else when it is imported.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+
+Meet = Callable[[float], int | None]
+"""Waits so many seconds for the ranks of a host to meet.
+
+Gives the descriptor of the file that their store is in, or None: they meet where the environment says.
+"""
 
 NAME = "tutti"
 _HOME = "torch.distributed.distributed_c10d"
 _RENDEZVOUS = "torch.distributed.rendezvous"
+_PLACE = ("rank", "world_size")
 
-_describe: Callable[[], None] | None = None
+_meet: Meet | None = None
+_meetings = count()
 
 
 def register() -> None:
@@ -30,30 +42,51 @@ def register() -> None:
     backend = getattr(c10d, "Backend", None)
     if backend is not None and NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-        _describe_before_env()
+        _meet_before_env()
 
 
-def _describe_before_env() -> None:
-    """Have the environment described before torch reads it (its init method env://)."""
+def _meet_before_env() -> None:
+    """Have the ranks meet in a file where that can be, before torch reads the environment (env://)."""
     handlers = sys.modules[_RENDEZVOUS]._rendezvous_handlers
     read = handlers["env"]
 
-    def describe_and_read(*args: Any, **kwargs: Any) -> Any:
-        if _describe is not None:
-            _describe()
-        return read(*args, **kwargs)
+    def meet_or_read(url: str, timeout: timedelta, **rest: Any) -> Iterator[tuple[Store, int, int]]:
+        file = None if _meet is None else _meet(timeout.total_seconds())
+        if file is not None and _as_described(url):
+            yield _met(file, timeout)
+        else:
+            yield from read(url, timeout=timeout, **rest)
 
-    handlers["env"] = describe_and_read
+    handlers["env"] = meet_or_read
 
 
-def register_with_torch(describe: Callable[[], None]) -> None:
+def _as_described(url: str) -> bool:
+    """Whether the caller of `init_process_group` gives no other rank or size than the environment."""
+    given = dict(parse_qsl(urlsplit(url).query))
+    return all(given.get(name, os.environ[name.upper()]) == os.environ[name.upper()] for name in _PLACE)
+
+
+def _met(file: int, timeout: timedelta) -> tuple[Store, int, int]:
+    """The store in a file; each time that the ranks meet, its keys are new."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from tutti.backend.stores import store_in
+
+    rank, size = (int(os.environ[name.upper()]) for name in _PLACE)
+    store = store_in(file, size)
+    store.set_timeout(timeout)
+    return PrefixStore(str(next(_meetings)), store), rank, size
+
+
+def register_with_torch(meet: Meet) -> None:
     """Register the backend as soon as torch.distributed is there.
 
     Args:
-        describe: sets, under launchers that torch does not know, the variables that `env://` reads.
+        meet: finds where the ranks meet; under launchers that torch does not know, it sets the variables that
+            `env://` reads.
     """
-    global _describe
-    _describe = describe
+    global _meet
+    _meet = meet
     if _HOME in sys.modules:
         register()
     elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):

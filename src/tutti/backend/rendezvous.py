@@ -20,7 +20,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.board import board_bytes
 from tutti.backend.failures import Absent, Unusable
-from tutti.comm.arena import Arena
+from tutti.comm.anonymous import Address
+from tutti.comm.arena import FIRST, PAGE, Arena
 from tutti.comm.control import Layout, control_bytes
 from tutti.comm.mpi import group_of, world_place
 from tutti.comm.mpi_group import MpiGroup
@@ -100,16 +101,15 @@ def share(registry: Registry, rank: int, size: int, members: Sequence[int]) -> P
         Absent: a rank did not come.
     """
     local_size, leader, outcome = len(members), members[0], _FINE
+    # Where things lie is known to all: the store, which others may write to, says nothing about it.
+    block, board = FIRST, FIRST + -(-control_bytes(local_size) // PAGE) * PAGE
     if rank == leader:
         arena = Arena.create()
-        block = arena.allocate(control_bytes(local_size))
-        board = arena.allocate(board_bytes(local_size, size))
-        registry.tell("arena", f"{block} {board} {arena.path}")
+        arena.allocate(board + board_bytes(local_size, size) - FIRST)
+        registry.tell("arena", str(arena.address))
     else:
-        *places, path = registry.ask("arena", leader).split(" ", 2)
-        block, board = map(int, places)
         try:
-            arena = Arena.open(path)
+            arena = Arena.open(Address.parse(registry.ask("arena", leader)))
         except (OSError, ValueError) as error:
             arena, outcome = Arena.create(), str(error)
     outcomes = registry.gather("opened", outcome)

@@ -5,7 +5,7 @@
     └─────────────┴───────────────┴─────────┴───────────┘
 
 The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
-process ended. Processes get it as an inherited descriptor, or open it through /proc.
+process ended. Processes get it as an inherited descriptor, or open it through /proc. Its length is sealed.
 
 POSIX takes all of a process's byte-range locks on a file away when the process closes *any* descriptor of
 that file. So a process keeps exactly one descriptor of an arena, and nothing here may duplicate it: mappings
@@ -24,6 +24,9 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from tutti.comm import anonymous
+from tutti.comm.anonymous import FIXED, Address
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 PAGE: Final = mmap.PAGESIZE
 LARGEST: Final = 1 << 44
 SMALLEST: Final = 1 << 32
+
+FIRST: Final = PAGE
+"""Where the first allocation of an arena lies."""
 
 _MAGIC: Final = 0x74757474692D31
 _MAGIC_WORD, _NEXT_WORD, _SIZE_WORD = 0, 1, 2
@@ -75,14 +81,15 @@ class Arena:
         Raises:
             OSError: the system grants none.
         """
-        fd = os.memfd_create("tutti", os.MFD_CLOEXEC)
+        fd = os.memfd_create("tutti", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             size = _grow(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
             arena = cls(fd)
         except OSError:
             os.close(fd)
             raise
-        arena._header[_NEXT_WORD], arena._header[_SIZE_WORD] = PAGE, size
+        arena._header[_NEXT_WORD], arena._header[_SIZE_WORD] = FIRST, size
         arena._header[_MAGIC_WORD] = _MAGIC
         return arena
 
@@ -91,8 +98,9 @@ class Arena:
         """The arena behind an inherited descriptor, which now belongs to the returned object.
 
         Raises:
-            ValueError: the descriptor is that of something else.
+            ValueError: the descriptor is that of something else, or of another user's file.
         """
+        anonymous.check(fd, FIXED)
         if os.fstat(fd).st_size < PAGE:
             raise ValueError(
                 f"descriptor {fd} is no arena: the file is too short; pass on the `fd` of an Arena"
@@ -105,16 +113,16 @@ class Arena:
         return arena
 
     @classmethod
-    def open(cls, path: str) -> Arena:
-        """The arena of another process of this host, by that process's `path`.
+    def open(cls, address: Address) -> Arena:
+        """The arena of another process of this host and user, by that process's `address`.
 
         Not for the process that made the arena, which has its descriptor already.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.
-            ValueError: the file is no arena.
+            ValueError: the file is no arena of this user.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = address.open(FIXED)
         try:
             return cls.attach(fd)
         except ValueError:
@@ -122,9 +130,9 @@ class Arena:
             raise
 
     @property
-    def path(self) -> str:
+    def address(self) -> Address:
         """Where other processes of this host can open the arena, as long as this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self.fd}"
+        return Address.of(self.fd)
 
     def allocate(self, nbytes: int) -> int:
         """Set memory aside; any process of the host may at any time.

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tutti.comm.anonymous import Address
 from tutti.comm.arena import Arena
 from tutti.comm.control import control_bytes
 from tutti.comm.host import HostCommunicator
@@ -23,7 +24,7 @@ Gather = Callable[[object], list[object]]
 class Offer:
     """An arena that other ranks may open, and how to know it: the word at `offset` is `secret`."""
 
-    path: str
+    address: Address
     offset: int
     secret: int
 
@@ -75,7 +76,7 @@ def _offer() -> tuple[Arena, Offer]:
     arena = Arena.create()
     offset, secret = arena.allocate(8), secrets.randbits(62)
     arena.words(offset, 1)[0] = secret
-    return arena, Offer(arena.path, offset, secret)
+    return arena, Offer(arena.address, offset, secret)
 
 
 def _accept(offer: object) -> Arena | None:
@@ -83,7 +84,7 @@ def _accept(offer: object) -> Arena | None:
     if not isinstance(offer, Offer):
         return None
     try:
-        arena = Arena.open(offer.path)
+        arena = Arena.open(offer.address)
     except (OSError, ValueError):
         return None
     if arena.words(offer.offset, 1)[0] == offer.secret:

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from tutti.comm.anonymous import make_for_all
 from tutti.errors import BadOption
 from tutti.experiments.job import announce
-from tutti.launch.environment import LOOPBACK, free_port, variables
+from tutti.launch.environment import LOOPBACK, free_port, meet_in, variables
 from tutti.launch.plan import make_plan
 from tutti.launch.start import start
 from tutti.launch.surroundings import Surroundings, started_by
@@ -59,6 +60,8 @@ def work(comm: Communicator, payload: bytes) -> None:
     path, arguments = json.loads(payload)
     adopt(comm)
     os.environ.update(_torch_variables(comm))
+    if comm.hosts == 1:
+        meet_in(make_for_all("store", comm))
     sys.argv[:] = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     try:

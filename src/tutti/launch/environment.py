@@ -7,14 +7,17 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Final
 
 from tutti.errors import UserError
 from tutti.launch.first_rank import find_first_rank
+from tutti.launch.handing import one_file
 from tutti.launch.surroundings import Surroundings, mpi_place
 
 LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
+_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PORTS: Final = range(20_000, 32_000)
 """Below those that systems give to whoever asks for any."""
 
@@ -41,7 +44,7 @@ def variables(place: Surroundings, address: str, port: int) -> dict[str, str]:
 def describe_mpi_rank(
     environ: MutableMapping[str, str] = os.environ,
     find: Callable[[int, int], tuple[str, int] | None] = find_first_rank,
-) -> None:
+) -> Surroundings | None:
     """Under mpirun or srun, set what torch needs and nobody has set; else do nothing.
 
     Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
@@ -51,26 +54,81 @@ def describe_mpi_rank(
         environ: what is read and set.
         find: called on all ranks, with their number and a free port, to find rank 0's address and port.
 
+    Returns:
+        This process's place, where all was left to us; None where somebody has said where the ranks meet.
+
     Raises:
         UserError: this rank reaches rank 0 nowhere.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
-        return
+        return None
     try:
         place = mpi_place(environ)
     except UserError:
         # Whoever starts something in parallel is told; an import is no place for it.
-        return
+        return None
     if place is None:
-        return
-    job = " ".join(environ.get(name, "") for name in (*_JOB_NAMES, "SLURM_STEP_ID"))
-    port = _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+        return None
+    told = "MASTER_ADDR" in environ
+    port = _PORTS[zlib.crc32(_job(environ).encode()) % len(_PORTS)]
     address = LOOPBACK if place.local_size == place.size else _first_of_slurm(environ)
     if not address and "MASTER_ADDR" not in environ:
         address, port = find(place.size, free_port()) or (address, port)
     for name, value in variables(place, address, port).items():
         if value:
             environ.setdefault(name, value)
+    return None if told else place
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a job meet that is on one host.
+
+    Attributes:
+        process: this one; a fork of it is no rank.
+        file: the descriptor of the store's file.
+        variables: what the environment said then; whoever has changed it since means something else.
+    """
+
+    process: int
+    file: int
+    variables: dict[str, str]
+
+
+_meeting: Meeting | None = None
+
+
+def meet_in(file: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Have this process, a rank as `environ` says, meet the others in the store in a file."""
+    global _meeting
+    _meeting = Meeting(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
+
+
+def meeting(timeout_s: float) -> int | None:
+    """Describe this rank to torch, if it is one and nobody has, and find where the ranks meet (collective).
+
+    Args:
+        timeout_s: how long to wait for rank 0.
+
+    Returns:
+        The descriptor of the store's file; None: the ranks meet where the environment says.
+
+    Raises:
+        UserError: this rank reaches rank 0 nowhere.
+        PeerLost: rank 0 did not come.
+    """
+    place = describe_mpi_rank()
+    if place is not None and place.local_size == place.size:
+        meet_in(one_file(_job(os.environ), place.rank, place.size, timeout_s))
+    if _meeting is None or _meeting.process != os.getpid():
+        return None
+    changed = any(os.environ.get(name, "") != value for name, value in _meeting.variables.items())
+    return None if changed else _meeting.file
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """What tells a job of this user from all others."""
+    return " ".join(environ.get(name, "") for name in (*_JOB_NAMES, "SLURM_STEP_ID"))
 
 
 def _first_of_slurm(environ: Mapping[str, str]) -> str:

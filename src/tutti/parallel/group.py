@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tutti.backend.stores import store_in
+from tutti.comm.anonymous import make_for_all
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.parallel.layout import DATA, Layout
@@ -61,8 +63,14 @@ class Group:
 
 
 def _store(comm: Communicator) -> Store:
-    """The place where ranks find each other; rank 0 serves it."""
-    host = "127.0.0.1" if comm.hosts == 1 else socket.gethostname()
+    """The place where ranks find each other: on one host in a file, else at a port of rank 0's."""
+    if comm.hosts > 1:
+        return _tcp_store(comm)
+    return store_in(make_for_all("store", comm), comm.size)
+
+
+def _tcp_store(comm: Communicator) -> Store:
+    host = socket.gethostname()
     server = TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
     found = comm.broadcast_object(None if server is None else (host, server.port))
     if server is not None:

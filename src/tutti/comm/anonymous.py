@@ -1,0 +1,121 @@
+"""Anonymous files (memfds) that processes of one user on one host share; no file system has a name for them.
+
+A process tells another one where it has such a file open: two numbers. Whoever opens it by them, or was
+handed a descriptor, looks at what it is before it is used: the numbers may have come through a store that
+other users of the host, or of the network, can write to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+_PREFIX: Final = "tutti"
+
+FIXED: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""The seals of a file whose length cannot change any more: no mapping of it can lose its pages."""
+
+
+class Address(NamedTuple):
+    """Where a process has an anonymous file open.
+
+    Attributes:
+        process: its number.
+        descriptor: that of the file in it.
+    """
+
+    process: int
+    descriptor: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> Address:
+        """The address of a file that this process has open."""
+        return cls(os.getpid(), descriptor)
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """The address that `str` wrote.
+
+        Raises:
+            ValueError: `text` is no address.
+        """
+        process, _, descriptor = text.partition(" ")
+        if not (process.isdecimal() and descriptor.isdecimal()):
+            raise ValueError(f"{text[:80]!r} is no address of shared memory: expected two numbers")
+        return cls(int(process), int(descriptor))
+
+    def __str__(self) -> str:
+        return f"{self.process} {self.descriptor}"
+
+    @property
+    def path(self) -> str:
+        """Where processes of this host can open the file, as long as that process has it open."""
+        return f"/proc/{self.process}/fd/{self.descriptor}"
+
+    def open(self, seals: int = 0) -> int:
+        """A descriptor of the file, with a file description of its own.
+
+        Args:
+            seals: what the file must be sealed against, as for `check`.
+
+        Raises:
+            OSError: the process is gone, belongs to another user or lives in another container.
+            ValueError: the file is not an anonymous one of this user.
+        """
+        # The folder is held open, so that a process which gets the same number later cannot take its place.
+        folder = os.open(f"/proc/{self.process}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Opening something else could block, or act on a device: first see whose process it is.
+            _refuse_other_user(os.fstat(folder).st_uid, f"process {self.process}")
+            fd = os.open(f"fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            check(fd, seals)
+        except ValueError:
+            os.close(fd)
+            raise
+        return fd
+
+
+def make(what: str) -> int:
+    """The descriptor of a new, empty file; `what` it is for shows in /proc."""
+    return os.memfd_create(f"{_PREFIX}-{what}", os.MFD_CLOEXEC)
+
+
+def make_for_all(what: str, comm: Communicator) -> int:
+    """A descriptor of one new file that all ranks have (collective over ranks of one host)."""
+    file = make(what) if comm.rank == 0 else None
+    address = comm.broadcast_object(None if file is None else Address.of(file))
+    if file is None:
+        file = cast("Address", address).open()
+    # Until all have opened it, rank 0 has to live.
+    comm.barrier()
+    return file
+
+
+def check(fd: int, seals: int = 0) -> None:
+    """Refuse a descriptor of anything but an anonymous file of this user.
+
+    Args:
+        fd: the descriptor.
+        seals: what the file must be sealed against (`fcntl.F_SEAL_...`); only memfds can be.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    what = os.readlink(f"/proc/self/fd/{fd}")
+    if not what.startswith(f"/memfd:{_PREFIX}"):
+        raise ValueError(f"descriptor {fd} is {what[:80]!r}, not shared memory of tutti")
+    _refuse_other_user(os.fstat(fd).st_uid, f"the file of descriptor {fd}")
+    if seals and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals != seals:
+        raise ValueError(f"the file of descriptor {fd} is not sealed: its length could change")
+
+
+def _refuse_other_user(owner: int, what: str) -> None:
+    if owner != os.geteuid():
+        raise ValueError(f"{what} belongs to user {owner}, not to user {os.geteuid()}")
