@@ -148,6 +148,15 @@ class Replica:
         for flat in self.flats:
             flat.grads.zero_()
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients by `factor`, in place."""
+        vectors = [flat.grads for flat in self.flats]
+        if self.scattered:
+            # Those who train scattered parameters let autograd make new gradients, of the others too.
+            vectors = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
+        for vector in vectors:
+            vector.mul_(factor)
+
     def first_not_finite(self) -> str | None:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
         for flat in self.flats:

@@ -111,3 +111,14 @@ def test_names_of_classes_are_kept_when_they_fit():
 def test_other_types_are_refused():
     with pytest.raises(BadData, match="train targets are of type complex128"):
         read([1j, 2j])
+
+
+def test_a_sample_may_have_no_label():
+    found = read([0, -100, 2], test=[-100, 1])
+    assert found.classes == 3
+    assert found.parts["train"].tolist() == [0, -100, 2]
+
+
+def test_labels_are_needed_somewhere():
+    with pytest.raises(BadData, match="no sample has a label"):
+        read([-100, -100])

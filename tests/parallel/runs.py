@@ -39,6 +39,11 @@ LENET: Run = COMMON | {"model": "lenet"}
 CNN: Run = COMMON | {"model": "cnn", "model_options": {"channels": [6, 8], "hidden": 16}}
 
 
+WEIGHED: Run = {"loss": "tests.parallel.runs:by_class"}
+by_class = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0, 0.1, 2.0, 0.0]))
+"""A loss whose denominator is not the number of samples."""
+
+
 def images() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Images of 14 x 14, each class with a pattern of its own: 75 to train and validate on, 23 to test."""
     random = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.torch_version import TorchVersion
 
-from tests.parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, WEIGHED, Found, Run, alone, deviation, on_ranks
 from tutti.errors import BadOption
 from tutti.parallel.layout import SCHEDULES
 from tutti.parallel.pipeline import refuse_old_torch
@@ -29,6 +29,7 @@ EQUAL: dict[str, Run] = {
     "lenet": LENET | PIPELINE,
     "cnn": CNN | PIPELINE,
     "adam": DEEP | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "weighed": LENET | PIPELINE | WEIGHED | {"parallel_options": {"microbatches": 6}},
     "clipped": LENET | PIPELINE | {"clip_norm": 0.1, "clip_value": 0.05},
     **{f"residual, {name}": RESIDUAL | scheduled(name) for name in SCHEDULES},
     **{f"encoder, {name}": ENCODER | scheduled(name) for name in SCHEDULES},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, WEIGHED, Found, Run, alone, deviation, on_ranks
 
 SHARDED: Run = {"parallel": "sharded"}
 PLANNED: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.parallel.models:plan"}}
@@ -14,11 +14,14 @@ EQUAL: dict[str, Run] = {
     "lenet": LENET | SHARDED,
     "cnn": CNN | SHARDED,
     "adam": MLP | SHARDED | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "weighed": LENET | SHARDED | WEIGHED,
     "clipped": LENET | SHARDED | {"clip_norm": 0.1, "clip_value": 0.05},
     "fewer samples than ranks": MLP | SHARDED | {"batch_size": 66, "steps": 4},
     "grouped": MLP | SHARDED | {"model": "tests.parallel.models:grouped", "model_options": {}},
     "tied": MLP | SHARDED | {"model": "tests.parallel.models:tied", "model_options": {}},
+    "weighed, fewer samples than ranks": MLP | SHARDED | WEIGHED | {"batch_size": 66, "steps": 4},
     "plan": MLP | PLANNED,
+    "plan, weighed": MLP | PLANNED | WEIGHED,
     "plan, clipped": MLP | PLANNED | {"clip_norm": 0.1},
 }
 """Runs that must come out as on one rank."""

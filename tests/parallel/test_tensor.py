@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.parallel.models import grouped, recurrent
-from tests.parallel.runs import CNN, LENET, MLP, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, WEIGHED, Found, Run, alone, deviation, on_ranks
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadModel
@@ -25,6 +25,7 @@ EQUAL: dict[str, Run] = {
     "cnn": CNN | TENSOR,
     "one step": CNN | TENSOR | {"steps": 1, "lr": 1.0},
     "adam": MLP | TENSOR | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "weighed": LENET | TENSOR | WEIGHED,
     "clipped": LENET | TENSOR | {"clip_norm": 0.1, "clip_value": 0.05},
     "dropout": CNN | TENSOR | {"model_options": {"channels": [6, 8], "hidden": 16, "dropout": 0.3}},
     "norm": OWN | {"model": "tests.parallel.models:normalised"},

@@ -14,7 +14,8 @@ Indices = NDArray[np.int64]
 def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple[Indices, Indices]:
     """The samples to train on and those kept aside, each in their stored order.
 
-    With classes, every class gives the same share (to a sample), and its last sample is always trained on.
+    With classes, every class gives the same share (to a sample), and its last sample is always trained on;
+    samples without a label are one more.
 
     Args:
         targets: of shape (samples, ...).
@@ -39,9 +40,10 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
     if classes is None:
         aside = random.permutation(count)[:wanted]
     else:
-        quotas = _quotas(np.bincount(targets, minlength=classes), wanted)
-        by_class = np.argsort(targets, kind="stable")
-        groups = np.split(by_class, np.cumsum(np.bincount(targets, minlength=classes))[:-1])
+        groups_of = np.where(targets < 0, classes, targets)
+        sizes = np.bincount(groups_of, minlength=classes + 1)
+        quotas = _quotas(sizes, wanted)
+        groups = np.split(np.argsort(groups_of, kind="stable"), np.cumsum(sizes)[:-1])
         aside = np.concatenate([random.permutation(g)[:q] for g, q in zip(groups, quotas, strict=True)])
     if len(aside) == 0:
         raise BadData(

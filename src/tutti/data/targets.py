@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from tutti.data.arrays import float_dtype, refuse_not_finite
 from tutti.data.formats import Array
 from tutti.errors import BadData
+
+NO_LABEL: Final = -100
+"""The class number of a sample that has no label: what losses of torch ignore where nothing else is said."""
 
 _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
@@ -34,7 +38,7 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
     order; floats are values to approach, unless `classes` is given. Several 0/1 targets for each sample
-    become floats.
+    become floats. The class number -100 stands for no label.
 
     Args:
         raw: the targets as they were read, by part.
@@ -59,6 +63,8 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
         return Targets({part: values.astype(float_dtype()) for part, values in flat.items()}, None, ())
     whole = {part: _whole(part, values) for part, values in flat.items()}
     largest = max(int(values.max()) for values in whole.values())
+    if largest == NO_LABEL:
+        raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
     expected = classes if classes is not None else max(largest + 1, len(labels))
     for part, values in whole.items():
         _refuse_outside(part, values, expected, given=classes is not None)
@@ -115,7 +121,7 @@ def _whole(part: str, values: Array) -> Array:
 
 
 def _refuse_outside(part: str, values: Array, classes: int, given: bool) -> None:
-    outside = (values < 0) | (values >= classes)
+    outside = ((values < 0) & (values != NO_LABEL)) | (values >= classes)
     if outside.any():
         first = int(outside.argmax())
         where = f"0..{classes - 1}" if given else "0..classes-1"

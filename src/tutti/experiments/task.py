@@ -31,7 +31,7 @@ class Task:
         name: of the model.
         module: the model.
         parameters: how many trainable numbers it has.
-        loss: the mean over a batch.
+        loss: of the run.
         metrics: what else is computed.
         arithmetic: how the model computes; the module was prepared by it.
     """
@@ -53,10 +53,10 @@ class Task:
         """What the ways to hold a model on several ranks must know, with so many samples behind an update."""
         return Learning(self.dataset.train, batch_size, self.loss, self.arithmetic)
 
-    def compute_loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """The mean loss of `module` over a batch, a scalar."""
+    def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
+        """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
         inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
-        return self.loss(self.arithmetic.forward(module, inputs), targets)
+        return self.loss.measure(self.arithmetic.forward(module, inputs), targets)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """How well the model does on `part` (collective)."""
@@ -79,6 +79,6 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     loss = named_loss(named_or_given(job, "loss"), dataset)
     metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
-    check_fit(module, dataset.train, loss, metrics, dataset.classes, arithmetic=arithmetic)
+    loss = check_fit(module, dataset.train, loss, metrics, dataset.classes, arithmetic=arithmetic)
     name = config.model.removeprefix(OBJECT)
     return Task(dataset, name, module, count_of(module), loss, metrics, arithmetic)

@@ -36,6 +36,7 @@ from tutti.parallel.base import Of, Portion, gradient_of, taken, values_of
 from tutti.parallel.choice import portion_of
 from tutti.parallel.layout import Layout
 from tutti.strategies import Clip, Strategy
+from tutti.training.loop import divide_by_weight
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,17 @@ class Sequential:
     def backward(self, batches: Iterable[Batch]) -> None:
         """Forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
         self.optimizer.zero_grad()
-        self.loss = 0.0
+        total = whole = 0.0
         # The parallel run draws its random numbers from where this one drew them.
         with torch.random.fork_rng(devices=()):
             for batch in batches:
-                loss = self.task.compute_loss(self.module, batch) * batch.share
-                torch.autograd.backward(loss)
-                self.loss += loss.item()
+                loss, weight = self.task.measure_loss(self.module, batch)
+                torch.autograd.backward(loss * len(batch.targets))
+                total, whole = total + loss.item() * len(batch.targets), whole + weight
+        self.loss = total / whole if whole else 0.0
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 / whole if whole else 0.0)
         self.gradient = self._whole(gradient_of)
 
     def step(self, clip: Clip) -> State:
@@ -108,7 +113,7 @@ class Parallel:
         assert config.steps is not None, "a comparison has a number of steps"
         self.task, self.portion, self.passes, self._names = task, portion, strategy.passes, names
         optimizer = build_optimizer(job, task.module)
-        replica = portion.place(strategy)
+        self.replica = replica = portion.place(strategy)
         self._schedule = build_schedule(job, optimizer, config.steps)
         clip = Clip(config.clip_norm, config.clip_value)
         self.worker = portion.worker(strategy, replica, optimizer, clip)
@@ -126,16 +131,24 @@ class Parallel:
 
     def _forward_backward(self, update: Update) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
-        total = torch.zeros(1, dtype=torch.float64)
+        total, weight = torch.zeros(1, dtype=torch.float64), 0.0
         for batch in update.passes:
             if self.portion.compute is not None:
-                total += self.portion.compute(batch).loss * batch.share
+                computed = self.portion.compute(batch)
+                found = computed.loss, len(computed.targets) if computed.weight is None else computed.weight
             elif batch.share:
-                loss = self.task.compute_loss(self.task.module, batch)
+                loss, own = self.task.measure_loss(self.task.module, batch)
                 torch.autograd.backward(loss * batch.share)
-                total += loss.item() * batch.share
+                found = loss.item(), own
+            else:
+                continue
+            total += found[0] * batch.share
+            weight += found[1]
         self.portion.peers.all_reduce(total)
-        return total.item()
+        if not self.task.loss.weighed:
+            return total.item()
+        whole = divide_by_weight(self.replica, self.portion.peers, weight, update.samples)
+        return total.item() * update.samples / whole if whole else 0.0
 
 
 class _Runs:

@@ -132,22 +132,24 @@ class PipelinePortion(Portion):
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         outputs = _sized(self._shapes[-1], count)
         if not count:
-            return Computed(0.0, outputs, targets)
+            return Computed(0.0, outputs, targets, 0.0)
         size = -(-count // self._microbatches)
         whole = count // size * size
-        loss = 0.0
+        loss = denominator = 0.0
         for part, microbatches in ((slice(0, whole), whole // size), (slice(whole, count), 1)):
             if part.start < part.stop:
                 weight = batch.share * (part.stop - part.start) / count / microbatches
                 found = self._passes.run(inputs[part], targets[part], microbatches, weight)
                 if found is not None:
-                    loss += found[0] / batch.share
-                    outputs[part] = found[1]
+                    loss += found.loss / batch.share
+                    denominator += found.denominator
+                    outputs[part] = found.outputs
         last = self._owners[-1]
-        message = torch.cat([outputs.new_tensor([loss]), outputs.view(-1)])
+        message = torch.cat([outputs.new_tensor([loss, denominator]), outputs.view(-1)])
         self._ranks.team.broadcast(message, last)
         seconds = self._passes.done()
-        return Computed(message[0].item(), message[1:].view(outputs.shape), targets, seconds)
+        loss, denominator = message[:2].tolist()
+        return Computed(loss, message[2:].view(outputs.shape), targets, denominator, seconds)
 
 
 class Stage(nn.Module):

@@ -105,6 +105,21 @@ class Busy:
         return max(0.0, 1 - self.computing / self.total) if self.total else 0.0
 
 
+@dataclass(frozen=True)
+class Found:
+    """What the last stage of a pipeline gave for a batch.
+
+    Attributes:
+        loss: the weighted sum of the microbatches' losses.
+        denominator: of the losses themselves, summed over the microbatches.
+        outputs: of the model.
+    """
+
+    loss: float
+    denominator: float
+    outputs: Tensor
+
+
 class Passes:
     """Runs batches through the stages of a team.
 
@@ -129,14 +144,12 @@ class Passes:
         loss: Loss,
     ) -> None:
         self._schedule, self._stages, self._shapes = schedule, stages, shapes
-        self._group, self._loss, self._weight = group, loss, 0.0
+        self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest, self._most = monotonic(), list[Span](), 0
         self.busy, self.spans, self._warm = Busy(), list[Span](), False
 
-    def run(
-        self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float
-    ) -> tuple[float, Tensor] | None:
+    def run(self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float) -> Found | None:
         """Forward and backward of equal microbatches (collective over the team).
 
         Args:
@@ -146,7 +159,7 @@ class Passes:
             weight: what each microbatch's loss counts for; gradients are added to those that are there.
 
         Returns:
-            The weighted sum of the losses, and the outputs, on the rank with the last stage; None elsewhere.
+            What was found, on the rank with the last stage; None elsewhere.
         """
         if not self._latest:
             self._began = monotonic()
@@ -156,12 +169,13 @@ class Passes:
         if all(microbatches * size >= count * each for count, each in self._made):
             self._made = {(microbatches, size): schedule}
         losses: list[Tensor] = []
+        self._denominator = 0.0
         first = (inputs,) if 0 in self._stages else ()
         last = len(self._shapes) - 2 in self._stages
         outputs = schedule.step(*first, target=targets if last else None, losses=losses)
         if not last:
             return None
-        return sum(loss.item() for loss in losses), outputs.detach()
+        return Found(sum(loss.item() for loss in losses), self._denominator, outputs.detach())
 
     def done(self) -> dict[str, float]:
         """End a step: add up what it took; returns its seconds forward, and those that this rank waited."""
@@ -180,7 +194,9 @@ class Passes:
         return {"forward": spent[FORWARD], "wait": max(0.0, total - computing)}
 
     def _weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(outputs, targets) * self._weight
+        loss, denominator = self._loss.measure(outputs, targets)
+        self._denominator += denominator
+        return loss * self._weight
 
     def _make(self, microbatches: int, size: int) -> Any:
         ranks = self._group.size()

@@ -60,11 +60,14 @@ class ShardedPortion(ScatteredPortion):
             inputs, targets = (x.new_zeros(1, *x.shape[1:]) for x in (inputs, targets))
         began = perf_counter()
         outputs = self._arithmetic.forward(self.module, inputs)
-        loss = self._loss(outputs, targets)
+        loss, weight = self._loss.measure(outputs, targets)
         seconds = {"forward": perf_counter() - began}
         # FSDP makes the mean of a team's gradients; what is wanted is their sum.
         torch.autograd.backward(loss, loss.new_tensor(batch.share * self.ranks.team.size))
-        return Computed(loss.item() if count else 0.0, outputs.detach()[:count], targets[:count], seconds)
+        outputs, targets = outputs.detach()[:count], targets[:count]
+        if not count:
+            return Computed(0.0, outputs, targets, 0.0, seconds)
+        return Computed(loss.item(), outputs, targets, weight, seconds)
 
 
 def units(module: nn.Module) -> list[nn.Module]:

@@ -80,7 +80,7 @@ class Captured:
     Args:
         replica: the model; gradients are added to its vectors.
         batches: on the GPU. From now on they deal positions of samples: the graph gets the samples itself.
-        loss: the mean over a batch.
+        loss: of the run, the mean over the samples of a batch.
         arithmetic: how the model computes.
         keeps: whether outputs and targets must outlast the next batch.
         recorder: records the graph.

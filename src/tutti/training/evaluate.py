@@ -31,15 +31,15 @@ def evaluate(
 ) -> Evaluation:
     """How well `module` does on `part` (collective).
 
-    The samples are cut over the ranks, and sums, not means, are added up: every sample counts once and alike,
-    whatever the number of ranks. Every rank uses its own `module`; they should hold the same weights, and the
-    same statistics of BatchNorm (`average_buffers`).
+    The samples are cut over the ranks, and sums, not means, are added up: every sample counts once, by its
+    true weight, whatever the number of ranks. Every rank uses its own `module`; they should hold the same
+    weights, and the same statistics of BatchNorm (`average_buffers`).
 
     Args:
         module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
         part: the samples.
         comm: all ranks that take part.
-        loss: the mean over a batch.
+        loss: of the run.
         metrics: what to compute besides.
         classes: how many classes the confusion matrix tells apart; None: no matrix.
         batch_size: samples of one forward pass of one rank.
@@ -72,13 +72,13 @@ def tally_of(
         module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
         part: where the samples are.
         comm: all ranks that have a share; nothing is exchanged with them.
-        loss: the mean over a batch.
+        loss: of the run.
         metrics: what to compute besides.
         classes: how many classes the confusion matrix tells apart; None: no matrix.
         batch_size: samples of one forward pass.
         arithmetic: how the model computes.
     """
-    tally, shares = Tally(metrics, classes), cut(len(part), comm.size)
+    tally, shares = Tally(metrics, classes, loss.ignored), cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():
@@ -92,7 +92,8 @@ def tally_of(
                 arithmetic.targets(targets),
             )
             if counts:
-                tally.add(arithmetic.number(loss(outputs, targets)), outputs, targets)
+                value, weight = loss.measure(outputs, targets)
+                tally.add(arithmetic.number(value), outputs, targets, weight)
     return tally
 
 

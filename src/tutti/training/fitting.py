@@ -17,7 +17,7 @@ from tutti.errors import BadModel, BadOption
 from tutti.training.arithmetic import FP32, Arithmetic
 from tutti.training.evaluate import evaluating
 from tutti.training.losses import Loss, check_labels, fit_check
-from tutti.training.metrics import Metric
+from tutti.training.metrics import Metric, labelled
 
 PROBE_SAMPLES = 2
 
@@ -30,7 +30,7 @@ def check_fit(
     classes: int | None = None,
     *,
     arithmetic: Arithmetic = FP32,
-) -> None:
+) -> Loss:
     """Run a few samples through model, loss and metrics, in evaluation mode, leaving the model as it was.
 
     Args:
@@ -41,9 +41,12 @@ def check_fit(
         classes: how many classes the data set has, or None.
         arithmetic: how the model computes.
 
+    Returns:
+        The loss, which knows now whether it has a denominator of its own.
+
     Raises:
         BadModel: the model does not take these inputs, or its outputs do not fit the loss or a metric.
-        BadOption: the loss is a sum over the samples.
+        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
         BadData: a label lies outside 0..outputs-1.
     """
     inputs, targets = part.take(torch.arange(min(PROBE_SAMPLES, len(part))))
@@ -52,11 +55,12 @@ def check_fit(
         with _naming("the model", inputs):
             outputs = arithmetic.forward(module, inputs)
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
-            check_labels(part.targets, outputs.shape[1])
-        fit_check(outputs, targets, loss, classes)
+            check_labels(part.targets, outputs.shape[1], loss.ignored)
+        loss = fit_check(outputs, targets, loss, classes)
         for metric in metrics:
             with _naming(f"metric '{metric.name}'", outputs):
-                metric.sum(outputs, targets)
+                metric.sum(*labelled(outputs, targets, loss.ignored))
+    return loss
 
 
 def check_smallest_batch(

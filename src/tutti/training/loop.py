@@ -46,15 +46,18 @@ class Computed:
     """What forward and backward of a batch gave, the gradients aside.
 
     Attributes:
-        loss: the mean over the samples; 0 without any. A scalar on a GPU, for which nobody has waited yet.
+        loss: the sum of the losses / the samples; 0 without any. A scalar on a GPU, for which nobody has
+            waited yet.
         outputs: of the model, of shape (samples, ...), without gradient.
         targets: of shape (samples, ...), where the outputs are.
+        weight: the denominator of the losses; None: the samples.
         seconds: what of its time belongs to other stages than backward.
     """
 
     loss: float | Tensor
     outputs: Tensor
     targets: Tensor
+    weight: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -73,7 +76,7 @@ class Trainer:
         optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
         batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
             strategy's workers make one update together. Or a queue that deals such own batches.
-        loss: the mean over a batch.
+        loss: of the run.
         epochs: passes over the training samples; or
         steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
             need be. Give one of the two.
@@ -152,7 +155,7 @@ class Trainer:
         self._stages.trace = self.worker.updating.trace = self.trace
         history: list[EpochRecord] = []
         fit = self.batches.part, self.loss, self.metrics, self.classes
-        check_fit(module, *fit, arithmetic=self.arithmetic)
+        self.loss = check_fit(module, *fit, arithmetic=self.arithmetic)
         if not module.training:
             module.train()
         check_smallest_batch(module, self.batches, arithmetic=self.arithmetic)
@@ -179,7 +182,7 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
-        began, tally = self._stages.start(), Tally(self.metrics)
+        began, tally = self._stages.start(), Tally(self.metrics, ignored=self.loss.ignored)
         last = min(self.updates, self._step + self.batches.updates)
         final = last == self.updates
         self._train(epoch, last, tally)
@@ -269,24 +272,35 @@ class Trainer:
 
     def _compute(self, update: Update, epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and the time then."""
-        before = tally.samples
+        before, weight = tally.samples, 0.0
         together = self.compute is not None
         for batch in update.passes:
             if batch.share or together:
-                self._pass(batch, epoch, tally)
+                weight += self._pass(batch, epoch, tally)
+        if self.loss.weighed:
+            own = self.batches.own
+            divide_by_weight(
+                self.replica,
+                None if own else self.comm,
+                weight,
+                tally.samples - before if own else update.samples,
+            )
+            self._stages.lap("backward")
         if isinstance(tally.loss, Tensor):
             self._refuse_sum(epoch, self._lookout.note(tally.loss, self._step + 1))
             self._stages.lap("backward")
         self._charge(tally.samples - before)
         return tally.samples - before, self._stages.last
 
-    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> None:
-        """Add this batch's gradient, and count its samples."""
+    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
+        """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
         computed = (self.compute or self._forward_backward)(batch)
-        tally.add(computed.loss, computed.outputs, computed.targets)
+        weight = len(computed.targets) if computed.weight is None else computed.weight
+        tally.add(computed.loss, computed.outputs, computed.targets, weight)
         self._stages.lap("backward", computed.seconds)
         if isinstance(computed.loss, float) and not math.isfinite(computed.loss):
             self._refuse_loss(epoch, computed.loss, f"step {self._step + 1}")
+        return weight
 
     def _forward_backward(self, batch: Batch) -> Computed:
         """Add this batch's gradient, weighted by its share of the update."""
@@ -295,14 +309,14 @@ class Trainer:
         inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
         self._stages.lap("copy")
         outputs = self.arithmetic.forward(self.replica.module, inputs)
-        loss = self.loss(outputs, targets)
+        loss, weight = self.loss.measure(outputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         share = self._shares.get(batch.share)
         if share is None:
             share = self._shares[batch.share] = loss.new_tensor(batch.share)
         torch.autograd.backward(loss, share)
-        return Computed(self.arithmetic.number(loss), outputs.detach(), targets)
+        return Computed(self.arithmetic.number(loss), outputs.detach(), targets, weight)
 
     def _charge(self, samples: int) -> None:
         """Let the virtual clock, if it measures the times, go on by what so many samples cost.
@@ -364,6 +378,29 @@ _REMEDY = (
 def _rate(samples: int, seconds: float) -> float:
     """Samples per second; 0 where no time has passed, as on a virtual clock that nothing moves."""
     return samples / seconds if seconds > 0 else 0.0
+
+
+def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
+    """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
+
+    Where a loss is no plain mean over samples, each pass adds the gradient of its sum of losses / the samples
+    of the update: what the denominators of all ranks and passes are is known after the last one.
+
+    Args:
+        replica: its gradients are scaled. They become zero where nothing has a weight.
+        comm: the ranks that make the update together; None: each makes its own.
+        weight: of this rank's samples.
+        samples: behind the update.
+
+    Returns:
+        The weight of the update.
+    """
+    total = torch.tensor([weight], dtype=torch.float64)
+    if comm is not None:
+        comm.all_reduce(total)
+    whole = float(total.item())
+    replica.scale_gradients(samples / whole if whole else 0.0)
+    return whole
 
 
 def run_length(batches: Batches | Queue, epochs: int | None = None, steps: int | None = None) -> int:

@@ -1,25 +1,35 @@
 """Losses by name, and whether a model's outputs fit them.
 
-A loss is the *mean* over the samples that it is given: only then can it be put together from the parts that
-the ranks computed, weighted by their numbers of samples.
+A loss is a mean, which is put together from the parts of a batch that ranks and passes computed:
+
+    loss = sum over the parts of total_part / sum over the parts of weight_part
+
+For most losses the weight of a part is its number of samples, which every rank knows of all parts. Others
+have a denominator of their own: cross entropy with `ignore_index` or with class weights divides by the
+weights of the labels that are there, a mean over tokens by their number. They give their sum and its weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tutti.data.parts import DataSet
+from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadModel, BadOption, UnknownName
 from tutti.imports import load_object, names_object
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> the mean over the samples, or one value for each sample."""
+Weighed = tuple[Tensor, Tensor | float]
+"""The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
+
+LossFunction = Callable[[Tensor, Tensor], Tensor | Weighed]
+"""(outputs, targets) -> the mean over the samples, one value for each sample, or a sum with its weight."""
 
 Fit = Callable[[Tensor, Tensor, int | None], str | None]
 """(outputs, targets, classes) -> the shape that the outputs should have, or None if they fit."""
@@ -27,24 +37,45 @@ Fit = Callable[[Tensor, Tensor, int | None], str | None]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with its name. Call it: (outputs, targets) -> scalar, the mean over the samples.
+    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
+
+    That is the mean over the samples, but for losses with a denominator of their own.
 
     Attributes:
         name: what messages call it.
         function: computes it.
         fit: says whether outputs fit targets.
         labels: whether integer targets are labels 0..outputs-1.
+        ignored: the label that means that there is none; such samples count in no metric. None: every label
+            counts.
+        weighed: whether the loss has a denominator of its own, so that `function` gives a sum and its weight.
     """
 
     name: str
     function: LossFunction
     fit: Fit
     labels: bool = False
+    ignored: int | None = None
+    weighed: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss over the samples, a scalar."""
-        value = self.function(outputs, targets)
-        return value if value.dim() == 0 else value.mean()
+        """The sum of the losses / the samples, a scalar."""
+        return self._measured(outputs, targets)[0]
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """The sum of the losses / the samples, a scalar, and the weight of these samples.
+
+        The mean over several parts is the sum of value * samples over all of them / the sum of their weights.
+        """
+        value, weight = self._measured(outputs, targets)
+        return value, float(weight)
+
+    def _measured(self, outputs: Tensor, targets: Tensor) -> Weighed:
+        found = self.function(outputs, targets)
+        if isinstance(found, tuple):
+            total, weight = found
+            return total / len(targets), weight
+        return found if found.dim() == 0 else found.mean(), len(targets)
 
 
 def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
@@ -52,20 +83,21 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
 
     Args:
         spec: cross_entropy, nll, mse, l1, bce (on logits), package.module:function, file.py:function, or a
-            callable. "auto" is cross_entropy for classes, mse for float targets. mse, l1 and bce take classes
-            one-hot.
-        dataset: the targets of its training part decide "auto".
+            callable, such as a module of torch. "auto" is cross_entropy for classes, mse for float targets.
+            mse, l1 and bce take classes one-hot.
+        dataset: the targets of its training part decide "auto"; whether any part has samples without a label
+            decides what cross entropy divides by.
 
     Raises:
         UnknownName: no loss has this name.
         BadOption: `spec` does not lead to a callable.
     """
     if not isinstance(spec, str):
-        return _own_loss(spec)
+        return _own_loss(spec, dataset)
     if spec == "auto":
         spec = "mse" if dataset.train.targets.is_floating_point() else "cross_entropy"
     check_loss(spec)
-    return LOSSES[spec] if spec in LOSSES else _own_loss(load_object(spec, "loss"), spec)
+    return _on(dataset, LOSSES[spec]) if spec in LOSSES else _own_loss(load_object(spec, "loss"), dataset, spec)
 
 
 def check_loss(spec: str) -> None:
@@ -78,7 +110,7 @@ def check_loss(spec: str) -> None:
         raise UnknownName("loss", spec, LOSSES, "Or give package.module:function or file.py:function.")
 
 
-def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> None:
+def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> Loss:
     """Refuse outputs that do not fit the loss.
 
     Args:
@@ -87,8 +119,12 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
         loss: the loss that will be computed.
         classes: how many classes the data set has, or None.
 
+    Returns:
+        The loss, which knows now whether it has a denominator of its own.
+
     Raises:
-        BadModel: the shapes do not fit, or the loss is no mean over the samples.
+        BadModel: the shapes do not fit.
+        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
         BadData: a label lies outside 0..outputs-1.
     """
     wanted = loss.fit(outputs, targets, classes)
@@ -98,17 +134,32 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
             f"{tuple(targets.shape)}; loss '{loss.name}' needs outputs of shape {wanted}: "
             f"change the model's last layer, or the loss"
         )
-    if loss.labels and not targets.is_floating_point():
-        check_labels(targets, outputs.shape[1])
-    _check_mean(outputs, targets, loss)
+    if loss.labels and not targets.is_floating_point() and outputs.dim() > 1:
+        check_labels(targets, outputs.shape[1], loss.ignored)
+    with torch.no_grad():
+        found = loss.function(outputs, targets)
+    if isinstance(found, tuple):
+        _refuse_other_pairs(found, loss)
+        return replace(loss, weighed=True)
+    _refuse_sum(outputs, targets, loss)
+    return loss
 
 
-def check_labels(targets: Tensor, outputs: int) -> None:
+def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> None:
     """Refuse labels that a model with so many outputs cannot predict.
+
+    Args:
+        targets: the labels.
+        outputs: how many there are of the model.
+        ignored: the label that means that there is none.
 
     Raises:
         BadData: a label lies outside 0..outputs-1.
     """
+    if ignored is not None:
+        targets = targets[targets != ignored]
+        if not targets.numel():
+            return
     low, high = (int(edge) for edge in targets.aminmax())
     if low < 0 or high >= outputs:
         raise BadData(
@@ -167,23 +218,118 @@ def _shape(targets: Tensor, classes: int | None) -> str:
     return f"({', '.join(sizes)})"
 
 
-def _own_loss(function: object, name: str = "") -> Loss:
+@dataclass(frozen=True)
+class _OfLabels:
+    """A loss of torch on labels, as a sum over the labels with the sum of their weights.
+
+    Attributes:
+        function: cross_entropy or nll_loss.
+        weight: of each class; None: 1.
+        ignore_index: the label that means that there is none.
+        label_smoothing: of cross_entropy.
+    """
+
+    function: Callable[..., Tensor]
+    weight: Tensor | None = None
+    ignore_index: int = NO_LABEL
+    label_smoothing: float | None = None
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
+        """The sum over the labels, and the sum of their weights."""
+        weight = None if self.weight is None else self.weight.to(outputs)
+        smoothing = {} if self.label_smoothing is None else {"label_smoothing": self.label_smoothing}
+        total = self.function(
+            outputs, targets, weight=weight, ignore_index=self.ignore_index, reduction="sum", **smoothing
+        )
+        counted = targets[targets != self.ignore_index]
+        return total, counted.numel() if weight is None else weight.double()[counted].sum()
+
+
+_MODULES: Final = {
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.NLLLoss: functional.nll_loss,
+    nn.NLLLoss2d: functional.nll_loss,
+}
+"""The losses of torch on labels: as modules, and the function that each computes."""
+
+
+def _of_labels(function: object) -> _OfLabels | None:
+    """A mean of torch over labels with its options; None: another function."""
+    options: dict[str, Any] = {}
+    if isinstance(function, partial):
+        options = dict(function.keywords)
+        function = None if function.args else function.func
+    elif type(function) in _MODULES:
+        names = ("weight", "ignore_index", "reduction", "label_smoothing")
+        options = {name: getattr(function, name) for name in names if hasattr(function, name)}
+        function = _MODULES[type(function)]
+    known = function in _MODULES.values() and options.pop("reduction", "mean") == "mean"
+    if not known or not options.keys() <= {"weight", "ignore_index", "label_smoothing"}:
+        return None
+    return _OfLabels(cast("Callable[..., Tensor]", function), **options)
+
+
+def _on(dataset: DataSet, loss: Loss) -> Loss:
+    """The loss, weighed by its own denominator where that is not the number of samples.
+
+    Raises:
+        BadData: there are samples without a label, and a loss of ours that needs one of each.
+    """
+    if dataset.train.targets.is_floating_point():
+        return loss
+    own = _of_labels(loss.function)
+    ignored = NO_LABEL if own is None else own.ignore_index
+    parts = [part for part in (dataset.train, dataset.validation, dataset.test) if part is not None]
+    gaps = sum(int((part.targets == ignored).sum()) for part in parts)
+    loss = replace(loss, ignored=ignored if gaps else None, labels=loss.labels or own is not None)
+    if own is not None:
+        return replace(loss, function=own, weighed=True) if gaps or own.weight is not None else loss
+    if gaps and loss.name in LOSSES:
+        raise BadData(
+            f"{gaps:,} targets are no label ({NO_LABEL}), but loss '{loss.name}' needs one of each; leave "
+            "these samples out, or use loss 'cross_entropy', which ignores them"
+        )
+    return loss
+
+
+def _own_loss(function: object, dataset: DataSet, name: str = "") -> Loss:
     name = name or getattr(function, "__name__", type(function).__name__)
     if not callable(function):
         raise BadOption(f"loss '{name}' is a {type(function).__name__}, not a function of (outputs, targets)")
     if isinstance(function, type):
         raise BadOption(f"loss '{name}' is a class, not a function of (outputs, targets); give {name}()")
-    return Loss(name, cast("LossFunction", function), _anything)
+    return _on(dataset, Loss(name, cast("LossFunction", function), _anything))
 
 
-def _check_mean(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
+def _refuse_other_pairs(found: tuple[object, ...], loss: Loss) -> None:
+    """Refuse what is neither a tensor nor the sum of the losses with its weight."""
+    total, weight = found if len(found) == 2 else (None, None)
+    scalar = isinstance(total, Tensor) and total.dim() == 0
+    number = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+    if not scalar or not number or not float(cast("float", weight)) >= 0:
+        raise BadOption(
+            f"loss '{loss.name}' gives {_kinds(found)}; give the mean over the samples, one value for each, "
+            "or (the sum of the losses as a scalar tensor, the weight to divide it by, 0 or more)"
+        )
+
+
+def _kinds(found: tuple[object, ...]) -> str:
+    kinds = [
+        f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+        for one in found
+    ]
+    return f"({', '.join(kinds)})"
+
+
+def _refuse_sum(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
     """A sum doubles when every sample is there twice; a mean stays."""
     with torch.no_grad():
         once = loss(outputs, targets)
         twice = loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
     if once != 0 and torch.isclose(twice, 2 * once, rtol=1e-4, atol=0.0):
         raise BadOption(
-            f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean')"
+            f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "
+            "the sum with what to divide it by"
         )
 
 

@@ -101,6 +101,21 @@ def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs > 0).reshape(targets.shape).to(torch.int64)
 
 
+def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Outputs and targets of what has a label, one row for each; everything where `ignored` is None.
+
+    Args:
+        outputs: of shape (n, classes, *rest).
+        targets: of shape (n, *rest), integers.
+        ignored: the label that means that there is none.
+    """
+    if ignored is None:
+        return outputs, targets
+    rows = outputs.movedim(1, -1).flatten(0, -2) if outputs.dim() > targets.dim() else outputs.flatten()
+    kept = targets.flatten() != ignored
+    return rows[kept], targets.flatten()[kept]
+
+
 def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return predicted(outputs, targets) == targets
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutti.comm.base import Communicator
 from tutti.records import Evaluation
-from tutti.training.metrics import Metric, predicted
+from tutti.training.metrics import Metric, labelled, predicted
 
 PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are so many numbers, then counted in one go: cheap for small batches."""
@@ -26,32 +26,43 @@ class Tally:
         metrics: what to sum besides the loss.
         classes: how many classes the confusion matrix tells apart; None: no matrix. Should the model predict
             further ones, these are counted together in one more column.
+        ignored: the label that means that there is none: metrics and matrix are of the labels that there
+            are. None: of the samples.
 
     Attributes:
         samples: how many were counted.
         loss: the sum of their losses; a scalar in float64 where they came as scalars.
+        weight: what that sum is to be divided by: the samples, or the loss's own denominator.
     """
 
-    def __init__(self, metrics: Sequence[Metric] = (), classes: int | None = None) -> None:
-        self.metrics, self.classes = tuple(metrics), classes
+    def __init__(
+        self, metrics: Sequence[Metric] = (), classes: int | None = None, ignored: int | None = None
+    ) -> None:
+        self.metrics, self.classes, self.ignored = tuple(metrics), classes, ignored
         self.samples = 0
         self.loss: float | Tensor = 0.0
+        self.weight = 0.0
+        self._labelled = 0
         self._sums: list[float | Tensor] = [0.0] * len(self.metrics)
         self._confusion = torch.zeros(classes or 0, (classes or 0) + 1, dtype=torch.int64)
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._pending = 0
 
-    def add(self, loss: float | Tensor, outputs: Tensor, targets: Tensor) -> None:
+    def add(
+        self, loss: float | Tensor, outputs: Tensor, targets: Tensor, weight: float | None = None
+    ) -> None:
         """Count a batch.
 
         Args:
-            loss: the mean over its samples; a scalar on a GPU may be overwritten afterwards.
+            loss: the sum of its losses / its samples; a scalar on a GPU may be overwritten afterwards.
             outputs: of the model, of shape (n, ...), without gradient.
             targets: of shape (n, ...).
+            weight: the denominator of its losses; None: its samples.
         """
         count = len(targets)
         self.samples += count
+        self.weight += count if weight is None else weight
         if isinstance(loss, Tensor):
             if not isinstance(self.loss, Tensor):
                 self.loss = loss.new_full((), self.loss, dtype=torch.float64)
@@ -80,23 +91,29 @@ class Tally:
     def sums(self) -> tuple[Tensor, Tensor]:
         """What was counted, for another tally to `take_in`: a vector of int64 and one of float64."""
         self._count()
-        counts = torch.cat([torch.tensor([self.samples]), self._confusion.flatten()])
-        return counts, torch.tensor([float(total) for total in (self.loss, *self._sums)], dtype=torch.float64)
+        counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
+        sums = [float(total) for total in (self.weight, self.loss, *self._sums)]
+        return counts, torch.tensor(sums, dtype=torch.float64)
 
     def take_in(self, counts: Tensor, sums: Tensor) -> None:
         """Add the `sums` of another tally with the same metrics and classes."""
         self._count()
         self.samples += int(counts[0])
-        self._confusion += counts[1:].view_as(self._confusion)
-        self.loss += float(sums[0])
-        self._sums = [own + more for own, more in zip(self._sums, sums[1:].tolist(), strict=True)]
+        self._labelled += int(counts[1])
+        self._confusion += counts[2:].view_as(self._confusion)
+        self.weight += float(sums[0])
+        self.loss += float(sums[1])
+        self._sums = [own + more for own, more in zip(self._sums, sums[2:].tolist(), strict=True)]
 
     def _count(self) -> None:
         """Count the outputs that were kept."""
         if not self._outputs:
             return
-        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self.ignored)
         self._outputs, self._targets, self._pending = [], [], 0
+        self._labelled += len(targets)
+        if not len(targets):
+            return
         for index, metric in enumerate(self.metrics):
             total = metric.sum(outputs, targets)
             self._sums[index] += total.item() if total.is_cpu else total
@@ -107,10 +124,13 @@ class Tally:
             self._confusion += counted.view_as(self._confusion)
 
     def _evaluation(self, counts: list[int], sums: list[float]) -> Evaluation:
-        samples = counts[0]
-        means = [total / samples if samples else math.nan for total in sums]
+        samples, labels, *cells = counts
+        weight, loss, *totals = sums
         names = [metric.name for metric in self.metrics]
-        return Evaluation(samples, means[0], dict(zip(names, means[1:], strict=True)), self._rows(counts[1:]))
+        means = [_mean(total, labels) for total in totals]
+        return Evaluation(
+            samples, _mean(loss, weight), dict(zip(names, means, strict=True)), self._rows(cells)
+        )
 
     def _rows(self, cells: list[int]) -> list[list[int]] | None:
         if self.classes is None:
@@ -118,3 +138,7 @@ class Tally:
         width = self.classes + 1
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
+
+
+def _mean(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan

@@ -157,7 +157,7 @@ class Background(Validation):
         ready = min(cast("list[int]", task.comm.all_gather_objects(beside.poll())))
         found = []
         for _ in range(ready):
-            tally = Tally(task.metrics, task.classes)
+            tally = Tally(task.metrics, task.classes, task.loss.ignored)
             tally.take_in(*beside.take())
             found.append(tally.total(task.comm))
         return found

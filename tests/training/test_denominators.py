@@ -1,0 +1,239 @@
+"""Losses with a denominator of their own: the same answer however a batch is cut."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from tests.training.blobs import blobs, model
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.data.batches import Batches
+from tutti.data.parts import DataSet, Part
+from tutti.errors import BadOption
+from tutti.records import EpochRecord
+from tutti.strategies import Clip, ParamServer, Strategy, Sync
+from tutti.strategies.placement import place
+from tutti.training.arithmetic import Arithmetic
+from tutti.training.evaluate import evaluate
+from tutti.training.fitting import check_fit
+from tutti.training.loop import Trainer
+from tutti.training.losses import LOSSES, LossFunction, named_loss
+from tutti.training.metrics import METRICS
+
+BATCH, EPOCHS = 20, 2
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 0.0])
+FP64 = Arithmetic("fp64")
+
+
+def gaps(samples: int = 67, seed: int = 3) -> Part:
+    """Of the samples, some have no label: the first 15, and then every fifth."""
+    part = blobs(samples, seed)
+    targets = part.targets.clone()
+    targets[:15] = targets[::5] = -100
+    return Part(part.inputs, targets)
+
+
+def a_sum_with_its_weight(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    counts = (targets >= 0).double() * (1 + targets.clamp(min=0))
+    each = functional.cross_entropy(outputs, targets.clamp(min=0), reduction="none")
+    return (each * counts).sum(), counts.sum()
+
+
+def its_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    total, weight = a_sum_with_its_weight(outputs, targets)
+    return total / weight
+
+
+def its_log(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.nll_loss(outputs.log_softmax(1), targets)
+
+
+def half_a_batch() -> Part:
+    """What rank 0 of 2 has of the first batch has no label."""
+    part = blobs(40)
+    targets = part.targets.clone()
+    targets[Batches(part, BATCH, seed=5).order(0)[:10]] = -100
+    return Part(part.inputs, targets)
+
+
+def nothing() -> Part:
+    part = blobs(40)
+    return Part(part.inputs, torch.full_like(part.targets, -100))
+
+
+MEANS: dict[str, tuple[Part, str | LossFunction, LossFunction]] = {
+    "without labels": (gaps(), "cross_entropy", functional.cross_entropy),
+    "a module": (gaps(), nn.CrossEntropyLoss(), functional.cross_entropy),
+    "class weights": (
+        blobs(67),
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        partial(functional.cross_entropy, weight=WEIGHTS.double()),
+    ),
+    "smoothed": (
+        blobs(67),
+        nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=2, label_smoothing=0.2),
+        partial(functional.cross_entropy, weight=WEIGHTS.double(), ignore_index=2, label_smoothing=0.2),
+    ),
+    "nll": (
+        blobs(67),
+        nn.NLLLoss(weight=WEIGHTS, ignore_index=0),
+        partial(functional.nll_loss, weight=WEIGHTS.double(), ignore_index=0),
+    ),
+    "partial": (
+        blobs(67),
+        partial(functional.cross_entropy, ignore_index=1),
+        partial(functional.cross_entropy, ignore_index=1),
+    ),
+    "sum and weight": (gaps(), a_sum_with_its_weight, its_mean),
+    "a rank without": (half_a_batch(), "cross_entropy", functional.cross_entropy),
+}
+"""The samples, the loss as it is given to the loop, and the same by torch."""
+
+NOTHING: tuple[Part, str | LossFunction, LossFunction] = (
+    nothing(),
+    "cross_entropy",
+    functional.cross_entropy,
+)
+
+
+def dataset(part: Part) -> DataSet:
+    return DataSet("made up", part, None, None, 4, (), (12,))
+
+
+def network(name: str) -> nn.Module:
+    return nn.Sequential(model(), nn.LogSoftmax(1)) if name == "nll" else model()
+
+
+def trained(
+    ranks: int, name: str, passes: int = 1, strategy: Strategy | None = None, **rest: int
+) -> list[tuple[list[EpochRecord], Tensor]]:
+    """Each rank's history and final weights."""
+    part, spec, _ = MEANS[name]
+    module = FP64.prepare(network(name))
+    given = {"epochs": EPOCHS} if "steps" not in rest else rest
+
+    def program(comm: Communicator) -> tuple[list[EpochRecord], Tensor]:
+        way, mine = strategy or Sync(every=passes), copy.deepcopy(module)
+        replica = place(mine, comm, way.home)
+        optimizer = SGD(mine.parameters(), lr=0.3, momentum=0.9)
+        history = Trainer(
+            comm=comm,
+            replica=replica,
+            worker=way.worker(replica, comm, optimizer, Clip(norm=0.5)),
+            optimizer=optimizer,
+            batches=Batches(part, BATCH, comm.rank, comm.size, way.passes, seed=5),
+            loss=named_loss(spec, dataset(part)),
+            metrics=[METRICS["accuracy"]],
+            arithmetic=FP64,
+            **given,
+        ).fit()
+        comm.barrier()
+        return history, nn.utils.parameters_to_vector(mine.parameters()).detach().clone()
+
+    return VirtualWorld(ranks).run(program)
+
+
+def by_torch(name: str) -> Tensor:
+    """The weights after the same run in plain torch, by torch's own mean over each batch."""
+    part, _, mean = MEANS[name]
+    module = network(name).double()
+    optimizer = SGD(module.parameters(), lr=0.3, momentum=0.9)
+    order = Batches(part, BATCH, seed=5)
+    for epoch in range(EPOCHS):
+        for chosen in order.order(epoch).split(BATCH):
+            inputs, targets = part.take(chosen)
+            optimizer.zero_grad()
+            loss = mean(module(inputs.double()), targets)
+            assert isinstance(loss, Tensor)
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            optimizer.step()
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize(("ranks", "passes"), [(1, 1), (2, 1), (3, 1), (1, 3), (2, 3)])
+def test_training_is_that_of_torch_however_a_batch_is_cut(name: str, ranks: int, passes: int) -> None:
+    expected = by_torch(name)
+    found = trained(ranks, name, passes)
+    assert (expected - nn.utils.parameters_to_vector(network(name).parameters())).norm() > 0.1
+    assert all((weights - expected).norm() / expected.norm() < 1e-12 for _, weights in found)
+    alone = trained(1, name)[0][0]
+    for mine, one in zip(found[0][0], alone, strict=True):
+        assert mine.train.samples == one.train.samples == len(MEANS[name][0])
+        assert mine.train.loss == pytest.approx(one.train.loss, rel=1e-12)
+        assert mine.train.metrics == one.train.metrics
+
+
+def test_a_parameter_server_gets_gradients_of_the_right_weight() -> None:
+    expected = by_torch("without labels")
+    for _, weights in trained(3, "without labels", strategy=ParamServer()):
+        assert (weights - expected).norm() / expected.norm() < 1e-12
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_update_without_any_label_has_no_gradient(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEANS, "nothing", NOTHING)
+    history, weights = trained(ranks, "nothing", steps=2)[0]
+    assert torch.equal(weights, nn.utils.parameters_to_vector(model().double().parameters()).detach())
+    assert history[0].train.samples == 40
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_evaluation_is_that_of_torch_over_what_has_a_label(ranks: int) -> None:
+    part, module = gaps(67, seed=8), model().double()
+    loss = named_loss("cross_entropy", dataset(part))
+
+    def program(comm: Communicator) -> object:
+        mine = copy.deepcopy(module)
+        return evaluate(mine, part, comm, loss, [METRICS["accuracy"]], 4, batch_size=9, arithmetic=FP64)
+
+    first, *others = VirtualWorld(ranks).run(program)
+    assert all(other == first for other in others)
+    outputs = module(part.inputs.double()).detach()
+    assert first.samples == 67
+    assert first.loss == pytest.approx(functional.cross_entropy(outputs, part.targets).item(), rel=1e-12)
+    right = (outputs.argmax(1) == part.targets)[part.targets >= 0]
+    assert first.metrics["accuracy"] == right.double().mean().item()
+    assert sum(map(sum, first.confusion)) == len(right) < 67
+
+
+def test_each_position_counts_where_samples_have_several_labels() -> None:
+    scores = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    labels = scores.argmax(1)
+    labels[0], labels[1, 2:] = -100, (labels[1, 2:] + 1) % 3
+    part = Part(scores, labels)
+    loss = named_loss("cross_entropy", DataSet("tokens", part, None, None, 3, (), (3, 4)))
+    (found,) = VirtualWorld(1).run(
+        lambda comm: evaluate(nn.Identity(), part, comm, loss, [METRICS["accuracy"]], 3, batch_size=1)
+    )
+    assert found.metrics["accuracy"] == 18 / 20
+    assert found.loss == pytest.approx(functional.cross_entropy(scores, labels).item(), rel=1e-12)
+
+
+def test_a_plain_mean_costs_nothing() -> None:
+    assert not named_loss("cross_entropy", dataset(blobs(10))).weighed
+    assert not named_loss(nn.CrossEntropyLoss(label_smoothing=0.1), dataset(blobs(10))).weighed
+    # torch divides a mean over probabilities by the number of samples, whatever the classes weigh.
+    shares = Part(torch.zeros(3, 12), torch.full((3, 4), 0.25))
+    assert not named_loss(nn.CrossEntropyLoss(weight=WEIGHTS), dataset(shares)).weighed
+
+
+@pytest.mark.parametrize("pair", [(torch.ones(3), 3), (torch.tensor(1.0), "3"), (torch.tensor(1.0), -1)])
+def test_a_pair_that_is_no_sum_and_weight_is_refused(pair: tuple[object, object]) -> None:
+    loss = named_loss(lambda outputs, targets: pair, dataset(blobs(10)))
+    with pytest.raises(BadOption, match="weight to divide it by"):
+        check_fit(model(), blobs(10), loss)
+
+
+def test_a_loss_of_pairs_is_known_as_one_after_the_check() -> None:
+    loss = named_loss(a_sum_with_its_weight, dataset(blobs(10)))
+    assert check_fit(model(), blobs(10), loss).weighed
+    assert not check_fit(model(), blobs(10), LOSSES["cross_entropy"]).weighed
