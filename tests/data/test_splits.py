@@ -59,3 +59,10 @@ def test_a_share_that_leaves_a_part_empty_is_refused():
         split(np.zeros(3, int), 0.99, 0, classes=1)
     with pytest.raises(BadData, match="every class has a single sample"):
         split(np.arange(10), 0.5, 0, classes=10)
+
+
+def test_samples_without_a_label_give_their_share_too():
+    targets = np.repeat([0, 1, -100], [100, 50, 150])
+    train, validation = split(targets, 0.1, 0, classes=2)
+    assert [(targets[validation] == label).sum() for label in (0, 1, -100)] == [10, 5, 15]
+    assert len(train) == 270

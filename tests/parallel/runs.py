@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator

@@ -119,3 +119,16 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
 def test_labels_that_no_output_stands_for_are_refused(labels: list[int]) -> None:
     with pytest.raises(BadData, match=r"labels go from .* 3 outputs stand for the labels 0 to 2"):
         check_labels(torch.tensor(labels), 3)
+
+
+def test_losses_that_need_every_label_refuse_samples_without() -> None:
+    with pytest.raises(BadData, match=r"2 targets are no label \(-100\), but loss 'mse'"):
+        named_loss("mse", data_set(torch.tensor([0, -100, 1, -100]), 2))
+
+
+def test_labels_are_ignored_by_the_number_that_the_loss_says() -> None:
+    fit_check(SCORES, LABELS, named_loss(nn.CrossEntropyLoss(ignore_index=2), CLASSES), 3)
+    check_labels(torch.tensor([0, 255]), 3, ignored=255)
+    check_labels(torch.tensor([255]), 3, ignored=255)
+    with pytest.raises(BadData, match="labels go from 0 to 3"):
+        check_labels(torch.tensor([0, 255, 3]), 3, ignored=255)

@@ -97,7 +97,9 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
     if spec == "auto":
         spec = "mse" if dataset.train.targets.is_floating_point() else "cross_entropy"
     check_loss(spec)
-    return _on(dataset, LOSSES[spec]) if spec in LOSSES else _own_loss(load_object(spec, "loss"), dataset, spec)
+    return (
+        _on(dataset, LOSSES[spec]) if spec in LOSSES else _own_loss(load_object(spec, "loss"), dataset, spec)
+    )
 
 
 def check_loss(spec: str) -> None:
