@@ -57,7 +57,7 @@ def reduced(comm: Communicator, name: str, dtype: torch.dtype, steps: int = 1) -
     for step in range(steps):
         vector = torch.randn(96, generator=torch.Generator().manual_seed(10 * step + comm.rank)).to(dtype)
         vector[layout.gaps()] = 0
-        sent = reduction.all_reduce(vector)
+        sent = reduction.all_reduce(vector, 1 / comm.size)
     assert not vector[layout.gaps()].any()
     return vector, sent
 
@@ -94,3 +94,28 @@ def test_low_rank_leaves_vectors_and_scalars_exact() -> None:
     assert not torch.allclose(found[:60], exact[:60])
     # Factors of 10 and 6 numbers, and 17 numbers as they are; 2 (p - 1)/p of their bytes.
     assert sent == 2 * 2 * 4 * (10 + 6 + 17) // 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_adasum_of_one_workers_samples_is_their_mean_gradient(ranks: int) -> None:
+    """The last update of an epoch may have one sample: it counts as much on 8 ranks as on 1."""
+
+    def reduce(comm: Communicator) -> list[float]:
+        vector = torch.tensor([3.0, -4.0] if comm.rank == ranks // 2 else [0.0, 0.0])
+        Adaptive(comm, Layout(2, torch.float32, (Layer(slice(0, 2), (2,)),))).all_reduce(
+            vector, float(comm.rank == ranks // 2)
+        )
+        return vector.tolist()
+
+    assert VirtualWorld(ranks).run(reduce) == [[3.0, -4.0]] * ranks
+
+
+def test_adasum_combines_means_over_samples_whatever_the_workers_shares() -> None:
+    def reduce(comm: Communicator) -> list[float]:
+        share, mean = ((0.75, [1.0, 0.0]), (0.25, [2.0, 2.0]))[comm.rank]
+        vector = torch.tensor(mean, dtype=torch.float64) * share
+        Adaptive(comm, Layout(2, torch.float64, (Layer(slice(0, 2), (2,)),))).all_reduce(vector, share)
+        return vector.tolist()
+
+    # a.b = 2, |a|^2 = 1, |b|^2 = 8: (1 - 2/2) a + (1 - 2/16) b.
+    assert VirtualWorld(2).run(reduce) == [[1.75, 1.75]] * 2

@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Setting:
-    """How workers train; each makes `steps` steps."""
+    """How workers train; each makes `steps` steps, but for those that it is late for, if it skips them."""
 
     strategy: Strategy
     optimizer: Callable[[nn.Module], Optimizer] = field(default_factory=sgd)
@@ -85,6 +85,7 @@ class Setting:
     speeds: Sequence[float] = SPEEDS
     clip: Clip = field(default_factory=Clip)
     settle_at: int = -1
+    skips: bool = True
 
 
 def train(comm: Communicator, setting: Setting) -> Outcome | None:
@@ -99,10 +100,13 @@ def train(comm: Communicator, setting: Setting) -> Outcome | None:
     worker = setting.strategy.worker(replica, comm, optimizer, setting.clip)
     steps = []
     for step in range(setting.steps):
-        curvature, minimum = batch(comm.rank, step)
-        (curvature / 2 * (module() - minimum) ** 2).sum().backward()
-        comm.compute(setting.speeds[comm.rank])
-        worker.step()
+        if worker.is_late() and setting.skips:
+            worker.skip()
+        else:
+            curvature, minimum = batch(comm.rank, step)
+            (curvature / 2 * (module() - minimum) ** 2).sum().backward()
+            comm.compute(setting.speeds[comm.rank])
+            worker.step()
         assert not replica.flats[0].grads.any()
         steps.append(module().detach().clone())
         if step == setting.settle_at:

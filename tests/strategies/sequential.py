@@ -82,9 +82,11 @@ def by_strategy(comm: Communicator, case: Case, strategy: Strategy) -> Tensor:
     worker = strategy.worker(replica, comm, optimizer, case.clip)
     schedule = case.schedule(optimizer) if case.schedule else None
     for inputs, targets in case.batches():
+        worker.share = 0.0
         for turn in cut(len(inputs), strategy.passes):
             own = cut(turn.stop - turn.start, comm.size)[comm.rank]
             x, y = inputs[turn][own], targets[turn][own]
+            worker.share += len(x) / len(inputs)
             if len(x):
                 (loss(module, x, y) * (len(x) / len(inputs))).backward()
         worker.step()

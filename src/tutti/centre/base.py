@@ -130,18 +130,6 @@ class Rule(ABC):
         """Apply the next message by these settings, those of its sender."""
         return
 
-    def leave(self, slot: int) -> bool:
-        """A worker sends nothing until further notice; returns whether the slot can move because of it."""
-        return False
-
-    def join(self, slot: int) -> None:
-        """A worker that had left is back."""
-        return
-
-    def close(self, desk: Desk) -> None:
-        """Move the slot after `leave` has said that it can."""
-        return
-
     @abstractmethod
     def above(self, hosts: int) -> Rule:
         """The rule of a centre above, to which each host's centre goes as a worker goes to its own.

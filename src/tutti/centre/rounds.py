@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,20 +16,29 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.replica import Flat, Replica
 
+ROUNDING: Final = 1e-9
+"""How far a sum of shares may be from what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
+
 
 class Rounds(Rule):
-    """c = optimizer(c, clip(workers / n * sum of the first n gradients)), n a share of the workers: a round.
+    """c = optimizer(c, clip(sum of the gradients / sum of their shares)) of those that have come: a round.
 
-    A gradient that comes after its round has closed is dropped. The workers whose gradients were used are
-    answered when the round closes. Workers that have left are not waited for.
+    A gradient belongs to the round whose number it has. The round closes when those that have come stand for
+    the quorum of the update's samples, or when all workers' have; then their workers are answered. A gradient
+    that comes later is dropped.
 
     Args:
         optimizer: the user's; see `OptimizerRule`.
         replica: the model that its parameters belong to.
-        workers: how many workers there are; each brings its share of the gradient of the whole batch.
-        quorum: the share of the workers whose gradients close a round.
+        workers: how many workers there are.
+        quorum: the share of an update's samples whose gradients close a round; 1: all workers, also those
+            without samples.
         norm: the largest 2-norm of the whole gradient; there is one slot alone then. None: any.
         value: the largest absolute value of an element, limited before the norm. None: any.
+
+    Attributes:
+        share: which part of the update's samples the next message is the gradient of, weighted by it.
+        round: which update it is meant for, from 0.
     """
 
     holds = True
@@ -47,8 +56,10 @@ class Rounds(Rule):
     ) -> None:
         self._inner = OptimizerRule(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
+        self.share, self.round = 1 / workers, 0
         self._came: dict[int, Tensor] = {}
-        self._gone: dict[int, Tensor] = {}
+        self._shares: dict[int, Tensor] = {}
+        self._closed: dict[int, Tensor] = {}
 
     @override
     def cut(self, flat: Flat, parts: int) -> list[slice]:
@@ -61,57 +72,52 @@ class Rounds(Rule):
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         self._inner.open(centre, slots, allocate)
-        came, gone = allocate(len(slots), torch.int64), allocate(len(slots), torch.int64)
-        self._came = {slot.number: came[at] for at, slot in enumerate(slots)}
-        self._gone = {slot.number: gone[at] for at, slot in enumerate(slots)}
+        numbers = [slot.number for slot in slots]
+        self._came = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
+        self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
 
     @override
     def apply(self, desk: Desk) -> Outcome:
-        if desk.staleness:
+        if int(self._closed[desk.slot]) != self.round:
             return Outcome.DROPPED
         for total, message in zip(self._inner.inbox(desk.slot), desk.message, strict=True):
             total.add_(message)
         self._came[desk.slot] += 1
+        self._shares[desk.slot] += self.share
         if not self._is_complete(desk.slot):
             return Outcome.HELD
-        self.close(desk)
+        self._close(desk)
         return Outcome.APPLIED
 
     def _is_complete(self, slot: int) -> bool:
-        active = self._workers - int(self._gone[slot])
-        # A quorum of 0.7 of 10 workers is 7 of them, whatever 0.7 * 10 is in binary.
-        needed = max(1, math.ceil(self._quorum * active - 1e-9))
-        return int(self._came[slot]) >= needed
+        if int(self._came[slot]) == self._workers:
+            return True
+        return self._quorum < 1 and float(self._shares[slot]) >= self._quorum - ROUNDING
 
-    @override
-    def close(self, desk: Desk) -> None:
-        totals = self._inner.inbox(desk.slot)
-        came = int(self._came[desk.slot])
-        if came != self._workers:
-            for total in totals:
-                total.mul_(self._workers / came)
-        clip(totals, self._norm, self._value)
-        self._inner.apply(Desk(desk.slot, desk.centre, totals, None))
+    def _close(self, desk: Desk) -> None:
+        totals, share = self._inner.inbox(desk.slot), float(self._shares[desk.slot])
+        # Without any sample there is nothing to learn, and no mean.
+        if share > ROUNDING:
+            if abs(share - 1) > ROUNDING:
+                for total in totals:
+                    total.div_(share)
+            clip(totals, self._norm, self._value)
+            self._inner.apply(Desk(desk.slot, desk.centre, totals, None))
         for total in totals:
             total.zero_()
         self._came[desk.slot].zero_()
-
-    @override
-    def leave(self, slot: int) -> bool:
-        self._gone[slot] += 1
-        return bool(self._came[slot]) and self._is_complete(slot)
-
-    @override
-    def join(self, slot: int) -> None:
-        self._gone[slot] -= 1
+        self._shares[desk.slot].zero_()
+        self._closed[desk.slot] += 1
 
     @override
     def settings(self) -> list[float]:
-        return self._inner.settings()
+        return [self.share, self.round, *self._inner.settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        self._inner.use(settings)
+        self.share, self.round = settings[0], int(settings[1])
+        self._inner.use(settings[2:])
 
     @override
     def above(self, hosts: int) -> Rule:

@@ -90,7 +90,6 @@ class Server:
         else:
             assert request is Request.JOIN
             self._steps[self._workers.index(worker)] = 0
-            self._rule.join(self._number)
 
     def _start(self, worker: int, hosts: int) -> None:
         """Take over the weights of worker 0, and lay out the slot as it has done."""
@@ -176,10 +175,6 @@ class Server:
     def _leave(self, worker: int) -> None:
         self._steps[self._workers.index(worker)] = GONE
         self._wake_up()
-        if self._rule.leave(self._number):
-            self._rule.close(Desk(self._number, self._own, (), None))
-            self._version += 1
-            self._release()
 
     def _wake_up(self) -> None:
         for worker, slack in list(self._sleeping.items()):

@@ -225,25 +225,13 @@ class SharedCentre(Centre):
         return self._steps.tick(slack)
 
     @override
-    @torch.no_grad()
     def leave(self) -> None:
         self._steps.leave()
-        for number in range(len(self.slots)):
-            with self._locks[number]:
-                moved = self._rule.leave(number)
-                if moved:
-                    self._rule.close(Desk(number, self._at[number], (), None))
-                    self._versions[number] += 1
-            if moved:
-                self._wake(number)
 
     @override
     def rejoin(self) -> None:
         self._comm.barrier()
         self._steps.rejoin()
-        for number in range(len(self.slots)):
-            with self._locks[number]:
-                self._rule.join(number)
         self._comm.barrier()
 
     @override

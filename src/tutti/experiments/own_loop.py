@@ -195,7 +195,7 @@ class Stepper:
     def __init__(self, replica: Replica, worker: Worker, passes: int, pace: Pace, dealt: Dealt) -> None:
         self.replica, self.worker, self.passes, self.pace, self.dealt = replica, worker, passes, pace, dealt
         self.pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if passes > 1 else []
-        self.calls, self.samples, self.clean = 0, 0, False
+        self.calls, self.samples, self.own, self.clean = 0, 0, 0, False
 
     def take_over(self, optimizer: Optimizer) -> None:
         """Put our `step` and `zero_grad` in place of the optimizer's own."""
@@ -223,16 +223,18 @@ class Stepper:
 
     def _advance(self, own: int, whole: int) -> None:
         self.replica.attach()
-        self.calls, self.samples = self.calls + 1, self.samples + whole
+        self.calls, self.samples, self.own = self.calls + 1, self.samples + whole, self.own + own
         if self.passes == 1:
             self._scale(own / whole if whole else 0.0)
         elif not self._gather(own):
             return
         if self.samples:
+            if self.pace is Pace.TOGETHER:
+                self.worker.share = self.own / self.samples
             self.worker.step()
         else:
             self.worker.skip()
-        self.calls, self.samples, self.clean = 0, 0, True
+        self.calls, self.samples, self.own, self.clean = 0, 0, 0, True
 
     def zero_grad(self) -> None:
         """Forget the gradient of a `backward()` that no `step()` used."""

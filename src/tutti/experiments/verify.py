@@ -124,6 +124,7 @@ class Parallel:
         loss = self._forward_backward(update)
         gradient = end_to_end(self.portion.state(gradient_of), self._names)
         self.portion.data.all_reduce(gradient)
+        self.worker.share = sum(batch.share for batch in update.passes)
         self.worker.step()
         if self._schedule is not None:
             self._schedule.step()

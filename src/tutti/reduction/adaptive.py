@@ -21,8 +21,12 @@ class Adaptive(Reduction):
                   0 -> 4, 1 -> 5
 
     ⌊log2 p⌋ steps of one whole vector each, and two more where p is no power of two. Each worker's gradient
-    is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so what comes
-    out is multiplied by the number of workers, which is the same where all have equal parts.
+    is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so it is divided
+    by that share. A worker without samples has a gradient of zero, which leaves the others' as they are.
+
+    The paper leaves open what a number of workers that is no power of two does, and its authors' program, in
+    Horovod, does not take one; here the surplus ones are first combined with a partner each. Where a host has
+    several GPUs, Horovod combines their sum or mean with that of other hosts; here every worker counts.
 
     Source: Maleki et al. 2020 (see `tutti.rules.adasum`), section 3.
 
@@ -36,8 +40,10 @@ class Adaptive(Reduction):
         self._layers = [layer.place for layer in layout.layers]
 
     @override
-    def all_reduce(self, vector: Tensor) -> int:
+    def all_reduce(self, vector: Tensor, share: float) -> int:
         comm, wide = Counted(self._comm), vector.to(self._wide)
+        if share:
+            wide = wide / share
         power = 1 << (comm.size.bit_length() - 1)
         partner = comm.rank ^ power
         if comm.rank >= power:
@@ -49,7 +55,6 @@ class Adaptive(Reduction):
                 comm.recv(received, partner, TAG)
                 combine(wide, received, self._layers)
             self._double(comm, wide, received, power)
-            wide.mul_(comm.size)
             if partner < comm.size:
                 comm.send(wide, partner, TAG)
         if wide is not vector:

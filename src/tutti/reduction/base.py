@@ -67,8 +67,12 @@ class Reduction(ABC):
     """A way to sum one vector over some ranks at every step. What it remembers belongs to that vector."""
 
     @abstractmethod
-    def all_reduce(self, vector: Tensor) -> int:
+    def all_reduce(self, vector: Tensor, share: float) -> int:
         """Overwrite `vector` with its sum over the ranks, bit-equal on all of them (collective).
+
+        Args:
+            vector: this rank's gradient, the mean over its samples times `share`.
+            share: which part of the update's samples they are; 0 where it has none.
 
         Returns:
             How many bytes this rank has sent.

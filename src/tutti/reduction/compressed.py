@@ -28,7 +28,7 @@ class Compressed(Reduction):
         self._message = torch.zeros(comm.size, payload, dtype=torch.uint8)
 
     @override
-    def all_reduce(self, vector: Tensor) -> int:
+    def all_reduce(self, vector: Tensor, share: float) -> int:
         self._message[self._comm.rank] = with_feedback(self._codec, vector, self._error)
         self._comm.all_gather(self._message.view(-1))
         total = torch.zeros_like(self._error)

@@ -67,7 +67,7 @@ class LowRank(Reduction):
         self._plain = self._lefts[at_left:]
 
     @override
-    def all_reduce(self, vector: Tensor) -> int:
+    def all_reduce(self, vector: Tensor, share: float) -> int:
         self._error.add_(vector)
         for matrix in self._matrices:
             matrix.left.copy_(left_factor(matrix.error, matrix.right))

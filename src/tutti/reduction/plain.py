@@ -17,7 +17,7 @@ class Native(Reduction):
         self._comm = comm
 
     @override
-    def all_reduce(self, vector: Tensor) -> int:
+    def all_reduce(self, vector: Tensor, share: float) -> int:
         self._comm.all_reduce(vector)
         return all_reduce_bytes(vector.nbytes, self._comm.size)
 
@@ -29,7 +29,7 @@ class ByMessages(Reduction):
         self._comm, self._wide, self._algorithm = comm, layout.wide, algorithm
 
     @override
-    def all_reduce(self, vector: Tensor) -> int:
+    def all_reduce(self, vector: Tensor, share: float) -> int:
         counted, wide = Counted(self._comm), vector.to(self._wide)
         self._algorithm(counted, wide)
         if wide is not vector:

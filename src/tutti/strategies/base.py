@@ -71,9 +71,12 @@ class Worker(ABC):
     Attributes:
         traffic: what its exchanges were like; the loop takes the counts once an epoch.
         updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
+        share: which part of the update's samples is this rank's, 0 to 1; its gradient has been weighted by
+            it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others.
     """
 
     def __init__(self) -> None:
+        self.share = 1.0
         self.traffic = Traffic()
         self.updating = Stopwatch()
 
@@ -86,11 +89,19 @@ class Worker(ABC):
         """
 
     def skip(self) -> None:
-        """Called in place of `step` when this rank has no sample in a round and the pace is not TOGETHER.
+        """Called in place of `step` when this rank has computed nothing in a round.
 
-        Workers that step abreast take part in the exchange all the same.
+        That is when it has no sample in it and the pace is not TOGETHER, or when it `is_late`. Workers that
+        step abreast take part in the exchange all the same.
         """
         return
+
+    def is_late(self) -> bool:
+        """Whether the others have made this update already, so that a gradient for it would be of no use.
+
+        Asked before a round's forward pass. A loop that cannot leave out a round may `step` all the same.
+        """
+        return False
 
     def settle(self) -> None:
         """After an epoch, or before an evaluation: every replica gets the weights to be evaluated.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import Rounds, Rule, join_centre
+from tutti.centre import Rounds, join_centre
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker
@@ -20,29 +20,33 @@ from tutti.strategies.ranges import within
 class ParamServer(Centred):
     """Synchronous training around a parameter server that waits for a quorum of the workers.
 
-        G = workers / n * sum of the first n gradients g_i(c) of a step,    n = quorum * workers, rounded up
+        G = mean of the gradients g_i(c) of the first workers, as many as have `quorum` of a step's samples
         c = optimizer(c, clip(G)),  w_i = c for all whose gradient was used
 
     With `quorum` 1 every step waits for all, and the training is that of one worker on the whole batch (as
     with `sync`). Below that the slowest ones are the backup workers: a gradient that comes when its step has
-    closed is dropped (and counted), and its worker goes on from the newest weights.
+    closed is dropped (and counted), and its worker goes on with the step that is open then.
 
         quorum 0.6   worker 0  │ g(c0) ─┐          │ g(c1) ─┐
                      worker 1  │ g(c0) ────┐       │ g(c1) ───┐
                      centre    c0         c1                  c2
-                     worker 2  │     g(c0) ──────── dropped │ g(c1) ...
+                     worker 2  │     g(c0) ────────── dropped │ g(c2) ...
 
-    A batch is split over the workers. Workers that have none left are not waited for.
+    A batch is split over the workers, and the gradients' mean is that over the samples that they stand for:
+    workers without samples close no step, and are waited for with `quorum` 1 alone. In a training loop of
+    one's own, which deals every worker its part of every batch, a late worker computes its part of the
+    batches that it has missed, too, and they are dropped.
 
     Source: Chen, Pan, Monga, Bengio, Jozefowicz 2016, "Revisiting Distributed Synchronous SGD",
-    arXiv:1604.00981, algorithms 3 and 4 (there n is N, and the workers beyond it are the b backup workers).
+    arXiv:1604.00981, algorithms 3 and 4 (there the first N of N + b workers close a step, and each has
+    minibatches of its own of one size; so the mean is over N of them).
     """
 
     name: ClassVar[str] = "paramserver"
     pace: ClassVar[Pace] = Pace.TOGETHER
 
     quorum: float = field(
-        default=1.0, metadata={"help": "share of the workers whose gradients close a step, above 0 to 1"}
+        default=1.0, metadata={"help": "share of a batch whose gradients close a step, above 0 to 1"}
     )
 
     def __post_init__(self) -> None:
@@ -54,18 +58,37 @@ class ParamServer(Centred):
         return 1
 
     @override
-    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
+    def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rounds:
         return Rounds(optimizer, replica, workers, self.quorum, clip.norm, clip.value)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         rule = self.rule(replica, optimizer, comm.size, clip)
-        # The clipping is that of the whole gradient, and the centre's business.
-        return _ParamServerWorker(replica, join_centre(comm, replica, rule), optimizer, Clip())
+        return _ParamServerWorker(replica, comm, optimizer, rule)
 
 
 class _ParamServerWorker(CentredWorker):
+    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
+        # The clipping is that of the whole gradient, and the centre's business.
+        super().__init__(replica, join_centre(comm, replica, rule), optimizer, Clip())
+        self._rule, self.share = rule, 1 / comm.size
+
     @override
     def step(self) -> None:
         self.prepare()
-        self.count(self.centre.exchange(self.grads, self.weights))
+        self._rule.share = self.share
+        receipt = self.centre.exchange(self.grads, self.weights)
+        self._rule.round += 1
+        # Nothing is lost of a worker that had no sample.
+        self.count(replace(receipt, dropped=receipt.dropped and self.share > 0))
+
+    @override
+    def is_late(self) -> bool:
+        return self.centre.version > self._rule.round
+
+    @override
+    def skip(self) -> None:
+        """The step has been closed without this worker."""
+        self._rule.round += 1
+        self.traffic.skipped += 1
+        self.centre.pull(self.weights)

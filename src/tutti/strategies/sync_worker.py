@@ -62,6 +62,7 @@ class SyncWorker(Worker):
     ) -> None:
         super().__init__()
         self._node, self._clip, self._clock = comm.node, clip, comm.clock
+        self.share = 1 / comm.size
         # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
         lanes = min(cast(list[int], comm.all_gather_objects(comm.node.size)))
         self._lane = comm.node.rank if comm.node.rank < lanes else None
@@ -138,9 +139,9 @@ def _counted(
                 yield total[start:stop]
 
 
-def _reduce(reductions: Sequence[Reduction], vectors: Sequence[Tensor]) -> int:
+def _reduce(reductions: Sequence[Reduction], vectors: Sequence[Tensor], share: float) -> int:
     """Reduce one vector after the other; returns the bytes sent."""
-    return sum(one.all_reduce(vector) for one, vector in zip(reductions, vectors, strict=True))
+    return sum(one.all_reduce(vector, share) for one, vector in zip(reductions, vectors, strict=True))
 
 
 class SharedWorker(SyncWorker):
@@ -188,7 +189,7 @@ class SharedWorker(SyncWorker):
         sent = self._inside
         if self._between:
             began = self._clock()
-            sent += _reduce(self._between, self._totals)
+            sent += _reduce(self._between, self._totals, self.share)
             self.traffic.wait_s += self._clock() - began
         self._clip_and_move()
         return sent
@@ -213,7 +214,7 @@ class WholeWorker(SyncWorker):
     @override
     def _meet(self) -> None:
         # No rank has the result before all have given their gradients: this is a barrier too.
-        self._sent = _reduce(self._reductions, self._grads)
+        self._sent = _reduce(self._reductions, self._grads, self.share)
 
     @override
     def _sum_and_move(self) -> int:

@@ -239,9 +239,12 @@ class Trainer:
                 self.on_step(update.round)
                 stages.start()
             loaded = self._schedule_until(update.round)
-            samples, computed = self._compute(update, epoch, tally)
+            late = self.worker.is_late()
+            samples, computed = (0, stages.last) if late else self._compute(update, epoch, tally)
             self._lr = self.optimizer.param_groups[0]["lr"]
-            if samples or not self.batches.own:
+            if not late and (samples or not self.batches.own):
+                if not self.batches.own:
+                    self.worker.share = sum(batch.share for batch in update.passes)
                 self.worker.step()
                 self._steps += 1
             else:

@@ -1,0 +1,58 @@
+"""What a training loop tells a worker before each step, and what it leaves out for one that is late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.contracts.training import Run, clouds, train
+from tutti.comm.virtual import VirtualWorld
+from tutti.strategies import ParamServer, Sync
+from tutti.strategies.sync_worker import SyncWorker
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The shares that `sync`'s workers have at their steps."""
+    shares: list[float] = []
+    step = SyncWorker.step
+
+    def noting(worker: SyncWorker) -> None:
+        shares.append(worker.share)
+        step(worker)
+
+    monkeypatch.setattr(SyncWorker, "step", noting)
+    yield shares
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_worker_is_told_its_share_of_each_update(told: list[float], passes: int) -> None:
+    VirtualWorld(4).run(train, Run(Sync(every=passes), data=partial(clouds, 9), epochs=1))
+    assert sorted(told) == [0.0] * 3 + [0.25] * 4 + [1.0]
+
+
+def test_the_last_sample_of_an_epoch_counts_as_much_on_any_number_of_ranks() -> None:
+    """An update of one sample is one worker's, whatever the others' reduction would do with theirs."""
+    run = Run(Sync(reduce="adasum"), data=partial(clouds, 1), epochs=3)
+    alone, many = [VirtualWorld(ranks).run(train, run)[0].weights for ranks in (1, 5)]
+    assert float((alone - many).abs().max()) < 1e-6
+    assert (
+        float((alone - VirtualWorld(1).run(train, Run(run.strategy, data=run.data))[0].weights).norm()) > 0.01
+    )
+
+
+def test_a_late_worker_leaves_out_what_the_others_have_done() -> None:
+    speeds = (1e-3, 1e-3, 50e-3)
+    found = {
+        quorum: VirtualWorld(3).run(train, Run(ParamServer(quorum=quorum), speeds=speeds, batch_size=9))
+        for quorum in (1.0, 0.6)
+    }
+    everyone, most = (found[quorum][0] for quorum in (1.0, 0.6))
+    assert [record.train.samples for record in everyone.history] == [100, 100]
+    late = most.history[0].ranks[2]
+    assert late.skipped > 3
+    assert late.dropped >= 1
+    assert 67 <= most.history[0].train.samples < 90
+    assert most.seconds < everyone.seconds / 3
