@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -14,7 +13,7 @@ from tutti.strategies.sync_worker import SyncWorker
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The shares that `sync`'s workers have at their steps."""
     shares: list[float] = []
     step = SyncWorker.step
@@ -24,7 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         step(worker)
 
     monkeypatch.setattr(SyncWorker, "step", noting)
-    yield shares
+    return shares
 
 
 @pytest.mark.parametrize("passes", [1, 2])
