@@ -1,0 +1,68 @@
+"""Programs drawn at random end as with plain torch, on one, two and three ranks.
+
+`TUTTI_PROGRAMS=1000` tries so many, others each time; by default a few are tried, always the same.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.own_loop.jobs import Refused, differences, run_plain
+from tests.own_loop.programs import ACTIONS, MODELS, OPTIMIZERS, Choice, Program, programs
+from tests.own_loop.worlds import Worlds
+
+WANTED = int(os.environ.get("TUTTI_PROGRAMS", "0"))
+
+USUAL = Choice(
+    ("schedule", "rate", "save_on_one_rank", "copy_model"),
+    models=tuple(name for name in MODELS if name != "headed"),
+    optimizers=tuple(name for name in OPTIMIZERS if name not in ("Counting", "Rebinding")),
+    in_order=True,
+    late=False,
+    states=False,
+)
+"""Loops of the usual order: zero, backward, step, and something after it."""
+
+ANY = Choice(ACTIONS)
+
+_settings = settings(
+    max_examples=WANTED or 25,
+    derandomize=not WANTED,
+    database=None,
+    deadline=None,
+    print_blob=False,
+    phases=[Phase.generate, Phase.shrink] if WANTED else [Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def check(worlds: Worlds, program: Program) -> None:
+    """The program ends in the same way everywhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = run_plain(program.run)
+    for size in (1, 2, 3):
+        for rank, found in enumerate(worlds.run(program.run, size)):
+            if isinstance(found, BaseException):
+                raise found
+            assert not isinstance(found, Refused), found.sentence
+            assert differences(found, wanted, f"rank {rank} of {size}") == []
+
+
+@pytest.mark.timeout(0 if WANTED else 120)
+@_settings
+@given(program=programs(USUAL))
+def test_usual_programs_end_as_with_plain_torch(worlds: Worlds, program: Program) -> None:
+    check(worlds, program)
+
+
+@pytest.mark.xfail(run=bool(WANTED), strict=True)
+@pytest.mark.timeout(0 if WANTED else 120)
+@_settings
+@given(program=programs(ANY))
+def test_any_programs_end_as_with_plain_torch(worlds: Worlds, program: Program) -> None:
+    check(worlds, program)
