@@ -41,9 +41,12 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
     [
         ("--parallel tensor --strategy hogwild", "those of 'hogwild' do not; leave --strategy out"),
         ("--parallel pipeline --parallel.microbatches 16", "a pipeline gets 15 samples of a batch"),
-        ("--parallel tensor --parallel.plan parallel.models:number", "it must return a dict from names"),
         (
-            "--parallel tensor --parallel.plan parallel.models:astray",
+            "--parallel tensor --parallel.plan tests.parallel.models:number",
+            "it must return a dict from names",
+        ),
+        (
+            "--parallel tensor --parallel.plan tests.parallel.models:astray",
             "names '99', which the model does not have",
         ),
     ],

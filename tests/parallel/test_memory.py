@@ -5,26 +5,26 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Mapping
-from typing import cast
 
 import pytest
 import torch
 from torch import nn, optim
 
+from tests.comm.ranks import World
 from tests.parallel.runs import COMMON, Run
 from tutti.bubbles import BACKWARD, FORWARD, WEIGHTS
 from tutti.cli.main import main
 from tutti.comm.host import HostCommunicator
+from tutti.experiments.allocated import measure_all
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import LayoutsJob
 from tutti.experiments.layouts import work
-from tutti.launch.plan import Plan
-from tutti.launch.start import start
 from tutti.parallel.layout import SCHEDULES
 from tutti.parallel.memory import Ledger, Need, state_per_byte
 from tutti.parallel.order import order
 
 BASE: Run = COMMON | {
+    "precision": "fp32",
     "validation": 0.0,
     "steps": 3,
     "batch_size": 48,
@@ -50,8 +50,8 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def measured() -> Mapping[str, list[int]]:
-    found = start("tutti.experiments.allocated:measure_all", pickle.dumps(RUNS), Plan(2, threads=1))
-    return cast("Mapping[str, list[int]]", found)
+    with World(2) as world:
+        return world.run(measure_all, pickle.dumps(RUNS))[0]
 
 
 def advised(config: Run, layout: str | None = None) -> Need:

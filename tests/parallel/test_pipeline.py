@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.torch_version import TorchVersion
 
-from tests.parallel.runs import CNN, LENET, MLP, WEIGHED, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, TOLERANCE, WEIGHED, Found, Run, alone, deviation, on_ranks
 from tutti.errors import BadOption
 from tutti.parallel.layout import SCHEDULES
 from tutti.parallel.pipeline import refuse_old_torch
@@ -46,14 +46,14 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", EQUAL)
 def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
-    assert deviation(trained[name], alone(EQUAL[name])) < 1e-5
+    assert deviation(trained[name], alone(EQUAL[name])) < TOLERANCE
 
 
 @pytest.mark.timeout(300)
 def test_teams_with_samples_of_their_own_follow_it_too() -> None:
     runs = {name: DEEP | scheduled(name) | {"parallel": "data=2,pipeline=2"} for name in ("1f1b", "zbv")}
     for name, found in on_ranks(4, runs).items():
-        assert deviation(found, alone(runs[name])) < 1e-5
+        assert deviation(found, alone(runs[name])) < TOLERANCE
 
 
 def test_the_torch_whose_pipelines_go_wrong_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel.runs import CNN, LENET, MLP, WEIGHED, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, TOLERANCE, WEIGHED, Found, Run, alone, deviation, on_ranks
 
 SHARDED: Run = {"parallel": "sharded"}
 PLANNED: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.parallel.models:plan"}}
@@ -35,7 +35,7 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", EQUAL)
 def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
-    assert deviation(trained[name], alone(EQUAL[name])) < 1e-5
+    assert deviation(trained[name], alone(EQUAL[name])) < TOLERANCE
 
 
 @pytest.mark.timeout(300)
@@ -47,5 +47,5 @@ def test_teams_with_samples_of_their_own_follow_it_too() -> None:
             "plan": MLP | PLANNED | {"parallel": "data=2,tensor=2"},
         },
     )
-    assert deviation(found["lenet"], alone(LENET)) < 1e-5
-    assert deviation(found["plan"], alone(MLP)) < 1e-5
+    assert deviation(found["lenet"], alone(LENET)) < TOLERANCE
+    assert deviation(found["plan"], alone(MLP)) < TOLERANCE

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.parallel.models import grouped, recurrent
-from tests.parallel.runs import CNN, LENET, MLP, WEIGHED, Found, Run, alone, deviation, on_ranks
+from tests.parallel.runs import CNN, LENET, MLP, TOLERANCE, WEIGHED, Found, Run, alone, deviation, on_ranks
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadModel
@@ -44,12 +44,12 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
-    assert deviation(trained[name], alone(EQUAL[name])) < 1e-5
+    assert deviation(trained[name], alone(EQUAL[name])) < TOLERANCE
 
 
 def test_teams_with_samples_of_their_own_follow_it_too() -> None:
     found = on_ranks(4, {"lenet": LENET | TEAMS})["lenet"]
-    assert deviation(found, alone(LENET)) < 1e-5
+    assert deviation(found, alone(LENET)) < TOLERANCE
     first, second = (rank.samples for rank in found.history[0].ranks[::2])
     assert [rank.samples for rank in found.history[0].ranks] == [first, first, second, second]
     assert first + second == found.history[0].train.samples
@@ -76,7 +76,7 @@ def test_the_norm_of_what_all_teams_add_up_is_that_of_the_undivided_model() -> N
     assert "teams of strategy 'paramserver' have portions only" in found.pop("paramserver").refused
     for name, one in found.items():
         plain = {key: value for key, value in runs[name].items() if not key.startswith("strategy")}
-        assert deviation(one, alone(plain)) < 1e-5, name
+        assert deviation(one, alone(plain)) < TOLERANCE, name
 
 
 def test_every_rank_has_its_share_of_the_weights_alone() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from typing import cast
 
 import pytest
 
+from tests.comm.ranks import World
 from tests.parallel.runs import LENET, MLP, Run
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
@@ -14,10 +14,8 @@ from tutti.experiments.config import TrainConfig
 from tutti.experiments.deviation import Verdict
 from tutti.experiments.job import VerifyJob
 from tutti.experiments.verify import work
-from tutti.launch.plan import Plan
-from tutti.launch.start import start
 
-FINE: Run = {"precision": "fp64", "clip_value": 0.05, "validation": 0.0}
+FINE: Run = {"clip_value": 0.05, "validation": 0.0}
 NORMALISED: Run = MLP | FINE | {"model": "tests.parallel.models:normalised", "model_options": {}}
 PLAN: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.parallel.models:plan"}}
 
@@ -33,17 +31,15 @@ FOUR: dict[str, Run] = {
 }
 
 
-def verify_all(comm: Communicator, payload: bytes) -> dict[str, Verdict]:
-    """Compare one run after the other (entry point of the ranks)."""
-    runs = pickle.loads(payload).items()
-    return {
-        name: work(comm, pickle.dumps(VerifyJob(TrainConfig.from_json(run), "float64"))) for name, run in runs
-    }
+def verify_all(comm: Communicator, runs: dict[str, Run]) -> dict[str, Verdict]:
+    """Compare one run after the other."""
+    jobs = {name: VerifyJob(TrainConfig.from_json(run), "float64") for name, run in runs.items()}
+    return {name: work(comm, pickle.dumps(job)) for name, job in jobs.items()}
 
 
 def verified(ranks: int, runs: dict[str, Run]) -> dict[str, Verdict]:
-    found = start("tests.parallel.test_verify:verify_all", pickle.dumps(runs), Plan(ranks, threads=1))
-    return cast("dict[str, Verdict]", found)
+    with World(ranks) as world:
+        return world.run(verify_all, runs)[0]
 
 
 @pytest.mark.timeout(300)
