@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from torch import nn
 
 from tutti.errors import NotFinite
 
@@ -29,10 +26,12 @@ class Distance:
     Attributes:
         largest: over all steps.
         step: where it was found, from 1.
+        first: that of the first step.
     """
 
     largest: float = 0.0
     step: int = 1
+    first: float = 0.0
 
     def note(self, step: int, difference: float, size: float) -> None:
         """Take one comparison into account.
@@ -45,6 +44,8 @@ class Distance:
             raise NotFinite(
                 f"a run is no longer finite in step {step}, so there is nothing to compare; lower --lr"
             )
+        if step == 1:
+            self.first = relative
         if relative > self.largest:
             self.largest, self.step = relative, step
 
@@ -54,29 +55,49 @@ class Deviation:
     """How far a quantity of the parallel run is from that of the sequential run, and what rounding explains.
 
     Some models and optimizers amplify rounding from step to step. So the sequential run is made again in ways
-    that change the rounding and nothing else.
+    that change the rounding and nothing else. In the first step nothing was amplified yet: a distance of
+    loss or gradient that is there at once comes from something else.
 
     Attributes:
         tolerance: what is always taken for rounding.
         most: what rounding may come to before the comparison says nothing.
         found: between the parallel and the sequential run.
-        rounding: between the sequential runs.
+        reordered: between the sequential run and that with the samples of each batch in another order.
+        added_up: between the sequential run and that which adds up the parts of each batch.
     """
 
     tolerance: float
     most: float
     found: Distance = field(default_factory=Distance)
-    rounding: Distance = field(default_factory=Distance)
+    reordered: Distance = field(default_factory=Distance)
+    added_up: Distance = field(default_factory=Distance)
+
+    @property
+    def rounding(self) -> float:
+        """What rounding alone comes to.
+
+        Adding up parts does not count if it changed more than rounding: the whole is no sum of its parts.
+        """
+        parts = self.added_up.largest if self.added_up.first <= self.allowed_at_first else 0.0
+        return max(self.reordered.largest, parts)
 
     @property
     def allowed(self) -> float:
         """The largest distance that rounding explains."""
-        return max(self.tolerance, min(self.most, AMPLE * self.rounding.largest))
+        return self._allowed(self.rounding)
+
+    @property
+    def allowed_at_first(self) -> float:
+        """The largest distance that rounding explains in the first step."""
+        return self._allowed(self.reordered.first)
 
     @property
     def drowned(self) -> bool:
         """Whether rounding alone is so large that nothing can be said."""
-        return AMPLE * self.rounding.largest > self.most
+        return AMPLE * self.rounding > self.most
+
+    def _allowed(self, rounding: float) -> float:
+        return max(self.tolerance, min(self.most, AMPLE * rounding))
 
 
 @dataclass(frozen=True)
@@ -85,42 +106,32 @@ class Verdict:
 
     Attributes:
         deviations: of loss, gradient and weights.
-        reasons: parts of the model that make the two differ by design.
+        reasons: what makes the two differ by design.
+        causes: what was seen to make them differ, and should not.
     """
 
     deviations: dict[str, Deviation]
     reasons: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
 
     @property
     def follows(self) -> bool:
         """Whether every deviation is within what rounding explains."""
-        return all(one.found.largest <= one.allowed for one in self.deviations.values())
+        return not self.at_once and all(one.found.largest <= one.allowed for one in self.deviations.values())
+
+    @property
+    def at_once(self) -> bool:
+        """Whether loss or gradient deviate in the first step by more than rounding explains.
+
+        Not the weights: Adam's first step makes a whole step of the smallest gradient.
+        """
+        first = (self.deviations[name] for name in ("loss", "gradient"))
+        return any(one.found.first > one.allowed_at_first for one in first)
 
 
 def deviations(dtype: str) -> dict[str, Deviation]:
     """A deviation of each quantity, nothing noted yet, for "float32" or "float64"."""
     return {name: Deviation(tolerance, MOST[dtype]) for name, tolerance in TOLERANCES[dtype].items()}
-
-
-def reasons(module: nn.Module, part: str) -> Iterator[str]:
-    """What in the model makes parallel training differ from sequential training by design.
-
-    Args:
-        module: the model.
-        part: the samples that are computed together, where these are not the whole batch.
-    """
-    parts = dict(module.named_modules())
-    batch_norm = [name for name, part in parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    if batch_norm:
-        yield (
-            f"BatchNorm ('{batch_norm[0]}') normalises with the statistics of each {part}; GroupNorm or "
-            f"LayerNorm would not"
-        )
-    dropout = [
-        name for name, part in parts.items() if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
-    ]
-    if dropout:
-        yield f"Dropout ('{dropout[0]}') draws other random numbers for each {part}; switch it off to compare"
 
 
 def table(verdict: Verdict) -> str:
@@ -129,7 +140,7 @@ def table(verdict: Verdict) -> str:
         f"{'':10} {'largest relative deviation':>26} {'at step':>8} {'allowed':>9} {'rounding alone':>15}"
     ]
     for name, one in verdict.deviations.items():
-        found, rounding = one.found, one.rounding.largest
+        found, rounding = one.found, one.rounding
         lines.append(
             f"{name:10} {found.largest:>26.2e} {found.step:>8} {one.allowed:>9.1e} {rounding:>15.1e}"
         )
@@ -140,6 +151,9 @@ def describe(verdict: Verdict, dtype: str) -> str:
     """The verdict in words."""
     if verdict.follows:
         return "verdict: parallel training follows sequential training"
+    if verdict.causes or (verdict.at_once and not verdict.reasons):
+        causes = verdict.causes or ("loss or gradient differ from the first step on, which is no rounding",)
+        return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
     if verdict.reasons:
         by_design = "\n  ".join(verdict.reasons)
         return f"verdict: parallel training differs from sequential training by design:\n  {by_design}"

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, repeat
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,9 @@ from tutti.experiments.assemble import (
     reseed,
     seeded,
 )
+from tutti.experiments.causes import by_design, of_the_loss
 from tutti.experiments.checks import check_strategy
-from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, reasons, table
+from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, table
 from tutti.experiments.job import VerifyJob, layout_of, load_job
 from tutti.experiments.pacing import check_device
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
@@ -162,19 +164,32 @@ class _Runs:
         job: what is compared.
         task: what is learned.
         updates: how many steps there are.
-        parts: how many parts a batch has; 1 where the model, by design, gives something else for parts.
+        part: the samples that are computed together, in words; None: all of a batch.
+        parts: how many of them a batch has at least.
+
+    Attributes:
+        reasons: what makes parts differ from the whole by design. Then nothing is added up from parts.
+        causes: what was seen to make them differ, and should not.
     """
 
-    def __init__(self, job: VerifyJob, task: Task, updates: int, parts: int) -> None:
-        self.plain, self._parts = Sequential(job, task, updates), parts
-        self.reversed, self.added_up = Sequential(job, task, updates), Sequential(job, task, updates)
+    def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
+        first = next(Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed).epoch(0))
+        self.reasons: tuple[str, ...] = ()
+        self.causes: tuple[str, ...] = ()
+        if part is not None:
+            self.reasons = tuple(by_design(task, task.module, first.passes[0], parts, part))
+        self._task, self._part, self._parts = task, part, parts
+        self.plain, self.reversed, self.added_up = (Sequential(job, task, updates) for _ in range(3))
 
     def backward(self, update: Update) -> None:
         """Forward and backward of all."""
         (batch,) = update.passes
+        if self._part is not None and not self.causes:
+            found = of_the_loss(self._task, self.plain.module, batch, self._parts)
+            self.causes = () if found is None else (found,)
         self.plain.backward([batch])
         self.reversed.backward([Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)])
-        self.added_up.backward(self._cut(batch))
+        self.added_up.backward([batch] if self.reasons else self._cut(batch))
 
     def _cut(self, batch: Batch) -> Iterator[Batch]:
         pieces = zip(batch.inputs.chunk(self._parts), batch.targets.chunk(self._parts), strict=True)
@@ -185,8 +200,8 @@ class _Runs:
         """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
         plain = self.plain.step(clip)
         _note({name: one.found for name, one in found.items()}, step, parallel, plain)
-        for other in (self.reversed, self.added_up):
-            _note({name: one.rounding for name, one in found.items()}, step, other.step(clip), plain)
+        _note({name: one.reordered for name, one in found.items()}, step, self.reversed.step(clip), plain)
+        _note({name: one.added_up for name, one in found.items()}, step, self.added_up.step(clip), plain)
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
@@ -218,18 +233,18 @@ def _verdict(
     job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy, layout: Layout | None
 ) -> Verdict:
     """Compare, and print what was found."""
-    config, part = job.config, _part(layout, comm.size)
+    config = job.config
     if config.steps is None:
         raise BadOption("a comparison needs a number of steps; give --steps 20")
-    by_design = () if part is None else tuple(reasons(task.module, part))
+    part = _part(layout, comm.size, strategy.passes)
+    parts = max(2, comm.size * strategy.passes)
     # One set of initial weights: rank 0's, which all get when the model is laid out.
-    parts = 1 if by_design else max(2, comm.size)
-    sequential = _Runs(job, task, config.steps, parts) if comm.rank == 0 else None
+    sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
     names = trained_names(task.module)
     portion = portion_of(layout, comm, task.module, task.learning(config.batch_size))
     try:
         parallel = Parallel(job, replace(task, module=portion.module), strategy, portion, names)
-        verdict = Verdict(_compare(job, comm, parallel, sequential, config.steps), by_design)
+        verdict = _compare(job, comm, parallel, sequential, config.steps)
         if comm.rank == 0:
             way = strategy.name if layout is None else layout.describe()
             _print(job, comm.size, task, way, verdict)
@@ -238,10 +253,12 @@ def _verdict(
     return verdict
 
 
-def _part(layout: Layout | None, ranks: int) -> str | None:
+def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
     """The samples that are computed together; None: all of a batch."""
     if layout is not None and layout.way == "pipeline":
         return "microbatch"
+    if passes > 1:
+        return "pass"
     if layout is not None and layout.way == "tensor":
         return "team's own part of the batch" if layout.data > 1 else None
     return "rank's own part of the batch" if ranks > 1 else None
@@ -249,8 +266,8 @@ def _part(layout: Layout | None, ranks: int) -> str | None:
 
 def _compare(
     job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None, steps: int
-) -> dict[str, Deviation]:
-    """Train both ways; the deviations are equal on all ranks (collective)."""
+) -> Verdict:
+    """Train both ways; the verdict is equal on all ranks (collective)."""
     config, train, peers = job.config, parallel.task.dataset.train, parallel.portion.peers
     batches = Batches(train, config.batch_size, peers.rank, peers.size, parallel.passes, config.seed)
     whole = Batches(train, config.batch_size, seed=config.seed)
@@ -264,9 +281,8 @@ def _compare(
         if sequential is not None:
             sequential.step(clip, state, found, step)
     parallel.worker.finish()
-    agreed = comm.broadcast_object(found)
-    assert isinstance(agreed, dict)
-    return agreed
+    verdict = None if sequential is None else Verdict(found, sequential.reasons, sequential.causes)
+    return cast("Verdict", comm.broadcast_object(verdict))
 
 
 def trained_names(module: nn.Module) -> list[str]:
