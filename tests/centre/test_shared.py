@@ -278,7 +278,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
             for _ in range(20):
                 centre.exchange(vectors(replica, 0.0))
                 comm.compute(1.0)
-                centre.tick(0)
+                centre.tick(0, vectors(replica, 0.0))
             centre.leave()
             centre.read(vectors(replica, 0.0))
         except PeerLost:

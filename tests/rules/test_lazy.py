@@ -22,3 +22,8 @@ def test_without_a_threshold_every_change_is_sent() -> None:
 def test_weights_that_have_not_moved_yet_allow_no_change() -> None:
     assert is_worth_sending(1e-30, [], threshold=1.0, lr=0.1, workers=4)
     assert not is_worth_sending(0.0, [], threshold=1.0, lr=0.1, workers=4)
+
+
+def test_at_a_rate_of_0_no_gradient_is_worth_sending() -> None:
+    assert not is_worth_sending(7.0, [], threshold=1.0, lr=0.0, workers=4)
+    assert not is_worth_sending(7.0, [0.1], threshold=1.0, lr=0.0, workers=4)

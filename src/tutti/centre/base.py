@@ -208,13 +208,14 @@ class Centre(ABC):
         """
 
     @abstractmethod
-    def tick(self, slack: int) -> float:
-        """Count a step of this worker, and wait until no other is more than `slack` steps behind.
+    def tick(self, slack: int, into: Vectors) -> Receipt:
+        """Count a step of this worker, wait until no other is more than `slack` steps behind, and then read.
 
-        Workers that have left are not waited for.
+        So what is read has all messages that the others brought before they counted those steps. Workers that
+        have left are not waited for.
 
         Returns:
-            The seconds that it waited.
+            What the reading was like; its staleness is that of the message that this worker brought last.
         """
 
     @abstractmethod

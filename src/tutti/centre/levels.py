@@ -24,6 +24,7 @@ from tutti.centre.base import Centre, Receipt, Rule, Vectors
 from tutti.centre.served import ServedCentre
 from tutti.centre.shared import SharedCentre
 from tutti.comm.base import Communicator, Servers
+from tutti.errors import BadOption
 from tutti.replica import Flat
 
 
@@ -118,8 +119,11 @@ class LevelledCentre(Centre):
         self._above.overwrite(weights)
 
     @override
-    def tick(self, slack: int) -> float:
-        return self._above.tick(slack)
+    def tick(self, slack: int, into: Vectors) -> Receipt:
+        raise BadOption(
+            "a bound on staleness needs one level of centres, as a host's does not have what workers of "
+            "other hosts have done since it last went up; use '--levels 1'"
+        )
 
     @override
     def leave(self) -> None:

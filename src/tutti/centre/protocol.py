@@ -5,7 +5,8 @@
       │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange,
       │                                          │                                   start, overwrite)
       │ ◀──── version, staleness, dropped answer │   ANSWER
-      │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read)
+      │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read,
+      │                                          │                                   tick)
 
 Messages to one rank with one tag keep their order, so a server that has a request knows whose body is next.
 """

@@ -140,11 +140,11 @@ class ServedCentre(Centre):
         self._workers.barrier()
 
     @override
-    def tick(self, slack: int) -> float:
+    @torch.no_grad()
+    def tick(self, slack: int, into: Vectors) -> Receipt:
         began = self._comm.clock()
-        self._ask(self._servers[0], Request.TICK, slack)
-        self._comm.recv(self._answer, self._servers[0], ANSWER)
-        return self._comm.clock() - began
+        sent = sum([self._ask(server, Request.TICK, slack) for server in self._servers])
+        return self._receipt(began, sent, into)
 
     @override
     def leave(self) -> None:

@@ -21,11 +21,13 @@ class _Client:
 
     Attributes:
         seen: the slot's version when the worker last read it, and its own messages since.
+        staleness: how stale its last message was.
         then: the weights that it read, if the rule compares.
         last: its last message, if the rule may be asked to apply it again.
     """
 
     seen: int = 0
+    staleness: int = 0
     then: tuple[Tensor, ...] | None = None
     last: tuple[Tensor, ...] | None = None
 
@@ -123,9 +125,10 @@ class Server:
             source, target = (client.last, self._message) if again else (self._message, client.last)
             for to, this in zip(target, source, strict=True):
                 to.copy_(this)
+        client.staleness = self._version - client.seen
         self._rule.use(settings)
         reply = self._reply if wants_answer else None
-        desk = Desk(self._number, self._own, self._message, reply, client.then, self._version - client.seen)
+        desk = Desk(self._number, self._own, self._message, reply, client.then, client.staleness)
         outcome = self._rule.apply(desk)
         if outcome is Outcome.HELD:
             if wants_answer:
@@ -180,7 +183,7 @@ class Server:
         for worker, slack in list(self._sleeping.items()):
             if may_go_on(self._steps, self._workers.index(worker), slack):
                 del self._sleeping[worker]
-                self._send(worker, with_weights=False)
+                self._answer(worker, self._clients[worker].staleness)
 
 
 def _own_memory(length: int, dtype: torch.dtype) -> Tensor:

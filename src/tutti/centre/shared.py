@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import is_
 
 import torch
@@ -71,6 +72,7 @@ class SharedCentre(Centre):
         self._then_at = self.views(self._then) if self._then is not None else None
         self._nbytes = sum(vector.nbytes for vector in self._weights)
         self._note = torch.zeros(1)
+        self._staleness = 0
         rule.open(self._weights, self.slots, _allocate(comm))
 
     @property
@@ -129,7 +131,7 @@ class SharedCentre(Centre):
                 self._wake(number)
         for desk in held:
             wait_s += self._wait(desk)
-        age_s = clock() - self._seen_at
+        self._staleness, age_s = staleness, clock() - self._seen_at
         if replies is not None:
             self._seen_at = clock()
         return Receipt(staleness, age_s, wait_s, 0 if again else self._nbytes, dropped, update_s)
@@ -221,8 +223,10 @@ class SharedCentre(Centre):
                 self._seen[number] += 1
 
     @override
-    def tick(self, slack: int) -> float:
-        return self._steps.tick(slack)
+    def tick(self, slack: int, into: Vectors) -> Receipt:
+        wait_s = self._steps.tick(slack)
+        read = self.pull(into)
+        return replace(read, staleness=self._staleness, wait_s=wait_s + read.wait_s)
 
     @override
     def leave(self) -> None:

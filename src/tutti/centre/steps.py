@@ -1,7 +1,8 @@
 """How far each worker has come, and who has to wait for whom: the bound of stale synchronous training.
 
 Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 2:
-a worker that has made c steps may begin another while no worker has made fewer than c - slack.
+a worker that has made c steps may begin another while no worker has made fewer than c - slack, at weights
+that have all updates of those c - slack steps.
 
     slack 1   worker 0  │ step │ step │ waits for worker 1's first │ step │
               worker 1  │     step           │      step           │

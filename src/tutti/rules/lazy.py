@@ -27,4 +27,5 @@ def is_worth_sending(
         lr: eta, the step size of the centre.
         workers: M.
     """
-    return change > threshold * sum(moves) / (lr * workers) ** 2
+    # The rate may be 0, as in a schedule: then no gradient moves anything, and none is worth sending.
+    return change * (lr * workers) ** 2 > threshold * sum(moves)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import OptimizerRule, Rule, join_centre
+from tutti.centre import OptimizerRule, Receipt, Rule, join_centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
@@ -32,8 +32,9 @@ class Lazy(Centred):
         for every batch:
             g = gradient at w
             if |g - sent|^2 > threshold / (eta workers)^2 * sum of the latest |moves of w|^2:   sent = g
-            c = optimizer(c, sent),  w = c          the centre keeps `sent`, so an unchanged one costs nothing
+            c = optimizer(c, sent)                  the centre keeps `sent`, so an unchanged one costs nothing
             wait until no worker is more than `slack` batches behind
+            w = c                                   with all updates of `slack` + 1 batches ago and before
 
     The first condition is that of lazily aggregated gradients: a gradient that has changed less than the
     weights' own moves suggest does no harm when it is used once more. The second makes the training stale
@@ -43,10 +44,15 @@ class Lazy(Centred):
                   centre         c1        c2      c3      c4
                   worker 1  │       g, send        │     g, send     │
 
-    A batch is one worker's own. eta is the learning rate of the first param group, divided by 1 - momentum;
-    the comparison holds for SGD alone, whose moves are eta times the gradient. So the default `threshold` is
-    0, which sends every gradient. The paper's is 0.1, for gradients of all samples; those of small batches
-    differ by their noise as well, so that a larger one (10, 100) is needed before any is kept.
+    A batch is one worker's own. eta is the learning rate of the first param group, divided by 1 - momentum
+    (there is no momentum in the paper); the comparison holds for SGD alone, whose moves are eta times the
+    gradient. So the default `threshold` is 0, which sends every gradient that has changed. The paper's is
+    0.1, for gradients of all samples; those of small batches differ by their noise as well, so that a larger
+    one (10, 100) is needed before any is kept. In the paper all workers step together, and the moves are
+    those of the centre from step to step; here they are those between two readings of a worker's.
+
+    Ho et al. let a worker see more recent updates than it must, and read a cache of its own where the bound
+    allows that; here it reads the newest weights in every step.
 
     Sources: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
     Server", section 2 (`slack` is s). Chen, Giannakis, Sun, Yin 2018, "LAG: Lazily Aggregated Gradient for
@@ -71,6 +77,11 @@ class Lazy(Centred):
         at_least(self, "slack", 0)
         within(self, "threshold", 0.0, float("inf"), below=True)
         at_least(self, "memory", 1)
+
+    @override
+    def most_levels(self) -> int:
+        # A host's centre does not have what workers of other hosts have done since it last went up.
+        return 1
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
@@ -121,12 +132,10 @@ class _LazyWorker(CentredWorker):
         else:
             self.traffic.skipped += 1
         self.replica.zero_grad()
-        self.count(self.centre.exchange(self._sent, self._new, again=not sends))
-        if self._strategy.threshold:
-            self._moves.append(squared_distance(self._new, self.weights))
-        for weights, new in zip(self.weights, self._new, strict=True):
-            weights.copy_(new)
-        self.skip()
+        pushed = self.centre.push(self._sent, again=not sends)
+        read = self._read()
+        wait_s, sent_bytes = pushed.wait_s + read.wait_s, pushed.bytes_sent + read.bytes_sent
+        self.count(replace(pushed, staleness=read.staleness, wait_s=wait_s, bytes_sent=sent_bytes))
 
     @override
     def forget(self) -> None:
@@ -136,7 +145,16 @@ class _LazyWorker(CentredWorker):
     @override
     def skip(self) -> None:
         """A round without a batch counts as a step: nobody has to wait for this worker."""
-        self.traffic.wait_s += self.centre.tick(self._strategy.slack)
+        self.traffic.wait_s += self._read().wait_s
+
+    def _read(self) -> Receipt:
+        """Count a step, wait as the bound demands, and go on from the centre's weights."""
+        receipt = self.centre.tick(self._strategy.slack, self._new)
+        if self._strategy.threshold:
+            self._moves.append(squared_distance(self._new, self.weights))
+        for weights, new in zip(self.weights, self._new, strict=True):
+            weights.copy_(new)
+        return receipt
 
     def _must_send(self) -> bool:
         if not self._strategy.threshold:
