@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from tests.own_loop.jobs import Outcome, Refused, differences, run_plain
-from tests.own_loop.known import BROKEN, REFUSED
+from tests.own_loop.known import BROKEN, RACY, REFUSED
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
 
@@ -23,6 +23,8 @@ def plain(name: str) -> Outcome:
 
 
 def _case(name: str, size: int) -> object:
+    if name in RACY and size > 1:
+        return pytest.param(name, size, marks=pytest.mark.xfail(run=False))
     broken = size in BROKEN.get(name, ())
     return pytest.param(name, size, marks=pytest.mark.xfail(strict=True) if broken else ())
 

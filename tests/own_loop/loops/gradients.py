@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
@@ -202,3 +202,130 @@ def backward_into_named_inputs(job: Job) -> Outcome:
         fit(model, inputs, targets).backward(inputs=[model[2].weight, model[2].bias])
         optimizer.step()
     return weights(model), gradients(model)
+
+
+@loop
+def gradients_of_each_sample(job: Job) -> Outcome:
+    """By `torch.func`: what the loop assigns is this rank's part of the mean."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+
+    def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        scores = torch.func.functional_call(model, parameters, (inputs.unsqueeze(0),))
+        return nn.functional.cross_entropy(scores, targets.unsqueeze(0))
+
+    for inputs, targets in job.shard(batches(size=6, count=12)):
+        named = {name: p.detach() for name, p in model.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(named, inputs, targets)
+        for name, parameter in model.named_parameters():
+            parameter.grad = each[name].mean(0)
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def gradients_are_kept_from_step_to_step(job: Job) -> Outcome:
+    """The mean of this gradient and the last one, by hand."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    kept = [torch.zeros_like(p) for p in model.parameters()]
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        for parameter, last in zip(model.parameters(), kept, strict=True):
+            parameter.grad.add_(last).div_(2)
+            last.copy_(parameter.grad)
+        optimizer.step()
+    return weights(model), kept
+
+
+@loop
+def gradients_of_two_losses_are_projected(job: Job) -> Outcome:
+    """Where two gradients conflict, one is projected (Yu et al. 2020): not linear in them."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        held = []
+        for loss in (fit(model, inputs, targets), model(inputs).square().mean()):
+            optimizer.zero_grad()
+            loss.backward()
+            held.append([p.grad.clone() for p in model.parameters()])
+        for parameter, one, two in zip(model.parameters(), *held, strict=True):
+            along = (one * two).sum()
+            parameter.grad = one + two - along.clamp(max=0) / two.square().sum() * two
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def steps_inside_the_backward_pass(job: Job) -> Outcome:
+    """An optimizer for each parameter, stepped by a hook as soon as its gradient is there."""
+    model = net()
+    optimizers = {}
+    for parameter in model.parameters():
+        _, optimizers[parameter] = job.distribute(model, torch.optim.SGD([parameter], lr=0.1, momentum=0.9))
+
+    def step(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for inputs, targets in job.shard(batches()):
+        fit(model, inputs, targets).backward()
+    return weights(model)
+
+
+@loop
+def clipping_through_the_optimizer(job: Job) -> Outcome:
+    """Between steps the optimizer's groups list the model's own parameters."""
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        listed = [p for group in optimizer.param_groups for p in group["params"]]
+        assert all(one is two for one, two in zip(listed, model.parameters(), strict=True))
+        nn.utils.clip_grad_norm_(listed, 0.1)
+        optimizer.step()
+    return weights(model), [list(optimizer.state[p]) for p in model.parameters()]
+
+
+@loop
+def hooks_that_clip(job: Job) -> Outcome:
+    """Such a hook is not linear: it must see the gradient of the whole batch."""
+    model = net()
+    model[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def hooks_after_accumulation_that_clip(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+
+    def clip(parameter: nn.Parameter) -> None:
+        parameter.grad.clamp_(-0.01, 0.01)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(clip)
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def the_gradient_of_a_gradient(job: Job) -> Outcome:
+    """A penalty on the norm of the parameters' gradient: not a mean over the samples."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward(create_graph=True)
+        slopes = [p.grad for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = None
+        (0.1 * sum(slope.square().sum() for slope in slopes)).backward()
+        optimizer.step()
+    return weights(model)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.own_loop.custom import Counting, Lars
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     CLASSES,
@@ -302,3 +303,100 @@ def complex_parameters(job: Job) -> Outcome:
         nn.functional.cross_entropy(model(inputs.to(torch.complex128)).abs(), targets).backward()
         optimizer.step()
     return [torch.view_as_real(p.detach()) for p in model.parameters()]
+
+
+@loop
+def a_transformer(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(FEATURES + 1, 2, 8, dropout=0.0, batch_first=True, activation="gelu")
+    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 2), "out": nn.Linear(6, 3)}).double()
+    model, optimizer = job.distribute(model, torch.optim.AdamW(model.parameters(), 0.01, eps=1e-3))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        words = nn.functional.pad(inputs, (0, 1)).unsqueeze(1).repeat(1, 3, 1)
+        states = model["encoder"](words * torch.arange(1, 4)[:, None])
+        nn.functional.cross_entropy(model["out"](states.mean(1)), targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_wide_layer_with_a_fused_optimizer(job: Job) -> Outcome:
+    """More elements than one piece of a vector has; the second of the layers is used now and then."""
+    torch.manual_seed(3)
+    model = nn.ModuleList([nn.Linear(FEATURES, 30_000), nn.Linear(FEATURES, 30_000)]).double()
+    model, optimizer = job.distribute(model, torch.optim.Adam(model.parameters(), 0.01, fused=True, eps=1e-4))
+    for number, (inputs, _) in enumerate(job.shard(batches())):
+        optimizer.zero_grad()
+        hidden = torch.tanh(model[0](inputs))
+        if number != 1:
+            hidden = hidden + model[1](inputs)
+        hidden.square().mean().mul(1000).backward()
+        optimizer.step()
+    return [p[::1000] for p in model.parameters()]
+
+
+def _one_parameter(job: Job, make: Callable[[nn.Module], Optimizer]) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Linear(FEATURES, 1, bias=False).double()
+    model, optimizer = job.distribute(model, make(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        (model(inputs).squeeze(1) - targets).square().mean().backward()
+        optimizer.step()
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def one_parameter_that_is_not_cut(job: Job) -> Outcome:
+    return _one_parameter(job, lambda m: Lars(m.parameters(), lr=0.1))
+
+
+@loop
+def one_parameter_of_a_counting_optimizer(job: Job) -> Outcome:
+    return _one_parameter(job, lambda m: Counting(m.parameters(), lr=0.1))
+
+
+@loop
+def one_parameter_of_adam(job: Job) -> Outcome:
+    return _one_parameter(job, adam)
+
+
+@loop
+def many_scalars(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.ParameterList([torch.randn((), dtype=torch.float64) for _ in range(40)])
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        score = sum(p.tanh() * inputs[:, number % FEATURES] for number, p in enumerate(model) if number % 7)
+        (score - targets).square().mean().backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def lazy_layers_that_have_seen_a_batch(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(CLASSES)).double()
+    model(samples(2).tensors[0])
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def a_sparse_embedding_beside_dense_layers(job: Job) -> Outcome:
+    """The words of one rank's part are not those of another's."""
+    torch.manual_seed(3)
+    model = nn.ModuleDict(
+        {"words": nn.EmbeddingBag(8, 4, sparse=True, mode="mean"), "out": nn.Linear(4, 3)}
+    ).double()
+    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    words = torch.arange(16).view(8, 2) % 8
+    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(8) % 3), 4)):
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model["out"](model["words"](part)), targets).backward()
+            optimizer.step()
+    return weights(model)

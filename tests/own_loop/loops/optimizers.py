@@ -371,3 +371,105 @@ def a_gradient_scaler_with_accumulation(job: Job) -> Outcome:
     scaler.step(optimizer)
     scaler.update()
     return weights(model)
+
+
+@loop
+def a_pickled_optimizer(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    loaded = _through_a_file(optimizer)
+    train(job, model, optimizer, epochs=1)
+    return weights(model), dict(loaded.state_dict())
+
+
+@loop
+def a_rate_that_is_a_tensor(job: Job) -> Outcome:
+    model = net()
+    rate = torch.tensor(0.05, dtype=torch.float64)
+    model, optimizer = job.distribute(model, torch.optim.Adam(model.parameters(), lr=rate, eps=1e-3))
+    train(job, model, optimizer, epochs=1)
+    rate.mul_(0.1)
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def a_plateau_of_a_loss_that_all_ranks_know(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.3)
+    for _ in range(4):
+        train(job, model, optimizer, epochs=1)
+        plateau.step(1.0)
+    return weights(model), plateau.get_last_lr()
+
+
+@loop
+def schedules_in_sequence(job: Job) -> Outcome:
+    def make(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], milestones=[2])
+
+    return _scheduled(job, make, before=False)
+
+
+@loop
+def a_schedule_goes_back_with_its_optimizer(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    train(job, model, optimizer, epochs=1)
+    schedule.step()
+    saved = _through_a_file([model.state_dict(), optimizer.state_dict(), schedule.state_dict()])
+    train(job, model, optimizer, epochs=1)
+    schedule.step()
+    for owner, state in zip((model, optimizer, schedule), saved, strict=True):
+        owner.load_state_dict(state)
+    train(job, model, optimizer, epochs=1)
+    return weights(model), schedule.get_last_lr(), dict(optimizer.state_dict())
+
+
+@loop
+def state_is_read_between_the_parts_of_a_step(job: Job) -> Outcome:
+    """Momentum is set to zero in place where the loop finds it, by the parameter."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    norms = []
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        norms.append([optimizer.state[p]["momentum_buffer"].norm() for p in model.parameters()])
+    return weights(model), norms
+
+
+@loop
+def rates_of_the_loop_and_of_a_closure(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.NAdam(model.parameters(), 0.01))
+    for number, (inputs, targets) in enumerate(job.shard(batches())):
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            loss = fit(model, inputs, targets)
+            loss.backward()
+            return loss
+
+        if number % 2:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def an_attribute_of_the_optimizer(job: Job) -> Outcome:
+    model = net()
+    optimizer = Rebinding(model.parameters(), lr=0.1)
+    optimizer.note = "mine"
+    model, optimizer = job.distribute(model, optimizer)
+    train(job, model, optimizer)
+    return weights(model), optimizer.note, isinstance(optimizer, Rebinding), len(optimizer.param_groups)

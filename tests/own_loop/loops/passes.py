@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tests.own_loop.jobs import Job, Outcome
@@ -285,3 +287,172 @@ def evaluation_between_backward_and_step(job: Job) -> Outcome:
                 model(held)
         optimizer.step()
     return weights(model)
+
+
+@loop
+def leaving_an_epoch_early(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for _ in range(3):
+        for number, (inputs, targets) in enumerate(job.shard(batches())):
+            if number == 2:
+                break
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_without_end(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loader = job.shard(batches())
+    source = iter(loader)
+    for _ in range(5):
+        try:
+            inputs, targets = next(source)
+        except StopIteration:
+            source = iter(loader)
+            inputs, targets = next(source)
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def evaluation_before_backward(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        with torch.no_grad():
+            for held, _ in job.shard(batches(size=2, count=5, seed=7)):
+                model(held)
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_loader_inside_another(job: Job) -> Outcome:
+    """As in meta-learning: inner batches are trained on between an outer batch and its backward pass."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches(size=5, count=10)):
+        for more, others in job.shard(batches(size=2, count=4, seed=6)):
+            optimizer.zero_grad()
+            fit(model, more, others).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def the_next_batch_is_fetched_ahead(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    source = iter(job.shard(batches()))
+    ahead = next(source, None)
+    while ahead is not None:
+        inputs, targets = ahead
+        ahead = next(source, None)
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def one_batch_many_times(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    inputs, targets = next(iter(job.shard([samples(7).tensors])))
+    for _ in range(4):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_that_are_kept(job: Job) -> Outcome:
+    """All batches are of one size, so that it is no matter which was dealt last."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    kept = list(job.shard(batches(size=6, count=12)))
+    for _ in range(2):
+        for inputs, targets in kept:
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_of_dicts_from_a_collate_function(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+
+    def collate(items: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        return {"x": torch.stack([x for x, _ in items]), "y": torch.stack([y for _, y in items])}
+
+    for batch in job.shard(DataLoader(samples(), 4, collate_fn=collate)):
+        optimizer.zero_grad()
+        fit(model, batch["x"], batch["y"]).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def backward_of_a_loss_for_each_sample(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+        losses.backward(torch.full_like(losses, 1 / len(losses)))
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def anomaly_detection(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    with torch.autograd.set_detect_anomaly(True):
+        train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def a_backward_pass_that_fails(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    failures = 0
+    for number, (inputs, targets) in enumerate(job.shard(batches())):
+        optimizer.zero_grad()
+        loss = fit(model, inputs, targets)
+        if number == 1:
+            model[2].weight.register_hook(_fail_once())
+        try:
+            loss.backward()
+        except ArithmeticError:
+            failures += 1
+            continue
+        optimizer.step()
+    return weights(model), failures
+
+
+def _fail_once() -> Callable[[Tensor], None]:
+    calls: list[int] = []
+
+    def hook(grad: Tensor) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ArithmeticError("once")
+
+    return hook

@@ -146,3 +146,128 @@ def a_frozen_group_added_later(job: Job) -> Outcome:
     optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.02})
     train(job, model, optimizer, epochs=1)
     return weights(model)
+
+
+@loop
+def adversaries_that_freeze_each_other(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    maker, judge = nn.Linear(2, FEATURES).double(), net(4)
+    maker, moves_maker = job.distribute(maker, adam(maker))
+    judge, moves_judge = job.distribute(judge, adam(judge))
+    noise = torch.randn(11, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for real, seeds in job.shard(DataLoader(TensorDataset(samples().tensors[0], noise), 4)):
+        judge.requires_grad_(True)
+        moves_judge.zero_grad()
+        with torch.no_grad():
+            made = maker(seeds)
+        judge(real).square().mean().backward()
+        (-judge(made).square().mean()).backward()
+        moves_judge.step()
+        judge.requires_grad_(False)
+        moves_maker.zero_grad()
+        (-judge(maker(seeds)).mean()).backward()
+        moves_maker.step()
+    return weights(maker, judge)
+
+
+@loop
+def an_actor_and_a_critic_on_one_body(job: Job) -> Outcome:
+    model = nn.ModuleDict({"body": net(3), "actor": nn.Linear(3, 3), "critic": nn.Linear(3, 1)}).double()
+    acts = torch.optim.Adam([*model["body"].parameters(), *model["actor"].parameters()], 0.01, eps=1e-3)
+    judges = torch.optim.SGD(model["critic"].parameters(), 0.1)
+    model, acts = job.distribute(model, acts)
+    model, judges = job.distribute(model, judges)
+    for inputs, targets in job.shard(batches()):
+        hidden = model["body"](inputs)
+        value = model["critic"](hidden)
+        acts.zero_grad()
+        nn.functional.cross_entropy(model["actor"](hidden) * value.detach(), targets).backward(
+            retain_graph=True
+        )
+        judges.zero_grad()
+        (value.squeeze(1) - targets).square().mean().backward()
+        acts.step()
+        judges.step()
+    return weights(model)
+
+
+@loop
+def one_optimizer_of_two_models_in_a_list(job: Job) -> Outcome:
+    both = nn.ModuleList([net(3), nn.Linear(3, 3).double()])
+    both, optimizer = job.distribute(both, adam(both))
+    train(job, nn.Sequential(*both), optimizer)
+    return weights(both)
+
+
+@loop
+def one_optimizer_given_with_each_of_two_models(job: Job) -> Outcome:
+    first, second = net(3), nn.Linear(3, 3).double()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)
+    first, optimizer = job.distribute(first, optimizer)
+    second, optimizer = job.distribute(second, optimizer)
+    train(job, nn.Sequential(first, second), optimizer)
+    return weights(first, second)
+
+
+@loop
+def distributed_twice(job: Job) -> Outcome:
+    model = net()
+    optimizer = sgd(model)
+    model, optimizer = job.distribute(model, optimizer)
+    model, optimizer = job.distribute(model, optimizer)
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def one_model_after_another(job: Job) -> Outcome:
+    """As in a search over rates: each model is made, trained and forgotten."""
+    ended = []
+    for rate in (0.1, 0.01):
+        model = net()
+        model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=rate))
+        train(job, model, optimizer, epochs=1)
+        ended.append(weights(model))
+    return ended
+
+
+@loop
+def a_new_optimizer_for_the_same_model(job: Job) -> Outcome:
+    """As in fine-tuning: first SGD, then Adam over the head alone."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    model[0].requires_grad_(False)
+    model, optimizer = job.distribute(model, torch.optim.Adam(model[2].parameters(), lr=0.01))
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def a_reference_model_that_is_not_trained(job: Job) -> Outcome:
+    model, reference = net(3), net(4)
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, _ in job.shard(batches()):
+        optimizer.zero_grad()
+        (model(inputs) - reference(inputs)).square().mean().backward()
+        optimizer.step()
+    return weights(model, reference), gradients(reference) if job.rank < 0 else None
+
+
+@loop
+def a_model_and_a_temperature(job: Job) -> Outcome:
+    """A parameter that belongs to no module, in an optimizer of plain torch: the same on no two ranks, unless
+    its loss is that of the whole batch; here it is.
+    """
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+    tuned = torch.optim.SGD([temperature], lr=0.1)
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        tuned.zero_grad()
+        (temperature.square() - 2).square().backward()
+        tuned.step()
+    return weights(model), temperature

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     FEATURES,
+    adam,
     batches,
     fit,
     loop,
@@ -154,3 +155,102 @@ def batch_norm_over_equal_parts(job: Job) -> Outcome:
             fit(model, part, labels).backward()
             optimizer.step()
     return weights(model), model[1].running_mean
+
+
+@loop
+def evaluation_with_averaged_weights(job: Job) -> Outcome:
+    """The average is swapped in, evaluated, and swapped out again."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    average = [p.detach().clone() for p in model.parameters()]
+    inputs, targets = samples(6, seed=9).tensors
+    losses = []
+    for part, labels in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, part, labels).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for held, parameter in zip(average, model.parameters(), strict=True):
+                held.lerp_(parameter, 0.3)
+            own = [p.clone() for p in model.parameters()]
+            for held, parameter in zip(average, model.parameters(), strict=True):
+                parameter.copy_(held)
+            losses.append(fit(model, inputs, targets))
+            for held, parameter in zip(own, model.parameters(), strict=True):
+                parameter.copy_(held)
+    return weights(model), average, losses
+
+
+@loop
+def weights_are_projected(job: Job) -> Outcome:
+    """Rows longer than a bound are shortened to it."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        with torch.no_grad():
+            norms = model[0].weight.norm(dim=1, keepdim=True)
+            model[0].weight.mul_(0.5 / norms.clamp(min=0.5))
+    return weights(model)
+
+
+@loop
+def weights_are_initialised_afterwards(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    torch.manual_seed(12)
+    for layer in (model[0], model[2]):
+        nn.init.orthogonal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def weights_from_a_vector(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(vector.clone(), model.parameters())
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def weights_that_are_assigned(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    model.load_state_dict(net().state_dict(), assign=True)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def a_model_that_is_converted(job: Job) -> Outcome:
+    """`model.to` makes new memory for the weights; the loop converts it back before the first step."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    model.to(torch.float32).to(torch.float64)
+    train(job, model, optimizer)
+    return weights(model)
+
+
+@loop
+def a_lookahead_copy(job: Job) -> Outcome:
+    """Every second step the weights go half of the way back (Zhang et al. 2019)."""
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    slow = [p.detach().clone() for p in model.parameters()]
+    for number, (inputs, targets) in enumerate(job.shard(batches(size=3))):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        if number % 2:
+            with torch.no_grad():
+                for held, parameter in zip(slow, model.parameters(), strict=True):
+                    held.lerp_(parameter, 0.5)
+                    parameter.copy_(held)
+    return weights(model)
