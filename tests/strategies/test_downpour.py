@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,42 +28,62 @@ from tutti.strategies import Clip, Downpour
 LR = 0.1
 
 
-def by_hand(setting: Setting) -> tuple[Tensor, dict[int, Tensor], dict[int, list[int]]]:
-    """Dean et al.'s loop with SGD: the centre, each worker's last weights, and what staleness it had."""
-    options = setting.strategy
-    assert isinstance(options, Downpour)
-    centre, ranks = start(), range(len(setting.speeds))
-    weights = {rank: start() for rank in ranks}
-    pulled = {rank: start() for rank in ranks}
-    accrued = {rank: torch.zeros(LENGTH, dtype=torch.float64) for rank in ranks}
-    updates, seen, stale = 0, dict.fromkeys(ranks, 0), {rank: list[int]() for rank in ranks}
-    square = torch.zeros(LENGTH, dtype=torch.float64)
-    for rank, step in finishes(setting.steps, setting.speeds):
-        own = gradient(weights[rank], rank, step)
-        accrued[rank] = accrued[rank] + own
-        weights[rank] = weights[rank] - LR * own
+class Server:
+    """Dean et al.'s parameter server with plain SGD, and what the other papers add to it."""
+
+    def __init__(self, options: Downpour, workers: int) -> None:
+        self.options, self.weights, self.updates = options, start(), 0
+        self.fetched_at, self.own_since = [0] * workers, [0] * workers
+        self.stale: list[list[int]] = [[] for _ in range(workers)]
+        self.mean_square = torch.zeros(LENGTH, dtype=torch.float64)
+
+    def fetch(self, rank: int) -> Tensor:
+        self.fetched_at[rank], self.own_since[rank] = self.updates, 0
+        return self.weights
+
+    def push(self, rank: int, g: Tensor, at: Tensor) -> None:
+        """Apply a gradient that was computed at the weights `at`."""
+        late, rate, moved = self.updates - self.fetched_at[rank] - self.own_since[rank], LR, self.weights - at
+        self.stale[rank].append(late)
+        if self.options.staleness == "inverse":
+            rate = LR / max(1, late)
+        elif self.options.staleness == "delay_compensated":
+            g = g + (self.options.strength or 0.04) * g * g * moved
+        elif self.options.staleness == "delay_compensated_adaptive":
+            self.mean_square = self.options.decay * self.mean_square + (1 - self.options.decay) * g * g
+            g = g + (self.options.strength or 2.0) / torch.sqrt(self.mean_square + 1e-7) * g * g * moved
+        self.weights = self.weights - rate * g
+        self.updates += 1
+        self.own_since[rank] += 1
+
+
+def client(server: Server, rank: int, steps: int) -> Iterator[Tensor]:
+    """Algorithm 1 of their appendix, line by line; a batch is computed in each `yield` of the weights."""
+    options, accrued, parameters = server.options, torch.zeros(LENGTH, dtype=torch.float64), server.weights
+    for step in range(steps):
+        if step % options.pull_every == 0:
+            parameters = server.fetch(rank)
+        g, at = gradient(parameters, rank, step), parameters
+        yield parameters
+        accrued = accrued + g
+        parameters = parameters - LR * g
         if (step + 1) % options.push_every == 0:
-            late, g = updates - seen[rank], accrued[rank]
-            stale[rank].append(late)
-            gone = centre - pulled[rank]
-            if options.staleness == "inverse":
-                g = g / max(1, late)
-            elif options.staleness == "delay_compensated":
-                g = g + (options.strength or 0.04) * g * g * gone
-            elif options.staleness == "delay_compensated_adaptive":
-                square = options.decay * square + (1 - options.decay) * g * g
-                g = g + (options.strength or 2.0) / torch.sqrt(square + 1e-7) * g * g * gone
-            centre = centre - LR * g
-            accrued[rank] = torch.zeros_like(own)
-            updates += 1
-            seen[rank] += 1
-        if (step + 1) % options.pull_every == 0:
-            weights[rank] = pulled[rank] = centre
-            seen[rank] = updates
-        if step == setting.steps - 1 and setting.steps % options.push_every:
-            centre = centre - LR * accrued[rank]
-            updates += 1
-    return centre, weights, stale
+            server.push(rank, accrued, at)
+            accrued = torch.zeros_like(g)
+    if steps % options.push_every:
+        server.push(rank, accrued, parameters)
+    yield server.weights if steps % options.pull_every == 0 else parameters
+
+
+def by_hand(setting: Setting) -> tuple[Tensor, dict[int, Tensor], list[list[int]]]:
+    """The centre, each worker's last weights, and what staleness it had."""
+    assert isinstance(setting.strategy, Downpour)
+    server = Server(setting.strategy, len(setting.speeds))
+    clients = [client(server, rank, setting.steps) for rank in range(len(setting.speeds))]
+    weights = {rank: next(one) for rank, one in enumerate(clients)}
+    for rank, _ in finishes(setting.steps, setting.speeds):
+        weights[rank] = next(clients[rank])
+    return server.weights, weights, server.stale
 
 
 OPTIONS = [
@@ -75,7 +96,9 @@ OPTIONS = [
     Downpour(staleness="delay_compensated", strength=0.4),
     Downpour(staleness="delay_compensated_adaptive"),
     Downpour(staleness="delay_compensated_adaptive", strength=0.5, decay=0.5),
-    Downpour(push_every=2, pull_every=2, staleness="delay_compensated_adaptive"),
+    Downpour(pull_every=3, staleness="delay_compensated"),
+    Downpour(pull_every=2, staleness="delay_compensated_adaptive"),
+    Downpour(push_every=2, pull_every=4, staleness="inverse"),
 ]
 
 
@@ -109,6 +132,7 @@ def test_staleness_age_and_exchanges_are_counted() -> None:
     _, _, stale = by_hand(setting)
     for rank, outcome in enumerate(run(setting)):
         assert sorted(outcome.traffic.staleness.elements()) == sorted(stale[rank])
+        assert sum(stale[rank]) > 0
         assert outcome.traffic.exchanges == setting.steps
         assert outcome.traffic.bytes_sent >= setting.steps * 8 * LENGTH
         assert max(outcome.traffic.ages_s) == pytest.approx(SPEEDS[rank], abs=0.01)
@@ -132,6 +156,61 @@ def test_one_worker_trains_as_plain_torch_does(name: str, side: str) -> None:
         module.first.grad, module.second.grad = own[:3].clone(), own[3:].clone()
         optimizer.step()
     torch.testing.assert_close(run(setting)[0].final, module().detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("side", ["centre", "worker"])
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_stale_gradient_is_used_at_a_smaller_rate_by_any_optimizer(
+    name: str, side: str, servers: int
+) -> None:
+    """Adam's steps are as long as the rate is large, however small the gradient (Zhang et al. 2016)."""
+
+    def made(parameters: list[torch.nn.Parameter]) -> optim.Optimizer:
+        return getattr(optim, name)(parameters, lr=0.05)
+
+    speeds = tuple(1 + 0.013 * rank for rank in range(6))
+    workers = range(len(speeds))
+    points = [torch.nn.Parameter(start()) for _ in workers]
+    optimizers = [made([point]) for point in points]
+    centre = torch.nn.Parameter(start())
+    central, read_at = made([centre]), dict.fromkeys(workers, 0)
+    pulled = dict.fromkeys(workers, start())
+    for updates, (rank, step) in enumerate(finishes(4, speeds)):
+        tau = max(1, updates - read_at[rank])
+        g = gradient(pulled[rank], rank, step)
+        if side == "centre":
+            centre.grad, central.param_groups[0]["lr"] = g, 0.05 / tau
+            central.step()
+        else:
+            points[rank].data, points[rank].grad = pulled[rank].clone(), g
+            optimizers[rank].step()
+            centre.data = centre.data + (points[rank].data - pulled[rank]) / tau
+        read_at[rank], pulled[rank] = updates + 1, centre.detach().clone()
+    setting = Setting(
+        Downpour(staleness="inverse", side=side), lambda module: made(list(module.parameters())), 4, speeds
+    )
+    assert_close(run(setting, VirtualWorld(6, servers=servers))[0].final, centre.detach())
+    undamped = run(replace(setting, strategy=Downpour(side=side)))[0].final
+    assert float((centre.detach() - start()).norm()) < 0.6 * float((undamped - start()).norm())
+
+
+def test_one_worker_whose_pushes_it_has_made_itself_has_nothing_to_compensate() -> None:
+    """It moves its weights as the centre does, whose weights are always those of its next gradient."""
+    plain, compensated = [
+        run(Setting(Downpour(pull_every=4, staleness=staleness), sgd(LR), speeds=SPEEDS[:1]))[0].final
+        for staleness in ("none", "delay_compensated")
+    ]
+    assert_close(compensated, plain)
+
+
+def test_an_optimizer_without_a_rate_cannot_be_slowed_down() -> None:
+    class Fixed(optim.Optimizer):
+        def __init__(self, parameters: object) -> None:
+            super().__init__(parameters, {})
+
+    with pytest.raises(BadOption, match="has no 'lr'"):
+        run(Setting(Downpour(staleness="inverse"), lambda module: Fixed(module.parameters())))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "NAdam", "Rprop"])
@@ -213,6 +292,7 @@ def test_servers_do_what_shared_memory_does(strategy: Downpour, servers: int) ->
         ({"decay": 1.0}, "'decay' .* expected a number from 0 to below 1"),
         ({"strength": -1.0}, "'strength' .* expected a number from 0"),
         ({"side": "worker", "staleness": "delay_compensated"}, "use side 'centre'"),
+        ({"push_every": 2, "staleness": "delay_compensated"}, "use push_every 1"),
     ],
 )
 def test_values_that_cannot_be_used_are_refused(options: dict[str, object], message: str) -> None:

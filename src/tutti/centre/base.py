@@ -55,7 +55,7 @@ class Desk:
         centre: the slot's weights.
         message: what a worker has brought.
         reply: where its answer goes; may be `message` itself. None: it wants none.
-        then: the slot's weights as that worker last read them, if the rule `compares`.
+        then: the weights at which the message was computed, if the rule `compares`.
         staleness: how many messages of others were applied since that worker last read the slot.
     """
 
@@ -170,12 +170,13 @@ class Centre(ABC):
         """How many messages the centre has applied, as far as this worker knows."""
 
     @abstractmethod
-    def push(self, message: Vectors, again: bool = False) -> Receipt:
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
         """Bring a message; no answer is wanted.
 
         Args:
             message: one vector for each of the replica's. Overwritten; with zeros if the rule `consumes`.
             again: it is this worker's last message, unchanged, which the centre may remember.
+            at: the weights at which it was computed, if the rule `compares`.
         """
 
     @abstractmethod
@@ -183,13 +184,13 @@ class Centre(ABC):
         """Read the centre's weights; staleness counts from here on."""
 
     @abstractmethod
-    def exchange(self, message: Vectors, reply: Vectors | None = None, again: bool = False) -> Receipt:
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
         """Bring a message and take the answer; nothing comes between the two in any slot.
 
         Args:
             message: one vector for each of the replica's. It may be overwritten.
             reply: where the answer goes; by default, into `message`.
-            again: it is this worker's last message, unchanged, which the centre may remember.
+            at: the weights at which the message was computed, if the rule `compares`; may be `reply`.
         """
 
     @abstractmethod

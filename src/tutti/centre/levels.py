@@ -63,16 +63,16 @@ class LevelledCentre(Centre):
         return self._host.version
 
     @override
-    def push(self, message: Vectors, again: bool = False) -> Receipt:
-        return self._then_climb(self._host.push(message, again))
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
+        return self._then_climb(self._host.push(message, again, at))
 
     @override
     def pull(self, into: Vectors) -> Receipt:
         return self._host.pull(into)
 
     @override
-    def exchange(self, message: Vectors, reply: Vectors | None = None, again: bool = False) -> Receipt:
-        return self._then_climb(self._host.exchange(message, reply, again))
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
+        return self._then_climb(self._host.exchange(message, reply, at))
 
     def _then_climb(self, receipt: Receipt) -> Receipt:
         with self._host.guard:

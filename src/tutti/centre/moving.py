@@ -17,7 +17,7 @@ class AddRule(Rule):
     With levels, the centre above adds up what the centres below have moved.
 
     Args:
-        remedy: what is done to a stale message before.
+        remedy: what is done to a stale message before. A move is as long as the rate is large.
     """
 
     consumes = True
@@ -33,10 +33,12 @@ class AddRule(Rule):
 
     @override
     def apply(self, desk: Desk) -> Outcome:
+        rate = 1.0
         if self._remedy is not None:
             self._remedy.apply(desk)
+            rate = self._remedy.rate(desk)
         for centre, message in zip(desk.centre, desk.message, strict=True):
-            centre.add_(message)
+            centre.add_(message, alpha=rate)
         return Outcome.APPLIED
 
     @override

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from tutti.centre.hyperparameters import Hyperparameters
 from tutti.centre.moving import AddRule
 from tutti.centre.remedies import Remedy
 from tutti.centre.states import SlotState, allocate_states, describe
+from tutti.errors import BadOption
 from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
 from tutti.replica import Flat, Replica
 
@@ -32,11 +34,11 @@ class OptimizerRule(Rule):
         replica: the model that its parameters belong to.
         messages: the vectors that the messages are in; others are copied there. By default, vectors that all
             who apply the rule share.
-        remedy: what is done to a stale gradient before.
+        remedy: what is done to a stale gradient before, or to the learning rate for it.
         keep: whether a message is left as it is, so that it can be applied again.
 
     Raises:
-        BadOption: the optimizer cannot move slices of vectors.
+        BadOption: the optimizer cannot move slices of vectors, or has no learning rate for `remedy` to scale.
         BadModel: it moves a parameter that is not part of the model.
     """
 
@@ -52,6 +54,8 @@ class OptimizerRule(Rule):
     ) -> None:
         # Made for what it refuses.
         ShardedOptimizer(optimizer, replica, [slice(0, 0) for _ in replica.flats])
+        if remedy is not None and remedy.scales:
+            _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
         self._messages, self._remedy = messages, remedy
         self.remembers, self.consumes = keep, not keep
@@ -93,7 +97,8 @@ class OptimizerRule(Rule):
         for own, other in zip(self._views[desk.slot], desk.message, strict=True):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
-        self._states[desk.slot].step(self._pieces[desk.slot])
+        with _scaled(self._optimizer, self._remedy.rate(desk) if self._remedy is not None else 1.0):
+            self._states[desk.slot].step(self._pieces[desk.slot])
         return Outcome.APPLIED
 
     @override
@@ -111,3 +116,29 @@ class OptimizerRule(Rule):
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
+
+
+@contextmanager
+def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """While inside, the learning rates of all param groups are multiplied by `factor`."""
+    if factor == 1:
+        yield
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _check_rates(optimizer: Optimizer) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        if "lr" not in group:
+            raise BadOption(
+                f"staleness 'inverse' scales the learning rate, but param group {number} of the optimizer "
+                f"{type(optimizer).__name__} has no 'lr'; use '--strategy.staleness none', or an optimizer "
+                "that has one"
+            )

@@ -4,6 +4,8 @@
       │ request: what, again, settings ────────▶ │   REQUEST
       │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange,
       │                                          │                                   start, overwrite)
+      │ its slice of the weights at which that   │
+      │ was computed, if the rule compares ────▶ │   likewise                        (push, exchange)
       │ ◀──── version, staleness, dropped answer │   ANSWER
       │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read,
       │                                          │                                   tick)

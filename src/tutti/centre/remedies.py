@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -13,33 +12,38 @@ from tutti.centre.base import Allocate, Desk, Slot, Vectors
 from tutti.rules.staleness import compensate, compensate_adaptively, damping
 
 
-class Remedy(ABC):
-    """Changes a message in place, knowing how stale it is.
+class Remedy:
+    """Changes a stale message in place, or the rate at which it is used.
 
     Attributes:
-        compares: whether it needs the weights that the worker had read (`Desk.then`).
+        compares: whether it needs the weights at which the message was computed (`Desk.then`).
+        scales: whether it changes the rate.
     """
 
     compares: ClassVar[bool] = False
+    scales: ClassVar[bool] = False
 
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         """Prepare for `slots` of the vectors `centre` (collective)."""
         return
 
-    @abstractmethod
+    def rate(self, desk: Desk) -> float:
+        """What to multiply the learning rate by for `desk.message`."""
+        return 1.0
+
     def apply(self, desk: Desk) -> None:
         """Change `desk.message`."""
+        return
 
 
 class Damping(Remedy):
-    """A message that is tau updates late counts 1/tau: see `rules.staleness.damping`."""
+    """The rate for a message that is tau updates late is 1/tau of it: see `rules.staleness.damping`."""
+
+    scales: ClassVar[bool] = True
 
     @override
-    def apply(self, desk: Desk) -> None:
-        factor = damping(desk.staleness)
-        if factor != 1:
-            for message in desk.message:
-                message.mul_(factor)
+    def rate(self, desk: Desk) -> float:
+        return damping(desk.staleness)
 
 
 class Compensation(Remedy):

@@ -58,13 +58,15 @@ class ServedCentre(Centre):
         self._comm.send(message, server, REQUEST)
         return message.nbytes
 
-    def _bring(self, request: Request, message: Vectors, again: bool) -> int:
+    def _bring(self, request: Request, message: Vectors, again: bool, at: Vectors) -> int:
         """Send the message to all servers; returns its bytes."""
         sent = 0
         for server, slot in zip(self._servers, self._slots, strict=True):
             sent += self._ask(server, request, float(again))
             if not again:
                 sent += send_all(self._comm, slot.views(message), server, BODY)
+            if at:
+                sent += send_all(self._comm, slot.views(at), server, BODY)
         if self._rule.consumes:
             for vector in message:
                 vector.zero_()
@@ -85,17 +87,17 @@ class ServedCentre(Centre):
 
     @override
     @torch.no_grad()
-    def push(self, message: Vectors, again: bool = False) -> Receipt:
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
         began = self._comm.clock()
-        sent = self._bring(Request.PUSH, message, again)
+        sent = self._bring(Request.PUSH, message, again, at)
         now = self._comm.clock()
         return Receipt(None, now - self._seen_at, now - began, sent)
 
     @override
     @torch.no_grad()
-    def exchange(self, message: Vectors, reply: Vectors | None = None, again: bool = False) -> Receipt:
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
         began = self._comm.clock()
-        sent = self._bring(Request.EXCHANGE, message, again)
+        sent = self._bring(Request.EXCHANGE, message, False, at)
         return self._receipt(began, sent, message if reply is None else reply)
 
     @override

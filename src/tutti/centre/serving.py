@@ -22,13 +22,11 @@ class _Client:
     Attributes:
         seen: the slot's version when the worker last read it, and its own messages since.
         staleness: how stale its last message was.
-        then: the weights that it read, if the rule compares.
         last: its last message, if the rule may be asked to apply it again.
     """
 
     seen: int = 0
     staleness: int = 0
-    then: tuple[Tensor, ...] | None = None
     last: tuple[Tensor, ...] | None = None
 
 
@@ -103,9 +101,8 @@ class Server:
         self._rule.open(self._weights, [slot], _own_memory)
         self._message = self._rule.inbox(slot.number) or tuple(map(torch.zeros_like, self._own))
         self._reply = tuple(map(torch.zeros_like, self._own))
+        self._then = tuple(map(torch.zeros_like, self._own)) if self._rule.compares else None
         for client in self._clients.values():
-            if self._rule.compares:
-                client.then = tuple(own.clone() for own in self._own)
             if self._rule.remembers:
                 client.last = tuple(torch.zeros_like(own) for own in self._own)
         self._send(worker, with_weights=False)
@@ -114,13 +111,15 @@ class Server:
         """Take over a worker's weights; all others have the same."""
         receive_all(self._comm, self._own, worker, BODY)
         for client in self._clients.values():
-            self._note_reading(client)
+            client.seen = self._version
         self._send(worker, with_weights=False)
 
     def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
         client = self._clients[worker]
         if not again:
             receive_all(self._comm, self._message, worker, BODY)
+        if self._then is not None:
+            receive_all(self._comm, self._then, worker, BODY)
         if client.last is not None:
             source, target = (client.last, self._message) if again else (self._message, client.last)
             for to, this in zip(target, source, strict=True):
@@ -128,7 +127,7 @@ class Server:
         client.staleness = self._version - client.seen
         self._rule.use(settings)
         reply = self._reply if wants_answer else None
-        desk = Desk(self._number, self._own, self._message, reply, client.then, client.staleness)
+        desk = Desk(self._number, self._own, self._message, reply, self._then, client.staleness)
         outcome = self._rule.apply(desk)
         if outcome is Outcome.HELD:
             if wants_answer:
@@ -147,14 +146,8 @@ class Server:
         self, worker: int, staleness: int, weights: Sequence[Tensor] | None = None, late: bool = False
     ) -> None:
         """Send the weights, and note that the worker has read them."""
-        self._note_reading(self._clients[worker])
+        self._clients[worker].seen = self._version
         self._send(worker, staleness, late, weights)
-
-    def _note_reading(self, client: _Client) -> None:
-        client.seen = self._version
-        if client.then is not None:
-            for kept, own in zip(client.then, self._own, strict=True):
-                kept.copy_(own)
 
     def _send(
         self,

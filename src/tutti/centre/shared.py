@@ -63,13 +63,11 @@ class SharedCentre(Centre):
         *self._locks, self.guard = comm.locks(count + 1)
         self._steps = SharedSteps(comm)
         self._seen = [0] * count
-        self._then = [vector.clone() for vector in self._weights] if rule.compares else None
         self._seen_at = comm.clock()
         first = comm.rank * count // comm.size
         self._order = [*range(first, count), *range(first)]
         self._views: deque[tuple[Vectors, list[tuple[Tensor, ...]]]] = deque(maxlen=_KEPT_VIEWS)
         self._at = self.views(self._weights)
-        self._then_at = self.views(self._then) if self._then is not None else None
         self._nbytes = sum(vector.nbytes for vector in self._weights)
         self._note = torch.zeros(1)
         self._staleness = 0
@@ -91,19 +89,19 @@ class SharedCentre(Centre):
 
     @override
     @torch.no_grad()
-    def push(self, message: Vectors, again: bool = False) -> Receipt:
-        return self._visit(message, None, again)
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
+        return self._visit(message, None, again, at)
 
     @override
     @torch.no_grad()
-    def exchange(self, message: Vectors, reply: Vectors | None = None, again: bool = False) -> Receipt:
-        return self._visit(message, message if reply is None else reply, again)
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
+        return self._visit(message, message if reply is None else reply, False, at)
 
-    def _visit(self, message: Vectors, reply: Vectors | None, again: bool) -> Receipt:
+    def _visit(self, message: Vectors, reply: Vectors | None, again: bool, at: Vectors) -> Receipt:
         messages = self.views(message)
         replies = self.views(reply) if reply is not None else None
         clock, rule, wait_s, update_s, staleness = self._comm.clock, self._rule, 0.0, 0.0, 0
-        held, dropped, then = [], False, self._then_at
+        held, dropped, then = [], False, self.views(at) if at else None
         for number in self._order:
             answer = replies[number] if replies is not None else None
             desk = Desk(number, self._at[number], messages[number], answer, then[number] if then else None)
@@ -138,13 +136,7 @@ class SharedCentre(Centre):
 
     def _answer(self, desk: Desk) -> None:
         self._rule.answer(desk)
-        self._note_reading(desk.slot)
-
-    def _note_reading(self, number: int) -> None:
-        self._seen[number] = self._versions[number]
-        if self._then_at is not None:
-            for kept, weights in zip(self._then_at[number], self._at[number], strict=True):
-                kept.copy_(weights)
+        self._seen[desk.slot] = self._versions[desk.slot]
 
     def _wait(self, desk: Desk) -> float:
         """Sleep until the slot has moved; returns the seconds."""
@@ -177,7 +169,7 @@ class SharedCentre(Centre):
                 staleness = max(staleness, self._versions[number] - self._seen[number])
                 for reply, weights in zip(replies[number], self._at[number], strict=True):
                     reply.copy_(weights)
-                self._note_reading(number)
+                self._seen[number] = self._versions[number]
         age_s, self._seen_at = clock() - self._seen_at, clock()
         return Receipt(staleness, age_s, wait_s, 0)
 
@@ -197,8 +189,7 @@ class SharedCentre(Centre):
             for own, other in zip(self._weights, weights, strict=True):
                 own.copy_(other)
         self._comm.barrier()
-        for number in self._order:
-            self._note_reading(number)
+        self._seen[:] = self._versions
         self._seen_at = self._comm.clock()
         self._comm.barrier()
 

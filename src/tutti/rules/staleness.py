@@ -26,9 +26,9 @@ def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> 
     equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian.
 
     Args:
-        gradient: g, computed from `then`.
+        gradient: g, computed at `then`.
         now: the weights that it will be applied to.
-        then: the weights that the worker had read.
+        then: the weights that it was computed at.
         strength: lambda.
     """
     gradient.addcmul_(gradient * gradient, now - then, value=strength)
@@ -51,10 +51,10 @@ def compensate_adaptively(
     Zheng et al. 2017, section 5 (DC-ASGD-a).
 
     Args:
-        gradient: g, computed from `then`.
+        gradient: g, computed at `then`.
         mean_square: s, updated in place; zeros at first.
         now: the weights that the gradient will be applied to.
-        then: the weights that the worker had read.
+        then: the weights that it was computed at.
         strength: lambda_0.
         decay: m.
         epsilon: keeps the root above zero.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -57,14 +58,21 @@ class Downpour(Centred):
 
     What `staleness` does to a push that is tau updates late:
 
-        inverse                      counts it 1 / tau
-        delay_compensated            g + lambda g g (c - w_pulled), elementwise
+        inverse                      uses it at the learning rate eta / tau
+        delay_compensated            g + lambda g g (c - w), elementwise, with the w that g was computed at
         delay_compensated_adaptive   the same, with lambda / sqrt(running mean of g g)
+
+    Delay compensation is for one gradient, so it goes with `push_every` 1. A push brings w along, as the
+    worker has moved it if it pulls less often.
+
+    Dean et al. push after the first batch, and then every so many; here the first push, too, comes after
+    `push_every`. Their centre's optimizer is Adagrad; between two pulls a worker makes steps of plain SGD
+    whatever the optimizer is, as in their algorithm.
 
     Sources: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and algorithm 1 of the
     appendix. Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
-    arXiv:1511.05950. Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
-    arXiv:1609.08326.
+    arXiv:1511.05950, section 3.2. Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay
+    Compensation", arXiv:1609.08326 (there for plain SGD; here whichever optimizer follows).
     """
 
     name: ClassVar[str] = "downpour"
@@ -102,6 +110,12 @@ class Downpour(Centred):
                 f"option 'staleness' of strategy 'downpour' is '{self.staleness}', which needs gradients, "
                 "but with side 'worker' the centre gets moves of the weights; use side 'centre', or "
                 "staleness 'inverse'"
+            )
+        if self.push_every > 1 and self.staleness in STRENGTHS:
+            raise BadOption(
+                f"option 'staleness' of strategy 'downpour' is '{self.staleness}', which corrects one "
+                f"gradient by the weights that it was computed at, but with push_every {self.push_every} the "
+                "centre gets sums of several; use push_every 1, or staleness 'inverse'"
             )
 
     @override
@@ -151,12 +165,17 @@ class _DownpourWorker(CentredWorker):
         self.pulls = self._batches % self._pull_every == 0
         self._unpushed = not self.pushes
 
-    def exchange(self, message: list[Tensor]) -> None:
-        """Push and pull, if they are due. The message is zero after a push."""
+    def exchange(self, message: list[Tensor], at: Sequence[Tensor] = ()) -> None:
+        """Push and pull, if they are due. The message is zero after a push.
+
+        Args:
+            message: what to push.
+            at: the weights at which it was computed, if the centre compares them with its own.
+        """
         if self.pushes and self.pulls:
-            self.count(self.centre.exchange(message, self.weights))
+            self.count(self.centre.exchange(message, self.weights, at))
         elif self.pushes:
-            self.count(self.centre.push(message))
+            self.count(self.centre.push(message, at=at))
         elif self.pulls:
             self.centre.pull(self.weights)
 
@@ -188,20 +207,25 @@ class _PushesGradients(_DownpourWorker):
         rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy())
         super().__init__(strategy, replica, comm, optimizer, clip, rule)
         self._optimizer = optimizer
+        self._at = [weights.clone() for weights in self.weights] if rule.compares else []
 
     @override
     @torch.no_grad()
     def step(self) -> None:
         self.prepare()
         self.begin()
+        at = self.weights if self._at else []
         if not self.pulls:
+            at = self._at
+            for then, weights in zip(at, self.weights, strict=False):
+                then.copy_(weights)
             with self.updating:
                 _descend(self._optimizer)
         if self._push_every > 1:
             for message, grad in zip(self._message, self.grads, strict=True):
                 message.add_(grad)
                 grad.zero_()
-        self.exchange(self._message)
+        self.exchange(self._message, at)
 
     @override
     def unpushed(self) -> list[Tensor]:
