@@ -92,3 +92,14 @@ RACY: frozenset[str] = frozenset(
     }
 )
 """Loops that write weights while other ranks may read them: on several ranks their end is left to chance."""
+
+_OVERWRITTEN = ("a_part_of_the_model_is_loaded", "weights_are_scaled_in_place")
+
+BROKEN_WITH: dict[str, tuple[str, ...]] = {
+    "adpsgd": _OVERWRITTEN,
+    "downpour": _OVERWRITTEN,
+    "lazy": _OVERWRITTEN,
+    "paramserver": _OVERWRITTEN,
+    "hogwild": ("a_sparse_embedding_with_adagrad",),
+}
+"""Loops that are right with the default strategy, and not with these, on one worker."""

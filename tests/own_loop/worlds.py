@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 from tests.comm.ranks import World
 from tests.own_loop.jobs import Loop, Outcome, run_rank
+from tutti.comm.base import Communicator
 from tutti.strategies import Strategy
 
 ANSWER_S = 40.0
@@ -23,13 +25,29 @@ class Worlds:
         self._worlds: dict[int, World] = {}
 
     def run(self, loop: Loop, size: int, strategy: Strategy | None = None) -> list[Outcome]:
-        """What `loop` ends with on each rank; an exception in place of what a rank raised.
+        """What `loop` ends with on each rank, as `outcomes` has it."""
+        return self.outcomes(partial(run_rank, loop=loop, strategy=strategy), size)
+
+    def call(self, function: Callable[[Communicator], Outcome], size: int) -> list[Outcome]:
+        """What `function` returns on each rank.
+
+        Raises:
+            BaseException: what the first rank that failed has raised.
+        """
+        outcomes = self.outcomes(function, size)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes
+
+    def outcomes(self, function: Callable[[Communicator], Outcome], size: int) -> list[Outcome]:
+        """What `function` returns on each rank; an exception in place of what a rank raised.
 
         A rank that does not answer in time has a `TimeoutError`.
         """
         world = self._worlds.get(size) or World(size)
         self._worlds[size] = world
-        world.start(partial(run_rank, loop=loop, strategy=strategy))
+        world.start(function)
         outcomes: dict[int, Outcome] = {}
         end = time.monotonic() + ANSWER_S
         while len(outcomes) < size:

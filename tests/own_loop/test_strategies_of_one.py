@@ -1,0 +1,81 @@
+"""With one worker every strategy is plain torch, where its paper does not say otherwise."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from tests.own_loop.jobs import Refused, differences, run_plain
+from tests.own_loop.known import BROKEN, BROKEN_WITH
+from tests.own_loop.loops import LOOPS
+from tests.own_loop.worlds import Worlds
+from tutti.strategies import STRATEGIES, DiLoCo, Lazy, Local, Strategy, Sync
+
+PULLED = ("easgd", "easgd_sync", "gem")
+"""A single worker of these is pulled towards its centre, or scaled by it, as their papers say."""
+
+ALIKE: tuple[Strategy, ...] = (
+    *(strategy() for name, strategy in STRATEGIES.items() if name not in PULLED),
+    Local(every=1),
+    DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
+    Lazy(slack=0),
+    Sync(collective="ring"),
+    Sync(reduce="adasum"),
+)
+
+TRIED = (
+    "the_usual_loop",
+    "gradients_are_never_zeroed",
+    "step_without_a_gradient",
+    "accumulation_of_uneven_micro_batches",
+    "clipping_by_norm",
+    "gradients_are_edited_in_place",
+    "gradient_penalty",
+    "heads_in_turn_with_adam",
+    "tied_weights",
+    "adversaries_zeroed_by_optimizer",
+    "unfreezing",
+    "a_group_added_later",
+    "state_of_the_optimizer_is_read",
+    "going_back_to_a_checkpoint",
+    "a_part_of_the_model_is_loaded",
+    "weights_are_scaled_in_place",
+    "weights_of_an_average",
+    "one_cycle_made_afterwards",
+    "a_closure",
+    "a_group_that_counts",
+    "state_that_is_rebound",
+    "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
+    "a_sparse_embedding_with_adagrad",
+)
+
+
+def _name(strategy: Strategy) -> str:
+    changed = [
+        f"{key}={value}"
+        for key, value in strategy.options().items()
+        if value != getattr(type(strategy)(), key)
+    ]
+    return "-".join([strategy.name, *changed])
+
+
+def _case(strategy: Strategy, loop: str) -> object:
+    broken = 1 in BROKEN.get(loop, ()) or loop in BROKEN_WITH.get(strategy.name, ())
+    return pytest.param(
+        strategy, loop, id=f"{_name(strategy)}-{loop}", marks=pytest.mark.xfail(strict=True) if broken else ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "loop"), [_case(strategy, loop) for strategy in ALIKE for loop in TRIED]
+)
+def test_one_worker_ends_as_with_plain_torch(worlds: Worlds, strategy: Strategy, loop: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = run_plain(LOOPS[loop])
+    (found,) = worlds.run(LOOPS[loop], 1, strategy)
+    if isinstance(found, BaseException):
+        raise found
+    assert not isinstance(found, Refused), found.sentence
+    assert differences(found, wanted) == []
