@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,10 @@ import pytest
 # Models of tests are too small for several threads, and tests run beside each other. Set before torch is
 # imported, and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+# The key that seals configurations is one of the tests' own.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="tutti-tests-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from tutti.json_lines import decode
+
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 INPUTS: Final = "backward to inputs"
@@ -68,9 +70,9 @@ class PipelineRecord:
         """The record that `as_json` gave.
 
         Raises:
-            KeyError, TypeError: `values` is no such record.
+            KeyError, TypeError, ValueError: `values` is no such record.
         """
-        return cls(**{**values, "spans": [Span(**span) for span in values["spans"]]})
+        return decode(cls, values)
 
 
 def since_the_first(spans: list[Span]) -> list[Span]:

@@ -9,11 +9,13 @@ FOLDER/sync-2-workers/1.error     what became of a repeat that failed
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, BadRunFolder
+from tutti.json_lines import decode, read_record
+from tutti.reading import MOST_RANKS
 
 FILE: Final = "comparison.json"
 
@@ -27,6 +29,9 @@ SCALINGS: Final = (STRONG, WEAK)
 
 LAYOUT: Final = "parallel"
 """The part of a run's options that says how ranks hold one model together."""
+
+MOST_REPEATS: Final = 1 << 16
+"""No combination has more runs."""
 
 APART: Final = "apart"
 """The runs were not made as a comparison, but one by one."""
@@ -59,6 +64,15 @@ class Combination:
     sweep: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
     parallel: str | None = None
+
+    def check(self) -> None:
+        """Raise ValueError where it could not be in a comparison's folder."""
+        if Path(self.folder).name != self.folder or self.folder == "..":
+            raise ValueError(f"the folder '{self.folder}' is not one inside the comparison's")
+        if self.scaling not in SCALINGS:
+            raise ValueError(f"there is no scaling '{self.scaling}'")
+        if not (1 <= self.workers <= MOST_RANKS and 1 <= self.threads <= MOST_RANKS):
+            raise ValueError(f"{self.workers} workers of {self.threads} threads are none")
 
     @property
     def way(self) -> str:
@@ -100,6 +114,14 @@ class Comparison:
     combinations: tuple[Combination, ...]
     config: dict[str, Any] = field(default_factory=dict)
 
+    def check(self) -> None:
+        """Raise ValueError where it could not be what is in a folder."""
+        if not 0 <= self.repeats <= MOST_REPEATS:
+            raise ValueError(f"{self.repeats} repeats are none")
+        folders = [one.folder for one in self.combinations]
+        if len(set(folders)) < len(folders):
+            raise ValueError("two combinations have one folder")
+
     def __post_init__(self) -> None:
         if self.target is not None and not 0 < self.target <= 1:
             raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
@@ -125,30 +147,7 @@ class Comparison:
         Raises:
             BadRunFolder: it cannot be read, or is something else.
         """
-        path = folder / FILE
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            known = {f.name for f in fields(Combination)}
-            found = [
-                Combination(**{key: one[key] for key in one if key in known})
-                for one in values["combinations"]
-            ]
-            return cls(
-                model=str(values["model"]),
-                data=str(values["data"]),
-                repeats=int(values["repeats"]),
-                target=None if values["target"] is None else float(values["target"]),
-                combinations=tuple(found),
-                config=dict(values["config"]),
-            )
-        except OSError as error:
-            raise BadRunFolder(
-                f"cannot read {path}: {error.strerror}; give the folder that 'tutti compare' wrote"
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadRunFolder(
-                f"{path} is not what 'tutti compare' wrote ({type(error).__name__}: {error}); compare again"
-            ) from error
+        return read_record(folder / FILE, lambda values: decode(cls, {"config": {}, **values}))
 
 
 def run_folder(folder: Path, combination: Combination, repeat: int) -> Path:

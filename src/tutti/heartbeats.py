@@ -6,19 +6,23 @@ ranks/1.json    ...
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tutti.json_lines import Json, Lines, decode, to_json
+from tutti.json_lines import Json, Lines, decode, parse_record, to_json
+from tutti.reading import MOST_RANKS, read_file
 
 RANKS: Final = "ranks"
 """The folder with the signs of life, inside the run's."""
 
 EVERY_S: Final = 1.0
 """Seconds between two signs of a rank."""
+
+MOST_BYTES: Final = 1 << 16
+"""A larger file is no sign of life."""
 
 STARTING: Final = "starting"
 TRAINING: Final = "training"
@@ -67,6 +71,16 @@ class Heartbeat:
     samples_per_s: float = 0.0
     error: str | None = None
 
+    def check(self) -> None:
+        """Raise ValueError where it is of no rank, or of no time."""
+        if not 0 <= self.rank < MOST_RANKS:
+            raise ValueError(f"there is no rank {self.rank}")
+        if self.updates and self.per_epoch < 1:
+            raise ValueError(f"an epoch of {self.per_epoch} updates is none")
+        numbers = (self.time, self.moved, self.began or 0.0, self.steps_per_s, self.samples_per_s)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("a time or a rate is not finite")
+
     def as_json(self) -> Json:
         """The heartbeat as JSON values; `from_json` reads them."""
         return asdict(self)
@@ -107,12 +121,12 @@ def read_heartbeats(folder: Path) -> Lines[Heartbeat]:
     found: Lines[Heartbeat] = Lines([], [])
     for path in (folder / RANKS).glob("[0-9]*.json"):
         try:
-            found.records.append(Heartbeat.from_json(json.loads(path.read_text(encoding="utf-8"))))
+            found.records.append(parse_record(read_file(path, MOST_BYTES), Heartbeat.from_json))
         except FileNotFoundError:  # the run has failed early and taken its files back
             continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            found.damage.append(
-                f"{path} is no sign of life ({type(error).__name__}: {error}); it was left out"
-            )
+        except OSError as error:
+            found.damage.append(f"{path} cannot be read ({error.strerror}); it was left out")
+        except ValueError as error:
+            found.damage.append(f"{path} is no sign of life ({error}); it was left out")
     found.records.sort(key=lambda beat: beat.rank)
     return found

@@ -10,16 +10,32 @@ import json
 import math
 import os
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from tutti.errors import BadRunFolder
+from tutti.reading import parse_json, read_file, read_tail
 
 Json = dict[str, Any]
 """A JSON object."""
+
+LARGEST: Final = 1 << 53
+"""The largest whole number that all readers of JSON agree on; no record has a larger one."""
 
 T = TypeVar("T")
 
@@ -32,6 +48,14 @@ class Record(Protocol):
 
     def as_json(self) -> Json:
         """It as JSON values."""
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A record that asks more of its values than their types say."""
+
+    def check(self) -> None:
+        """Raise ValueError where they are not what they must be."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +85,51 @@ def decode(kind: type[T], values: Json) -> T:
 
     Raises:
         KeyError: a field is missing.
-        TypeError, ValueError: a value is not what its field holds.
+        TypeError, ValueError, OverflowError: a value is not what its field holds.
     """
-    return kind(
+    made = kind(
         **{name: _decoded(hint, values[name]) for name, hint in _types_of(cast("Hashable", kind)).items()}
     )
+    if isinstance(made, Checked):
+        made.check()
+    return made
+
+
+def parse_record(text: bytes | str, parse: Callable[[Json], T]) -> T:
+    """The record in a JSON text.
+
+    Args:
+        text: a JSON object.
+        parse: makes a record of its values; raises what `decode` raises where it cannot.
+
+    Raises:
+        ValueError: it is no JSON object, or no such record.
+    """
+    values = parse_json(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds a {type(values).__name__}, not a JSON object")
+    try:
+        return parse(values)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def read_record(path: Path, parse: Callable[[Json], T]) -> T:
+    """The record that is the whole of a file.
+
+    Args:
+        path: the file.
+        parse: as for `parse_record`.
+
+    Raises:
+        BadRunFolder: it cannot be read, or holds something else.
+    """
+    try:
+        return parse_record(read_file(path), parse)
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+    except ValueError as error:
+        raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it anew") from error
 
 
 def append_line(path: Path, record: Record) -> None:
@@ -88,13 +152,13 @@ def read_lines(path: Path, parse: Callable[[Json], T]) -> Lines[T]:
 
     Args:
         path: the file.
-        parse: makes a record of a line's values; raises KeyError, TypeError or ValueError where it cannot.
+        parse: as for `parse_record`.
 
     Raises:
         BadRunFolder: the file cannot be opened.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_file(path).split(b"\n")
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     found: Lines[T] = Lines([], [])
@@ -102,9 +166,9 @@ def read_lines(path: Path, parse: Callable[[Json], T]) -> Lines[T]:
         if not line.strip():
             continue
         try:
-            found.records.append(parse(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = "is cut off" if number == len(lines) else f"is no record ({type(error).__name__}: {error})"
+            found.records.append(parse_record(line, parse))
+        except ValueError as error:
+            what = "is cut off" if number == len(lines) else f"is no record ({error})"
             found.damage.append(f"line {number} of {path} {what}; it was left out")
     return found
 
@@ -114,19 +178,14 @@ def last_record(path: Path, parse: Callable[[Json], T]) -> T | None:
 
     Args:
         path: the file.
-        parse: as for `read_lines`.
+        parse: as for `parse_record`.
 
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        lines = file.read().split(b"\n")
-    for line in reversed(lines):
-        try:
-            return parse(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):  # empty, cut off, or no record
-            continue
+    for line in reversed(read_tail(path, _TAIL).split(b"\n")):
+        with suppress(ValueError):  # empty, cut off, or no record
+            return parse_record(line, parse)
     return None
 
 
@@ -157,7 +216,16 @@ def _decoded(hint: Any, value: Any) -> Any:
     if NoneType in within:
         return None if value is None else _decoded(next(one for one in within if one is not NoneType), value)
     if outer in (list, tuple):
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"a {type(value).__name__} stands where a list is expected")
         return outer(_decoded(within[0], item) for item in value)
     if outer is dict:
         return {_decoded(within[0], name): _decoded(within[1], item) for name, item in dict(value).items()}
-    return decode(hint, value) if isinstance(hint, type) and is_dataclass(hint) else hint(value)
+    if hint is Any:
+        return value
+    if isinstance(hint, type) and is_dataclass(hint):
+        return decode(hint, value)
+    made = hint(value)
+    if hint is int and abs(made) > LARGEST:
+        raise ValueError(f"{str(made)[:20]}... is larger than any number of a record")
+    return made

@@ -5,6 +5,7 @@ A run's history is a file of JSON lines, one `EpochRecord` each.
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -50,6 +51,12 @@ class Evaluation:
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
     confusion: list[list[int]] | None = field(default=None, repr=False)
+
+    def check(self) -> None:
+        """Raise ValueError where a class has no column of its own."""
+        rows = self.confusion or []
+        if any(len(row) < len(rows) for row in rows):
+            raise ValueError(f"a row of the confusion matrix has less than {len(rows)} columns")
 
     def class_accuracy(self) -> list[float | None]:
         """The share of each class that was recognised, in [0, 1].
@@ -180,6 +187,14 @@ class EpochRecord:
     lr: float
     time: str
     ranks: list[RankRecord] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise ValueError where the epoch has no updates, or no time."""
+        if min(self.epoch, self.step) < 1:
+            raise ValueError(f"epoch {self.epoch} ends with step {self.step}; both count from 1")
+        for name in ("total", "validation"):
+            if not math.isfinite(self.seconds.get(name, math.nan)):
+                raise ValueError(f"its seconds have no '{name}'")
 
     def as_json(self) -> Json:
         """The record as JSON values; `from_json` reads them."""

@@ -6,6 +6,7 @@ usage-HOST.jsonl      likewise, of another host that sees the run folder
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -53,6 +54,11 @@ class UsageRecord:
     host: str
     cores: list[float]
     ranks: list[RankUsage] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise ValueError where it is of no time."""
+        if not all(map(math.isfinite, (self.time, *self.cores))):
+            raise ValueError("a time or a share of a core is not finite")
 
     def as_json(self) -> Json:
         """The record as JSON values; `from_json` reads them."""

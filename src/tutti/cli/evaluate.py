@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, add_config_options, config_from
+from tutti.cli.options import Parser, add_config_options, add_trust_option, config_from
 from tutti.experiments.config import Options, TrainConfig
 from tutti.experiments.job import PARTS, EvaluateJob
 from tutti.experiments.job import run as run_job
@@ -27,6 +27,7 @@ def define(parser: Parser) -> None:
         metavar="{" + ",".join(PARTS) + "}",
         help="which part of the data to evaluate (default: test)",
     )
+    add_trust_option(parser)
     others = [name for name in TrainConfig.__dataclass_fields__ if name not in (*KEPT, "data_options")]
     add_config_options(
         parser, leave_out=others, defaults=dict.fromkeys(("data", "device"), "that of the run")
@@ -37,10 +38,11 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     """Evaluate; rank 0 prints."""
     given = dict(vars(arguments))
     folder, part = given.pop("run"), given.pop("part")
-    trained = TrainConfig.from_json(RunFolder.open(folder).config())
     other_data = "data" in given or bool(dotted)
     here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "climb_every": None}
     here |= {"parallel": None, "parallel_options": {}}
+    trust = given.pop("trust", False)
+    trained = TrainConfig.read(RunFolder.open(folder).path, trust, replaced={*here, *given})
     if other_data and part == "train":
         here["validation"] = 0.0
     if not _fits(trained):

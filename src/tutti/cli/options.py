@@ -86,6 +86,16 @@ def add_config_options(
         )
 
 
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the option by which the code that a configuration names may run, whoever wrote it."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="let the code run that the configuration names, though no run of yours has written it",
+    )
+
+
 def _whole(text: str) -> int:
     try:
         return int(text)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tutti.cli.command import Command
-from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
+from tutti.cli.options import DOTTED, Parser, add_config_options, add_trust_option, config_from
 from tutti.cli.parts import strategy_help
 from tutti.errors import BadOption
 from tutti.experiments.config import Options, TrainConfig
@@ -44,6 +44,7 @@ def define(parser: Parser) -> None:
         help="measure first, for some seconds, which ranks, threads and layout are fastest on this machine; "
         "those that are given as options are kept",
     )
+    add_trust_option(parser)
     _define_recordings(parser)
     add_config_options(parser, leave_out=("model",))
 
@@ -115,8 +116,10 @@ def _profiled(arguments: argparse.Namespace) -> ProfiledSteps | None:
 def config_of(arguments: argparse.Namespace, dotted: dict[str, Options]) -> TrainConfig:
     """The configuration that the options make, on top of that of --config."""
     given: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name not in _OWN}
-    path = given.pop("config", None)
-    return config_from(given, dotted, TrainConfig.read(path) if path else None)
+    path, trust = given.pop("config", None), given.pop("trust", False)
+    if path is None:
+        return config_from(given, dotted)
+    return config_from(given, dotted, TrainConfig.read(path, trust, replaced=given))
 
 
 COMMAND = Command(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tutti.terminal import console_on
 
 
 class DownloadBar:
@@ -18,9 +20,9 @@ class DownloadBar:
     """
 
     def __init__(self, name: str) -> None:
-        console = Console(stderr=True)
+        console = console_on(sys.stderr, wide=False)
         columns = (
-            TextColumn("downloading {task.description}"),
+            TextColumn("downloading {task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TimeRemainingColumn(),
@@ -28,7 +30,7 @@ class DownloadBar:
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task(name, total=None)
         if not console.is_terminal:
-            console.print(f"downloading {name}", highlight=False)
+            console.print(f"downloading {name}")
 
     def __enter__(self) -> DownloadBar:
         self._progress.start()

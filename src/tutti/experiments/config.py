@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
+from tutti.experiments.trust import check as check_trust
+from tutti.reading import MOST_RANKS, read_file
+from tutti.training.run_folder import CONFIG
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
 
+
+MOST_BYTES: Final = 1 << 20
+"""A larger file is no configuration."""
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
@@ -225,25 +232,37 @@ class TrainConfig:
         return cls(**values)
 
     @classmethod
-    def read(cls, path: str | Path) -> TrainConfig:
+    def read(cls, path: str | Path, trust: bool = False, replaced: Collection[str] = ()) -> TrainConfig:
         """The configuration in a JSON file, such as the `config.json` of a run folder.
+
+        Args:
+            path: of the file, or of the folder of a run.
+            trust: whether it may name code of others, which runs when the configuration is used; what runs of
+                this user have written may, in any case.
+            replaced: fields that will be others than it says.
 
         Raises:
             BadOption: the file cannot be read, or is no JSON table.
+            Untrusted: it names code, and no run of this user has written it.
         """
-        if Path(path).is_dir():
-            path = Path(path, "config.json")
+        path = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            # As it was written: names of files must not be changed.
+            values = json.loads(read_file(path, MOST_BYTES))
         except OSError as error:
             raise BadOption(f"cannot read the configuration '{path}': {error.strerror}") from error
         except ValueError as error:
             raise BadOption(f"the configuration '{path}' is not JSON: {error}") from error
+        except RecursionError:
+            raise BadOption(f"the configuration '{path}' has too many levels") from None
         if not isinstance(values, dict):
             raise BadOption(
                 f"the configuration '{path}' holds {type(values).__name__}, not a table of options"
             )
-        return cls.from_json(values)
+        config = cls.from_json(values)
+        if not trust:
+            check_trust(path, values, replaced)
+        return config
 
 
 def flag(name: str) -> str:
@@ -286,8 +305,9 @@ def _check(config: TrainConfig) -> None:
         choices = f.metadata["choices"]
         if choices and getattr(config, f.name) not in choices:
             raise UnknownName(f"value of {flag(f.name)}", str(getattr(config, f.name)), choices)
-    if config.workers != "auto" and not (config.workers.isdigit() and int(config.workers) >= 1):
-        raise BadOption(f"--workers is '{config.workers}'; give a whole number of at least 1, or auto")
+    count = config.workers[:20]
+    if count != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_RANKS):
+        raise BadOption(f"--workers is '{count}'; give a whole number from 1 to {MOST_RANKS}, or auto")
     if not 0 <= config.validation < 1:
         raise BadOption(
             f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"

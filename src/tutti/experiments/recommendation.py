@@ -7,17 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from tutti.experiments.candidates import Candidate
 from tutti.experiments.race import Entry, Fate, equals, gap, leader, racing
+from tutti.terminal import console_on
 
 Way = Entry[Candidate]
 """A way to train, and what was measured of it."""
-
-WIDE: Final = 160
-"""Columns of text when nobody says how many there are."""
 
 HEADS: Final = ("ranks", "threads", "precision", "layout", "batch", "samples/s", "spread", "of the pick", "")
 
@@ -110,7 +107,7 @@ class Recommendation:
             table.add_column(head, justify=side, no_wrap=bool(head))
         for way in self.rows():
             table.add_row(*self.cells(way), style="bold" if way is self.pick else None)
-        Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False).print(table)
+        console_on(stream).print(table)
 
     def cells(self, way: Way) -> list[str]:
         """A row of the table, with nothing where there is no number."""

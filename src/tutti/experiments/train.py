@@ -32,6 +32,7 @@ from tutti.experiments.pacing import check_device, deal
 from tutti.experiments.recording import Recording
 from tutti.experiments.serving import result_for_all, serve, serves, take_sides
 from tutti.experiments.task import Task, prepare_task
+from tutti.experiments.trust import seal
 from tutti.heartbeats import TESTING
 from tutti.launch.sampling import Sampler, sampling
 from tutti.launch.surroundings import started_by
@@ -234,6 +235,7 @@ def _run_folder(
     told = job.starter is not None and job.starter.send(folder.path.absolute())
     try:
         folder.write_config(config.as_json())
+        folder.write_seal(seal(config.as_json()))
         folder.write_data(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
         yield folder
     except Exception:

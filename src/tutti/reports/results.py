@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tutti.comparisons import APART, FILE, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadRunFolder
+from tutti.reading import printable, read_file
 from tutti.reports.runs import SUMMARY, Run
 from tutti.reports.scaling import Row, rows
 
@@ -120,9 +121,9 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
             raise BadRunFolder(f"{run.path} has no config.json; give the folder that 'tutti train' wrote")
         if not force:
             _refuse_stranger(found[0], run)
-    names = [path.resolve().name for path in paths]
+    names = [printable(path.resolve().name) for path in paths]
     if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
+        names = [printable(str(path)) for path in paths]
     ways = tuple(_combination(name, run) for name, run in zip(names, found, strict=True))
     model, data = (
         ", ".join(dict.fromkeys(str(run.config[key]) for run in found)) for key in ("model", "data")
@@ -175,6 +176,6 @@ def _shown(run: Run, key: str) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return printable(read_file(path).decode(errors="replace"), lines=True).strip()
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; compare again") from error

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
+from tutti.json_lines import Json, read_record
 from tutti.records import STAGES, EpochRecord, Summary, read_history
 from tutti.reports.advice import stages_by_rank
 from tutti.usage import UsageRecord, read_usage
 
 SUMMARY = "summary.json"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,16 @@ class Run:
         history = read_history(path / "history.jsonl")
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        data, usage = _json(path / "data.json") or {}, read_usage(path)
+        labels, usage = _if_there(path / "data.json", _labels) or (), read_usage(path)
         return cls(
             path=path,
             history=tuple(history.records),
             damage=(*history.damage, *usage.damage),
-            summary=_summary(path / SUMMARY),
-            config=_json(path / "config.json") or {},
-            labels=tuple(map(str, data.get("labels", ()))),
+            summary=_if_there(path / SUMMARY, Summary.from_json),
+            config=_if_there(path / "config.json", dict) or {},
+            labels=labels,
             usage=tuple(usage.records),
-            pipeline=_pipeline(path / "pipeline.json"),
+            pipeline=_if_there(path / "pipeline.json", PipelineRecord.from_json),
         )
 
     @property
@@ -164,36 +166,14 @@ def _training_s(record: EpochRecord) -> float:
     return record.seconds["total"] - record.seconds["validation"]
 
 
-def _summary(path: Path) -> Summary | None:
-    """The summary, if the run has come to its end."""
-    values = _json(path)
-    try:
-        return None if values is None else Summary.from_json(values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadRunFolder(
-            f"{path} is no summary of a run ({type(error).__name__}: {error}); train again"
-        ) from error
+def _if_there(path: Path, parse: Callable[[Json], T]) -> T | None:
+    """The record that is the whole of a file; None where there is no such file."""
+    return read_record(path, parse) if path.exists() else None
 
 
-def _pipeline(path: Path) -> PipelineRecord | None:
-    """What a pipeline did, if there was one."""
-    values = _json(path)
-    try:
-        return None if values is None else PipelineRecord.from_json(values)
-    except (KeyError, TypeError) as error:
-        raise BadRunFolder(f"{path} is no record of a pipeline ({error}); train again") from error
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no such file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
-    except ValueError as error:
-        raise BadRunFolder(f"{path} is no JSON ({error}); train again to make it anew") from error
-    if not isinstance(values, dict):
-        raise BadRunFolder(f"{path} holds a {type(values).__name__}, not a JSON object; train again")
-    return values
+def _labels(data: Json) -> tuple[str, ...]:
+    """The names of the classes, in how the model saw its data."""
+    found = data.get("labels", ())
+    if not isinstance(found, list):
+        raise TypeError(f"its labels are a {type(found).__name__}, not a list")
+    return tuple(map(str, found))

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import IO, Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from tutti.comparisons import APART, STRONG, WEAK, Comparison
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
-
-WIDE: Final = 160
-"""Columns of text when nobody says how many there are."""
+from tutti.terminal import console_on
 
 NOTE: Final = (
     "speed-up: seconds of one process with one thread / seconds; of all threads: seconds of one process with "
@@ -39,18 +36,18 @@ def show(results: Results, stream: IO[str]) -> None:
         results: what was found.
         stream: where to.
     """
-    console = Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False)
+    console = console_on(stream)
     for scaling, rows in by_scaling(results):
         console.print(_table(results.comparison, rows, scaling))
     for row in results.rows:
         if row.error is not None:
             last = row.error.splitlines()[-1] if row.error else ""
-            console.print(f"{row.combination.name} failed: {last}", style="red", markup=False)
+            console.print(f"{row.combination.name} failed: {last}", style="red")
     said = verdict(results)
     if said is not None:
-        console.print(said, markup=False)
+        console.print(said)
     if len(results.rows) > 1:
-        console.print(note(results), markup=False)
+        console.print(note(results))
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:

@@ -155,8 +155,9 @@ class Live:
     every_s = REFRESH_S
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        from tutti.terminal import console_on
 
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -166,7 +167,9 @@ class Live:
             TextColumn("{task.fields[figures]}", markup=False),
         )
         # No thread of its own refreshes the bar: it would take time from the ranks.
-        self._bar = Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True)
+        self._bar = Progress(
+            *columns, console=console_on(stream, wide=False), auto_refresh=False, transient=True
+        )
         self._task = self._bar.add_task("", figures="")
         self._span, self._step = Span(0, 1), 0
 
@@ -186,7 +189,7 @@ class Live:
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's line above the bar."""
         line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
-        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(line, soft_wrap=True)
         # The record may come when training has long gone on.
         if record.step >= self._step:
             self._show(record.epoch, record.step, "")

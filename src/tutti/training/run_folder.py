@@ -1,6 +1,7 @@
 """The folder that a run writes.
 
     config.json           the resolved configuration, which alone repeats the run
+    config.seal           that this user has written it, where it names code: `tutti.experiments.trust`
     data.json             how the model saw its data: `TrainedOn`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
@@ -19,7 +20,6 @@ Needs torch for the weights alone.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
 from tutti.heartbeats import RANKS
-from tutti.json_lines import Json, Lines, append_line, decode, to_json
+from tutti.json_lines import Json, Lines, append_line, decode, read_record, to_json
 from tutti.records import EpochRecord, Summary, read_history
 from tutti.usage import usage_files
 
@@ -49,6 +49,7 @@ TENSORBOARD: Final = "tensorboard"
 SUMMARY: Final = "summary.json"
 WEIGHTS: Final = "weights.safetensors"
 PIPELINE: Final = "pipeline.json"
+SEAL: Final = "config.seal"
 FILES: Final = (CONFIG, DATA, HISTORY, CSV, SUMMARY, WEIGHTS)
 
 RUNS: Final = Path("runs")
@@ -140,13 +141,14 @@ class RunFolder:
         """
         self._write(CONFIG, to_json(config, indent=2).encode() + b"\n")
 
-    def config(self) -> Json:
-        """The resolved configuration.
+    def write_seal(self, seal: str | None) -> None:
+        """Write what shows that this user has written the configuration, if there is such a thing.
 
         Raises:
-            BadRunFolder: it cannot be read.
+            BadRunFolder: it cannot be written.
         """
-        return self._read(CONFIG)
+        if seal is not None:
+            self._write(SEAL, seal.encode() + b"\n")
 
     def write_data(self, trained_on: TrainedOn) -> None:
         """Write how the model sees its data.
@@ -162,14 +164,7 @@ class RunFolder:
         Raises:
             BadRunFolder: it cannot be read.
         """
-        values = self._read(DATA)
-        try:
-            return TrainedOn.from_json(values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadRunFolder(
-                f"{self.path / DATA} is not what 'tutti train' wrote "
-                f"({type(error).__name__}: {error}); train again"
-            ) from error
+        return read_record(self.path / DATA, TrainedOn.from_json)
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch to the history.
@@ -202,13 +197,7 @@ class RunFolder:
         Raises:
             BadRunFolder: it cannot be read.
         """
-        values = self._read(SUMMARY)
-        try:
-            return Summary.from_json(values)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadRunFolder(
-                f"{self.path / SUMMARY} is no summary of a run ({type(error).__name__}: {error}); train again"
-            ) from error
+        return read_record(self.path / SUMMARY, Summary.from_json)
 
     def write_weights(self, state: Mapping[str, object]) -> None:
         """Write the weights of a model: what its `state_dict` gives.
@@ -247,7 +236,7 @@ class RunFolder:
 
     def remove(self) -> None:
         """Take back a run that came to nothing: delete its files, and the folder if nothing else is in it."""
-        written = [self.path / name for name in (*FILES, PIPELINE)]
+        written = [self.path / name for name in (*FILES, PIPELINE, SEAL)]
         with _refusing(self.path):
             for path in (*written, *map(_unfinished, written), *usage_files(self.path)):
                 path.unlink(missing_ok=True)
@@ -262,18 +251,6 @@ class RunFolder:
     def _write(self, name: str, content: bytes) -> None:
         with _refusing(self.path / name):
             _replace(self.path / name, content)
-
-    def _read(self, name: str) -> Json:
-        path = self.path / name
-        try:
-            values = json.loads(path.read_bytes())
-        except OSError as error:
-            raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
-        except ValueError as error:
-            raise BadRunFolder(f"{path} is no JSON ({error}); train again to make it anew") from error
-        if not isinstance(values, dict):
-            raise BadRunFolder(f"{path} holds a {type(values).__name__}, not a JSON object; train again")
-        return values
 
 
 def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:

@@ -51,7 +51,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            tied = json.loads((file.metadata() or {}).get(TIED, "{}"))
+            tied = _tied((file.metadata() or {}).get(TIED, "{}"), tensors)
     except (OSError, SafetensorError, ValueError) as error:
         raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
     for name, other in tied.items():
@@ -63,6 +63,23 @@ def load_weights(module: nn.Module, path: Path) -> None:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise BadModel(f"the weights in {path} do not fit the model: {error}") from error
+
+
+def _tied(text: str, stored: Mapping[str, Tensor]) -> dict[str, str]:
+    """Which names stand for which stored tensors.
+
+    Raises:
+        ValueError: the text says no such thing.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict) or not all(
+        isinstance(one, str) and one in stored for one in found.values()
+    ):
+        raise ValueError(f"its entry '{TIED}' names no tensors of the file")
+    return found
 
 
 def _shapes(state: Mapping[str, object]) -> dict[str, tuple[int, ...]]:

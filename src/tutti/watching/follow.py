@@ -10,9 +10,10 @@ from typing import IO, Final
 
 from rich.live import Live
 
+from tutti.terminal import console_on
 from tutti.training.progress import Span, epoch_text
 from tutti.watching.health import Condition, Health, Limits, examine
-from tutti.watching.screen import console_on, headline, rank_line, remarks, screen
+from tutti.watching.screen import headline, rank_line, remarks, screen
 from tutti.watching.snapshot import Snapshot, Watched
 
 REFRESH_S: Final = 1.0

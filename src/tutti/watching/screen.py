@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Final
+from typing import Final
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -20,15 +20,7 @@ from tutti.watching.snapshot import Snapshot
 EPOCHS: Final = 8
 """How many of the last epochs are shown."""
 
-WIDE: Final = 160
-"""Columns of text where there is no terminal."""
-
 _STYLES: Final = {Condition.RUNNING: "green", Condition.FINISHED: "green", Condition.FAILED: "bold red"}
-
-
-def console_on(stream: IO[str]) -> Console:
-    """A console that writes to `stream`, wide enough for tables where it is no terminal."""
-    return Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False)
 
 
 def screen(run: Snapshot, health: Health) -> RenderableType:

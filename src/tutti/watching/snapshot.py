@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.heartbeats import RANKS, Heartbeat, read_heartbeats
-from tutti.json_lines import Json, Lines, last_record
+from tutti.json_lines import Json, Lines, last_record, parse_record, read_record
+from tutti.reading import MOST_RANKS, read_file
 from tutti.records import EpochRecord, Summary, read_history
 from tutti.usage import RankUsage, UsageRecord, usage_files
 
@@ -50,7 +50,8 @@ class Snapshot:
     def workers(self) -> int:
         """How many ranks train, as far as that is known."""
         told = str((self.config or {}).get("workers", ""))
-        return max([int(told) if told.isdigit() else 0, *(beat.rank + 1 for beat in self.beats)])
+        count = int(told) if told.isdecimal() and len(told) < len(str(MOST_RANKS)) else 0
+        return max([count, *(beat.rank + 1 for beat in self.beats)])
 
     def usage_of(self, rank: int) -> tuple[RankUsage, float] | None:
         """The newest sample of a rank, and how many seconds old it is; None where there is none."""
@@ -136,26 +137,26 @@ def _newest(folder: Path) -> float | None:
 
 def _config(path: Path) -> Json | None:
     """The configuration; None as long as there is none that can be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    with suppress(BadRunFolder):
+        return read_record(path, dict)
+    return None
 
 
 def _summary(path: Path) -> tuple[Summary | None, list[str]]:
     """The summary of a finished run, and a sentence if it is there but cannot be read."""
     try:
-        return Summary.from_json(json.loads(path.read_text(encoding="utf-8"))), []
+        return parse_record(read_file(path), Summary.from_json), []
     except FileNotFoundError:
         return None, []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return None, [f"{path} is no summary of a run ({type(error).__name__}: {error})"]
+    except OSError as error:
+        return None, [f"{path} cannot be read ({error.strerror})"]
+    except ValueError as error:
+        return None, [f"{path} is no summary of a run ({error})"]
 
 
 def _usage(folder: Path) -> tuple[UsageRecord, ...]:
     found = []
     for path in usage_files(folder):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             found.append(last_record(path, UsageRecord.from_json))
     return tuple(record for record in found if record is not None)

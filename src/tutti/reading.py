@@ -1,0 +1,109 @@
+"""Files and texts that somebody else may have written: read within bounds, and made fit to be shown.
+
+Needs neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+MOST_BYTES: Final = 1 << 30
+"""A file of records that is larger is refused: it would fill the memory."""
+
+MOST_RANKS: Final = 1 << 16
+"""No run has more ranks, and no rank more threads."""
+
+_JOINERS: Final = "\u200c\u200d"
+"""Letters of several scripts that show only in how their neighbours are joined."""
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file, or of one that a link leads to.
+
+    Raises:
+        OSError: it cannot be read, is a pipe or a device, or has more than `most` bytes.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}")
+        # It may grow meanwhile, by whoever writes it.
+        return file.read(most)
+
+
+def read_tail(path: Path, most: int) -> bytes:
+    """The last bytes of a regular file, `most` of them at most.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or a device.
+    """
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, open to be read.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device.
+    """
+    # A pipe would not open before somebody writes to it.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file")
+    return file
+
+
+def parse_json(text: bytes | str) -> object:
+    """The values in a JSON text, with its texts as `printable` makes them.
+
+    Raises:
+        ValueError: it is no JSON, or has too many levels.
+    """
+    try:
+        return _shown(json.loads(text))
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+
+
+def read_json(path: Path, most: int = MOST_BYTES) -> object:
+    """The values in a JSON file, as `parse_json` gives them.
+
+    Raises:
+        OSError: as for `read_file`.
+        ValueError: it is no JSON.
+    """
+    return parse_json(read_file(path, most))
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """The text as it can be shown anywhere: control characters, such as a terminal obeys, are written out.
+
+    Args:
+        text: any; characters that no encoding has are written out too.
+        lines: leave ends of lines and tabulators as they are.
+    """
+    if text.isprintable():
+        return text
+    kept = _JOINERS + ("\n\t" if lines else "")
+    return "".join(
+        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(name): _shown(item) for name, item in value.items()}
+    return value
