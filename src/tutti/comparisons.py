@@ -67,7 +67,8 @@ class Combination:
 
     def check(self) -> None:
         """Raise ValueError where it could not be in a comparison's folder."""
-        if Path(self.folder).name != self.folder or self.folder == "..":
+        # An empty name, or one of dots, is the folder itself or the one around it.
+        if Path(self.folder).name != self.folder or not self.folder.strip("."):
             raise ValueError(f"the folder '{self.folder}' is not one inside the comparison's")
         if self.scaling not in SCALINGS:
             raise ValueError(f"there is no scaling '{self.scaling}'")

@@ -306,8 +306,10 @@ def _check(config: TrainConfig) -> None:
         if choices and getattr(config, f.name) not in choices:
             raise UnknownName(f"value of {flag(f.name)}", str(getattr(config, f.name)), choices)
     count = config.workers[:20]
-    if count != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_RANKS):
-        raise BadOption(f"--workers is '{count}'; give a whole number from 1 to {MOST_RANKS}, or auto")
+    if count != "auto" and not (count.isdecimal() and int(count) >= 1):
+        raise BadOption(f"--workers is '{count}'; give a whole number of at least 1, or auto")
+    if count != "auto" and int(count) > MOST_RANKS:
+        raise BadOption(f"--workers is {count}; the largest possible is {MOST_RANKS}")
     if not 0 <= config.validation < 1:
         raise BadOption(
             f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"

@@ -88,7 +88,7 @@ def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
 
 def _remedy(stage: str, ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str:
     strategy = str(config.get("strategy", ""))
-    larger = 4 * int(config.get("batch_size", 32))
+    larger = 4 * _whole(config.get("batch_size"), 32)
     if stage == "data":
         return "the data as arrays, such as an NPZ file: they need no work for each sample"
     if stage == "copy":
@@ -110,18 +110,17 @@ def _remedy(stage: str, ranks: Sequence[Mapping[str, float]], config: Mapping[st
 def _for_validation(strategy: str, config: Mapping[str, Any]) -> str:
     if strategy in FREE and config.get("validate", "pause") == "pause":
         return "--validate background, beside training"
-    return f"--validation {float(config.get('validation', 0.1)) / 4:g}, a smaller part of the samples"
+    return f"--validation {_share(config.get('validation'), 0.1) / 4:g}, a smaller part of the samples"
 
 
 def _for_balance(
     strategy: str, ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]
 ) -> str | None:
     """What to do about ranks of different speeds, if they are and nothing is done yet."""
-    paces = [
-        (rank.get("forward", 0.0) + rank.get("backward", 0.0)) / rank["samples"]
-        for rank in ranks
-        if rank.get("samples")
+    computing = [
+        (rank.get("forward", 0.0) + rank.get("backward", 0.0), rank.get("samples")) for rank in ranks
     ]
+    paces = [seconds / samples for seconds, samples in computing if seconds > 0 and samples]
     if config.get("balance", "none") != "none" or not paces or max(paces) < UNEVEN * min(paces):
         return None
     ratio = f"a sample takes the slowest rank {max(paces) / min(paces):.1f} times as long as the fastest"
@@ -138,7 +137,18 @@ def _for_portions(layout: str, larger: int) -> str:
 
 
 def _rarer(strategy: str, larger: int, config: Mapping[str, Any]) -> str:
-    options = config.get("strategy_options") or {}
-    every = 4 * int(options.get("every", _EVERY.get(strategy, 1)))
+    options = config.get("strategy_options")
+    given = options.get("every") if isinstance(options, Mapping) else None
+    every = 4 * _whole(given, _EVERY.get(strategy, 1))
     known = _RARER.get(strategy, "--batch-size {larger}, for fewer exchanges")
     return known.format(larger=larger, every=every)
+
+
+def _whole(value: object, usual: int) -> int:
+    """A whole number above 0 of a configuration; the usual one where there is none."""
+    return value if isinstance(value, int) and value > 0 else usual
+
+
+def _share(value: object, usual: float) -> float:
+    """A share of a configuration, in [0, 1]; the usual one where there is none."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else usual

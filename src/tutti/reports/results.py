@@ -126,7 +126,7 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
         names = [printable(str(path)) for path in paths]
     ways = tuple(_combination(name, run) for name, run in zip(names, found, strict=True))
     model, data = (
-        ", ".join(dict.fromkeys(str(run.config[key]) for run in found)) for key in ("model", "data")
+        ", ".join(dict.fromkeys(str(run.config.get(key)) for run in found)) for key in ("model", "data")
     )
     notes = [note for run in found for note in run.damage]
     notes += [
@@ -151,9 +151,9 @@ def _combination(name: str, run: Run) -> Combination:
             scaling=APART,
             sweep={"samples": run.samples, "samples in a round": round(run.samples / last.step)},
             device=str(config["device"]),
-            parallel=config.get("parallel"),
+            parallel=None if config.get("parallel") is None else str(config["parallel"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadRunFolder(
             f"{run.path / 'config.json'} is not what 'tutti train' wrote ({type(error).__name__}: {error}); "
             "train again"
