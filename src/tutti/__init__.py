@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from tutti.experiments.api import Result, train
     from tutti.experiments.config import TrainConfig
-    from tutti.experiments.own_loop import distribute, finish, init, settled, shard
+    from tutti.experiments.own_loop import distribute, finish, init, mean, settled, shard
     from tutti.records import EpochRecord, Evaluation, Summary
     from tutti.strategies import Clip, Solo, Strategy, Sync, Worker
 
@@ -49,7 +49,7 @@ _HOMES = {
     ),
     "tutti.experiments.api": ("Result", "train"),
     "tutti.experiments.config": ("TrainConfig",),
-    "tutti.experiments.own_loop": ("distribute", "finish", "init", "settled", "shard"),
+    "tutti.experiments.own_loop": ("distribute", "finish", "init", "mean", "settled", "shard"),
     "tutti.records": ("EpochRecord", "Evaluation", "Summary"),
     "tutti.strategies": ("Clip", "Solo", "Strategy", "Sync", "Worker"),
 }
@@ -81,6 +81,7 @@ __all__ = [
     "distribute",
     "finish",
     "init",
+    "mean",
     "settled",
     "shard",
     "train",

@@ -11,7 +11,8 @@ A module of several dtypes has one such vector per dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -79,6 +80,7 @@ class Replica:
         module: any `nn.Module`. Its parameters are re-pointed into the vectors, values kept. Tied weights are
             laid down once, frozen parameters are left where they are.
         memory: where the vectors lie.
+        frozen: whether parameters that are not trained now are laid out too, so that they can be later.
 
     Attributes:
         module: the module.
@@ -92,11 +94,15 @@ class Replica:
             not initialised, or lies on the meta device.
     """
 
-    def __init__(self, module: nn.Module, memory: Memory = Memory()) -> None:
+    def __init__(self, module: nn.Module, memory: Memory = Memory(), frozen: bool = False) -> None:
         self.module = module
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             _refuse_unusable(name, tensor)
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        named = [
+            (name, p)
+            for name, p in module.named_parameters()
+            if p.requires_grad or (frozen and (p.is_floating_point() or p.is_complex()))
+        ]
         if not named:
             raise BadModel(
                 "the model has no trainable parameter; set requires_grad on what should be trained"
@@ -131,6 +137,23 @@ class Replica:
                         "training; call model.to(...) or load_state_dict(..., assign=True) before that"
                     )
                 _attach_gradient(parameter, view_like(flat.grads[span], parameter))
+
+    @contextmanager
+    def lent_gradients(self) -> Iterator[None]:
+        """Inside, the parameters' gradients lie in the vector of gradients, zero where there are none.
+
+        Outside, they are whatever they were before: tensors that autograd made, or None.
+
+        Raises:
+            BadModel: a parameter no longer lies in the vector of weights.
+        """
+        own = [(parameter, parameter.grad) for flat in self.flats for parameter in flat.parameters]
+        self.attach()
+        try:
+            yield
+        finally:
+            for parameter, gradient in own:
+                parameter.grad = gradient
 
     def look_at(self, weights: Iterable[Tensor]) -> None:
         """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated.

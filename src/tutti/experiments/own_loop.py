@@ -1,7 +1,8 @@
-"""For people with a training loop of their own: `init`, `distribute`, `shard`, `settled` and `finish`."""
+"""`init`, `distribute`, `shard`, `mean`, `settled` and `finish`: for people with a loop of their own."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,17 +13,22 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
+from typing_extensions import override
 
 from tutti import strategies
 from tutti.comm.base import Communicator, cut
-from tutti.errors import BadOption, refuse_other
+from tutti.errors import BadModel, BadOption, refuse_other
+from tutti.experiments.gradient_exchange import GradientExchange, Purpose
 from tutti.launch.join import join
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 from tutti.training.evaluate import average_buffers
 
 Model = TypeVar("Model", bound=nn.Module)
+
+Closure = Callable[[], Tensor]
+"""Computes the loss and its gradients once more, as torch's optimizers may be given it."""
 
 AHEAD = 32
 """Batches of indices that rank 0 draws from the loader's sampler at a time."""
@@ -38,16 +44,35 @@ class Dealt:
 
 @dataclass
 class Job:
-    """What `init` found, what the loop deals, and the models that `distribute` was given."""
+    """What `init` found, what the loop deals, and the models that `distribute` was given.
+
+    Attributes:
+        comm: all ranks.
+        dealt: the batch that is trained on.
+        steppers: one for each optimizer.
+        last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        exchange: of the models' gradients.
+    """
 
     comm: Communicator
     dealt: Dealt
     steppers: list[Stepper] = field(default_factory=list)
+    last: Dealt = field(default_factory=Dealt)
+
+    def __post_init__(self) -> None:
+        self.exchange = GradientExchange(self.comm)
 
     @property
     def pace(self) -> Pace:
         """How the workers' steps relate to each other."""
         return self.steppers[0].pace if self.steppers else Pace.TOGETHER
+
+    def deal(self, deal: Dealt) -> None:
+        """Note the counts of the batch that is dealt now."""
+        self.last = deal
+        if torch.is_grad_enabled():
+            self.dealt.own, self.dealt.all = deal.own, deal.all
+            self.exchange.weigh(deal.own, deal.all)
 
 
 _job: Job | None = None
@@ -72,14 +97,18 @@ def init() -> Communicator:
 def distribute(
     model: Model,
     optimizer: Optimizer,
-    strategy: Strategy | None = None,
+    strategy: Strategy | str | None = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
+    reduction: str = "mean",
 ) -> tuple[Model, Optimizer]:
-    """Train `model` on all ranks: from here on `optimizer.step()` is the strategy's step.
+    """Train `model` on all ranks; nothing else in the program changes.
 
-    Every rank goes on from rank 0's weights. The loss of each rank must be the mean over the samples that
-    `shard` dealt to it; its gradient then counts by how many these are.
+    Every rank goes on from rank 0's weights. With the default strategy `parameter.grad` is the gradient of
+    the whole batch on every rank as soon as `backward()` returns, and `optimizer.step()` moves the weights of
+    all ranks by it: the program computes what it computes with plain torch on one process
+    (docs/own-loop.md). With most others, gradients are the rank's own, and `optimizer.step()` is the
+    strategy's step.
 
     Where the strategy gives every worker weights of its own, evaluate inside `with settled(model)`, and call
     `finish(model)` after the last step.
@@ -87,22 +116,25 @@ def distribute(
     Args:
         model: its parameters are re-pointed into flat vectors, values kept.
         optimizer: any torch optimizer over the model's parameters. Schedulers attached to it keep working.
-        strategy: how to train; `Sync()` by default.
-        clip_norm: largest 2-norm of the gradient of the whole model. Clip here, not in the loop: a rank knows
-            only its own part of the gradient there.
+        strategy: how to train, or its name; `Sync()` by default.
+        clip_norm: largest 2-norm of the gradient of the whole model.
         clip_value: largest absolute value of an element of the gradient.
+        reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
+            "sum".
 
     Returns:
         The same two objects.
 
     Raises:
         BadOption: what is given is no model, optimizer or strategy; or the strategy cannot use this many
-            ranks, or another model of this program is trained at another pace.
+            ranks, or another model of this program is trained at another pace, or this one already is.
+        UnknownName: there is no strategy of this name.
     """
-    chosen = strategy if strategy is not None else strategies.Sync()
+    chosen = _strategy(strategy)
     refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
-    refuse_other(chosen, Strategy, "strategy", "tutti.Sync()")
+    if reduction not in ("mean", "sum"):
+        raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
     comm, job = init(), _current()
     chosen.check(comm.size, comm.hosts)
     if job.steppers and chosen.pace is not job.pace:
@@ -110,12 +142,59 @@ def distribute(
             f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "
             f"({job.pace.value}): they need other batches; give both the same strategy"
         )
-    replica = strategies.place(model, comm, chosen.home)
-    worker = chosen.worker(replica, comm, optimizer, Clip(clip_norm, clip_value))
-    stepper = Stepper(replica, worker, chosen.passes, chosen.pace, job.dealt)
+    clip = Clip(clip_norm, clip_value)
+    if chosen.joins_gradients:
+        stepper: Stepper = _joint(model, optimizer, chosen, clip, reduction == "sum", job)
+    else:
+        _refuse_known(model, job)
+        replica = strategies.place(model, comm, chosen.home)
+        worker = chosen.worker(replica, comm, optimizer, clip)
+        stepper = WorkerStepper(replica, worker, chosen, job.dealt, reduction == "sum")
+        model.register_load_state_dict_post_hook(Adopting(worker))  # type: ignore[no-untyped-call]
     stepper.take_over(optimizer)
     job.steppers.append(stepper)
     return model, optimizer
+
+
+def _strategy(strategy: Strategy | str | None) -> Strategy:
+    if isinstance(strategy, str):
+        return strategies.named(strategy)()
+    refuse_other(strategy or strategies.Sync(), Strategy, "strategy", "tutti.Sync()")
+    return strategy or strategies.Sync()
+
+
+def _joint(
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: Job
+) -> JointStepper:
+    comm, known = job.comm, [one for one in job.steppers if one.replica.module is model]
+    if known:
+        replica = known[0].replica
+    else:
+        _refuse_known(model, job)
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        memory, _ = strategies.visible_memory(comm)
+        replica = strategies.place(model, comm, Home.PRIVATE, memory, frozen=True)
+        if comm.size > 1 and replica.scattered:
+            raise BadModel(
+                f"parameter '{replica.scattered[0][0]}' of the model is divided by torch.distributed; "
+                "distribute() takes models that each rank has whole"
+            )
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        joint = strategy.joint(replica, comm)
+        if comm.size > 1 or joint.records:
+            job.exchange.add(joint, sums)
+    return JointStepper(replica, optimizer, strategy, clip, sums, job, len(job.steppers))
+
+
+def _refuse_known(model: nn.Module, job: Job) -> None:
+    known = {id(p) for stepper in job.steppers for p in stepper.replica.module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in known:
+            raise BadOption(
+                f"parameter '{name}' belongs to a model that distribute() was given before; give it the "
+                "whole model once, or, with the default strategy, once for each optimizer"
+            )
 
 
 @contextmanager
@@ -131,13 +210,13 @@ def settled(model: nn.Module) -> Iterator[None]:
     Raises:
         BadOption: `distribute` was not given this model.
     """
-    stepper = _stepper_of(model)
-    stepper.worker.settle()
+    stepper = _steppers_of(model)[0]
+    stepper.settle()
     average_buffers(stepper.replica, init())
     try:
         yield
     finally:
-        stepper.worker.resume()
+        stepper.resume()
 
 
 def finish(model: nn.Module) -> None:
@@ -149,9 +228,38 @@ def finish(model: nn.Module) -> None:
     Raises:
         BadOption: `distribute` was not given this model.
     """
-    stepper = _stepper_of(model)
-    stepper.worker.finish()
-    average_buffers(stepper.replica, init())
+    steppers = _steppers_of(model)
+    for stepper in steppers:
+        stepper.finish()
+    average_buffers(steppers[0].replica, init())
+
+
+Number = TypeVar("Number", float, Tensor)
+
+
+def mean(value: Number, samples: int | None = None) -> Number:
+    """The mean of a figure over the ranks, each weighted by its samples (collective).
+
+    A learning-rate scheduler that is told a loss needs the same on all ranks:
+    `scheduler.step(tutti.mean(loss))`.
+
+    Args:
+        value: this rank's, the mean over its own samples: a number, or a tensor of one element. Without
+            samples it does not count.
+        samples: over how many this rank has taken it; by default, how many `shard` dealt to it last.
+
+    Returns:
+        The same on all ranks, of the type of `value`. NaN if no rank has a sample.
+    """
+    comm, job = init(), _current()
+    count = job.last.own if samples is None else samples
+    total = torch.tensor([float(value) * count if count else 0.0, float(count)], dtype=torch.float64)
+    if comm.size > 1:
+        comm.all_reduce(total)
+    over = (total[0] / total[1]).item()
+    if isinstance(value, Tensor):
+        return torch.full_like(value, over, requires_grad=False)
+    return over
 
 
 class shard:
@@ -166,8 +274,8 @@ class shard:
 
     Args:
         batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
-            any iterable that yields the same batches on every rank: tensors, or tuples, lists and dicts of
-            them.
+            any iterable, also a loader of an `IterableDataset`, that yields the same batches on every rank:
+            tensors, or tuples, lists and dicts of them.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -176,7 +284,11 @@ class shard:
     def __iter__(self) -> Iterator[Any]:
         init()
         job = _current()
-        loads = isinstance(self.batches, DataLoader) and self.batches.batch_sampler is not None
+        loads = (
+            isinstance(self.batches, DataLoader)
+            and self.batches.batch_sampler is not None
+            and not isinstance(self.batches.dataset, IterableDataset)
+        )
         own = _from_loader(cast("DataLoader[Any]", self.batches), job) if loads else None
         if job.pace is Pace.TOGETHER:
             yield from own or (_own_part(batch, job) for batch in self.batches)
@@ -189,78 +301,342 @@ class shard:
         return batches if job.pace is Pace.TOGETHER else len(range(job.comm.rank, batches, job.comm.size))
 
 
-class Stepper:
-    """Turns the calls of a user's loop into the steps of a strategy's worker."""
+class Stepper(ABC):
+    """Turns the calls of a user's loop into steps of all ranks.
 
-    def __init__(self, replica: Replica, worker: Worker, passes: int, pace: Pace, dealt: Dealt) -> None:
-        self.replica, self.worker, self.passes, self.pace, self.dealt = replica, worker, passes, pace, dealt
-        self.pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if passes > 1 else []
-        self.calls, self.samples, self.own, self.clean = 0, 0, 0, False
+    Args:
+        replica: the model.
+        strategy: how it is trained.
+        sums: losses are sums over samples, not means.
+
+    Attributes:
+        replica: the model.
+        pace: how the ranks' steps relate to each other.
+    """
+
+    def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
+        self.replica, self.pace = replica, strategy.pace
+        self._passes, self._sums = strategy.passes, sums
+        self._calls, self._own, self._samples = 0, 0, 0
 
     def take_over(self, optimizer: Optimizer) -> None:
-        """Put our `step` and `zero_grad` in place of the optimizer's own."""
+        """Put our `step` in place of the optimizer's own, which it calls."""
+        native = optimizer.step
 
-        def step(optimizer: Optimizer, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-            loss = closure() if closure is not None else None
-            self.step()
+        def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
+            loss = self.step(native, closure)
             # torch's schedulers look at this to warn of `scheduler.step()` before `optimizer.step()`.
             optimizer._opt_called = True  # type: ignore[attr-defined]
             return loss
 
-        def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
-            self.zero_grad()
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
-        for function in (step, zero_grad):
-            setattr(optimizer, function.__name__, MethodType(function, optimizer))
+    @abstractmethod
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        """One call of the user's `optimizer.step()`.
 
-    def step(self) -> None:
-        """One call of the user's `optimizer.step()`; the last of `passes` moves the weights."""
-        self._advance(self.dealt.own, self.dealt.all)
+        Args:
+            native: what that was before.
+            closure: what it was given.
+        """
 
+    @abstractmethod
     def skip(self) -> None:
-        """The other ranks have a batch, this one has none."""
+        """Take part in a step for which the other ranks have a batch, and this one has none."""
+
+    def settle(self) -> None:
+        """Give the replica the weights to be evaluated (collective)."""
+        return
+
+    def resume(self) -> None:
+        """Go on training after `settle` (collective)."""
+        return
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Give the replica the final weights, after the last step (collective)."""
+
+
+class JointStepper(Stepper):
+    """The optimizer's own steps, on each rank, by gradients that are the same on all of them.
+
+    Args:
+        replica: the model.
+        optimizer: the user's.
+        strategy: how many passes are behind a step.
+        clip: gradient clipping.
+        sums: losses are sums over samples, not means.
+        job: the ranks.
+        number: of the stepper in the job.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        clip: Clip,
+        sums: bool,
+        job: Job,
+        number: int,
+    ) -> None:
+        super().__init__(replica, strategy, sums)
+        self._optimizer, self._clip, self._job, self._number = optimizer, clip, job, number
+        self._native: Callable[..., Any] = optimizer.step
+        self._pending: dict[nn.Parameter, Tensor] = {}
+
+    @override
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        self._native = native
+        self._meet()
+        if self._passes > 1:
+            loss = _evaluate(closure)
+            self._gather()
+            if self._calls == self._passes:
+                self._use_gathered()
+            return loss
+        if closure is None:
+            self._limit()
+            return native()
+
+        def limited() -> Tensor:
+            loss = closure()
+            self._limit()
+            return loss
+
+        return native(limited)
+
+    @override
+    def skip(self) -> None:
+        """All ranks have a part of every batch."""
+
+    @override
+    def finish(self) -> None:
+        if self._calls:
+            self._use_gathered()
+
+    def _meet(self) -> None:
+        comm = self._job.comm
+        if comm.size == 1:
+            return
+        self._job.exchange.bring_unseen()
+        details = (self._number, _hash_of(self._optimizer))
+        table = self._job.exchange.meet(Purpose.STEP, details)
+        if len(table):
+            _refuse_difference(table, self._optimizer, comm)
+
+    def _limit(self) -> None:
+        parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
+        if self._clip.value is not None:
+            nn.utils.clip_grad_value_(parameters, self._clip.value)
+        if self._clip.norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._clip.norm)
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        whole = self._job.dealt.all
+        self._calls, self._samples = self._calls + 1, self._samples + whole
+        for parameter in self.replica.module.parameters():
+            if parameter.grad is not None:
+                new = parameter.grad * (1 if self._sums else whole)
+                known = self._pending.get(parameter)
+                self._pending[parameter] = new if known is None else known + new
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        for parameter, gradient in self._pending.items():
+            parameter.grad = gradient if self._sums else gradient / self._samples
+        self._limit()
+        self._native()
+        for parameter in self._pending:
+            parameter.grad = None
+        self._pending, self._calls, self._samples = {}, 0, 0
+
+
+class WorkerStepper(Stepper):
+    """The steps of a strategy's worker, by this rank's own gradients.
+
+    Between the steps the parameters' gradients are the user's: added up, zeroed and looked at as in torch.
+
+    Args:
+        replica: the model.
+        worker: this rank's part in the strategy.
+        strategy: it.
+        dealt: what `shard` deals.
+        sums: losses are sums over samples, not means.
+    """
+
+    def __init__(
+        self, replica: Replica, worker: Worker, strategy: Strategy, dealt: Dealt, sums: bool
+    ) -> None:
+        super().__init__(replica, strategy, sums)
+        self.worker, self._dealt = worker, dealt
+        many = self._passes > 1
+        self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
+        self._inside = False
+        for parameter in replica.module.parameters():
+            parameter.grad = None
+
+    @override
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        if self._inside:  # the worker steps the user's optimizer itself
+            return native() if closure is None else native(closure)
+        loss = _evaluate(closure)
+        self._advance(self._dealt.own, self._dealt.all)
+        return loss
+
+    @override
+    def skip(self) -> None:
         self._advance(0, 0)
 
+    @override
+    def settle(self) -> None:
+        self.worker.settle()
+
+    @override
+    def resume(self) -> None:
+        self.worker.resume()
+
+    @override
+    def finish(self) -> None:
+        if self._calls and self._samples:
+            self._use(self._pending, 1 if self._sums else 1 / self._samples)
+        self.worker.finish()
+
     def _advance(self, own: int, whole: int) -> None:
-        self.replica.attach()
-        self.calls, self.samples, self.own = self.calls + 1, self.samples + whole, self.own + own
-        if self.passes == 1:
-            self._scale(own / whole if whole else 0.0)
-        elif not self._gather(own):
-            return
-        if self.samples:
-            if self.pace is Pace.TOGETHER:
-                self.worker.share = self.own / self.samples
-            self.worker.step()
+        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
+        if self._passes > 1:
+            with self.replica.lent_gradients():
+                self._gather(own)
+            if self._calls < self._passes:
+                return
+            if self._samples:
+                self._use(self._pending, 1 if self._sums else 1 / self._samples)
+            else:
+                self._skip()
+        elif whole:
+            share = float(own > 0) if self._sums else own / whole
+            with self.replica.lent_gradients():
+                for flat in self.replica.flats:
+                    if share == 0:
+                        flat.grads.zero_()
+                    elif share != 1:
+                        flat.grads.mul_(share)
+                self._step()
         else:
-            self.worker.skip()
-        self.calls, self.samples, self.own, self.clean = 0, 0, 0, True
+            self._skip()
 
-    def zero_grad(self) -> None:
-        """Forget the gradient of a `backward()` that no `step()` used."""
-        if not self.clean:
-            self.replica.attach()
-            self.replica.zero_grad()
-        self.clean = False
-
-    def _scale(self, share: float) -> None:
-        for flat in self.replica.flats:
-            if share == 0:
-                flat.grads.zero_()
-            elif share != 1:
-                flat.grads.mul_(share)
-
-    def _gather(self, own: int) -> bool:
-        """Keep this pass' gradient, weighted by its samples; the last pass puts the mean into the replica."""
-        for flat, pending in zip(self.replica.flats, self.pending, strict=True):
-            if own:
-                pending.add_(flat.grads, alpha=own)
-            flat.grads.zero_()
-            if self.calls == self.passes and self.samples:
-                torch.div(pending, self.samples, out=flat.grads)
+    def _use(self, gathered: list[Tensor], scale: float) -> None:
+        with self.replica.lent_gradients():
+            for flat, pending in zip(self.replica.flats, gathered, strict=True):
+                torch.mul(pending, scale, out=flat.grads)
                 pending.zero_()
-        self.clean = True
-        return self.calls == self.passes
+            self._step()
+
+    def _step(self) -> None:
+        self._inside = True
+        if self.pace is Pace.TOGETHER:
+            self.worker.share = self._own / self._samples
+        try:
+            self.worker.step()
+        finally:
+            self._inside = False
+        self._calls, self._own, self._samples = 0, 0, 0
+
+    def _skip(self) -> None:
+        self._inside = True
+        try:
+            self.worker.skip()
+        finally:
+            self._inside = False
+        self._calls, self._own, self._samples = 0, 0, 0
+
+    def _gather(self, own: int) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        for flat, pending in zip(self.replica.flats, self._pending, strict=True):
+            if own:
+                pending.add_(flat.grads, alpha=1 if self._sums else own)
+            flat.grads.zero_()
+        for parameter in self.replica.module.parameters():
+            parameter.grad = None
+
+
+class Adopting:
+    """A module's hook behind `load_state_dict`: the worker goes on from the weights that were loaded.
+
+    Copies of the module have none: they are not trained here.
+    """
+
+    def __init__(self, worker: Worker | None) -> None:
+        self._worker = worker
+
+    def __call__(self, module: nn.Module, incompatible: object) -> None:
+        """Take note of the new weights."""
+        if self._worker is not None:
+            self._worker.adopt()
+
+    def __deepcopy__(self, memo: object) -> Adopting:
+        return Adopting(None)
+
+    def __reduce__(self) -> tuple[type[Adopting], tuple[None]]:
+        return Adopting, (None,)
+
+
+def _evaluate(closure: Closure | None) -> Tensor | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
+    """The numbers among the optimizer's options, group by group."""
+    return [
+        {
+            name: _number(value)
+            for name, value in group.items()
+            if isinstance(value, (int, float, tuple, Tensor))
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _number(value: object) -> object:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _hash_of(optimizer: Optimizer) -> int:
+    """The same for the same options, in every process."""
+    return hash(
+        tuple(
+            _number(value)
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, (int, float, tuple, Tensor))
+        )
+    )
+
+
+def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) -> None:
+    """Say in what the ranks that have come for a step differ (collective)."""
+    if bool((table[:, :2] != table[0, :2]).any()):
+        raise BadOption(
+            f"the ranks step different optimizers at the same time: by rank, in the order of distribute(), "
+            f"{table[:, 1].tolist()}; let every rank make the same steps"
+        )
+    everyone = cast("list[list[dict[str, object]]]", comm.all_gather_objects(_options_of(optimizer)))
+    for rank, theirs in enumerate(everyone):
+        for group, (first, other) in enumerate(zip(everyone[0], theirs, strict=True)):
+            for name, value in first.items():
+                if other.get(name) != value:
+                    raise BadOption(
+                        f"'{name}' of param group {group} is {value} on rank 0 and {other.get(name)} on "
+                        f"rank {rank}; let all ranks have the same: a scheduler that is told a loss needs "
+                        "that of all of them, scheduler.step(tutti.mean(loss))"
+                    )
 
 
 def _current() -> Job:
@@ -268,11 +644,11 @@ def _current() -> Job:
     return _job
 
 
-def _stepper_of(model: nn.Module) -> Stepper:
+def _steppers_of(model: nn.Module) -> list[Stepper]:
     init()
-    for stepper in _current().steppers:
-        if stepper.replica.module is model:
-            return stepper
+    steppers = [stepper for stepper in _current().steppers if stepper.replica.module is model]
+    if steppers:
+        return steppers
     raise BadOption("this model is not trained by tutti; give it to distribute() first")
 
 
@@ -354,8 +730,7 @@ def _own_part(batch: Any, job: Job) -> Any:
 
 def _deal(batch: Any, deal: Dealt) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
-    dealt = _current().dealt
-    dealt.own, dealt.all = deal.own, deal.all
+    _current().deal(deal)
     if deal.own == 0 and not torch.is_grad_enabled():
         return _map(batch, lambda x: x[:0])
     return batch

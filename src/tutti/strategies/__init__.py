@@ -16,7 +16,7 @@ from tutti.strategies.hogwild import Hogwild
 from tutti.strategies.lazy import Lazy
 from tutti.strategies.local import Local
 from tutti.strategies.paramserver import ParamServer
-from tutti.strategies.placement import place
+from tutti.strategies.placement import place, visible_memory
 from tutti.strategies.solo import Solo
 from tutti.strategies.sync import Sync
 
@@ -60,6 +60,7 @@ __all__ = [
     "Worker",
     "named",
     "place",
+    "visible_memory",
 ]
 
 

@@ -16,6 +16,7 @@ from tutti.centre.joining import check_reachable
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.replica import Replica
+from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.stopwatch import Stopwatch
 from tutti.strategies.traffic import Traffic
 
@@ -145,6 +146,7 @@ class Strategy(ABC):
     pace: ClassVar[Pace] = Pace.TOGETHER
     needs: ClassVar[tuple[type, ...]] = ()
     joint_norm: ClassVar[bool] = False
+    joins_gradients: ClassVar[bool] = False
 
     @property
     def passes(self) -> int:
@@ -174,6 +176,18 @@ class Strategy(ABC):
                 step, so learning-rate schedulers attached to it work.
             clip: gradient clipping.
         """
+
+    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
+        """What makes of the ranks' gradients that of the update, in a loop of the user's (collective).
+
+        For strategies with `joins_gradients`, which do nothing else: the update's gradient is on every rank
+        when `backward()` returns, and the user's own optimizer moves the weights by it.
+
+        Args:
+            replica: the model; its weights are this rank's own, its gradients a row that the host sees.
+            comm: all ranks of the job.
+        """
+        raise NotImplementedError(f"strategy '{self.name}' does more than to join gradients")
 
     def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
         """Refuse a world that the strategy cannot use.

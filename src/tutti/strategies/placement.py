@@ -14,7 +14,13 @@ from tutti.replica import Memory, Replica
 from tutti.strategies.base import Home
 
 
-def place(module: nn.Module, comm: Communicator, home: Home) -> Replica:
+def place(
+    module: nn.Module,
+    comm: Communicator,
+    home: Home,
+    memory: Memory | None = None,
+    frozen: bool = False,
+) -> Replica:
     """Make a replica of `module` whose values are rank 0's on every rank (collective).
 
     Trainable and frozen parameters and all buffers get rank 0's values; gradients begin at zero.
@@ -24,17 +30,41 @@ def place(module: nn.Module, comm: Communicator, home: Home) -> Replica:
         comm: all ranks of the job.
         home: `SHARED`: one vector of weights for each host, and a row of gradients for each of its ranks, in
             memory that they all see. `PRIVATE`: everything is this rank's own.
+        memory: where the vectors lie; by default as `home` says.
+        frozen: as in `Replica`.
 
     Raises:
         BadModel: the model cannot be laid out, differs between ranks, or does not lie in the CPU's memory
             although there are several ranks.
     """
     _check_alike(module, comm)
-    replica = Replica(module, _shared_memory(comm) if home is Home.SHARED and comm.size > 1 else Memory())
+    if memory is None:
+        memory = _shared_memory(comm) if home is Home.SHARED and comm.size > 1 else Memory()
+    replica = Replica(module, memory, frozen)
     if comm.size > 1:
         _share_values(replica, comm, home)
     replica.zero_grad()
     return replica
+
+
+def visible_memory(comm: Communicator) -> tuple[Memory, list[list[Tensor]]]:
+    """Memory where every rank has weights and gradients of its own, and the others of its host see them.
+
+    Returns:
+        The memory, and a list to which each vector of weights that is laid out adds those of all the ranks.
+    """
+    node = comm.node
+    copies: list[list[Tensor]] = []
+
+    def weights(length: int, dtype: torch.dtype, _: torch.device) -> Tensor:
+        # Each in a mapping of its own: who saves a tensor saves the storage that it lies in.
+        copies.append([node.shared(length, dtype=dtype) for _ in range(node.size)])
+        return copies[-1][node.rank]
+
+    def gradients(length: int, dtype: torch.dtype, _: torch.device) -> Tensor:
+        return node.shared(node.size, length, dtype=dtype)
+
+    return Memory(weights, gradients, row=node.rank), copies
 
 
 def _check_alike(module: nn.Module, comm: Communicator) -> None:

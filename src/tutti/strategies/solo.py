@@ -13,6 +13,7 @@ from tutti.optim.clipping import clip
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Solo(Strategy):
 
     name: ClassVar[str] = "solo"
     home: ClassVar[Home] = Home.PRIVATE
+    joins_gradients: ClassVar[bool] = True
 
     @override
     def most_workers(self) -> int:
@@ -36,6 +38,10 @@ class Solo(Strategy):
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         self.check(comm.size)
         return _SoloWorker(replica, optimizer, clip)
+
+    @override
+    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
+        return MeanGradients(replica, comm)
 
 
 class _SoloWorker(Worker):

@@ -18,7 +18,13 @@ from tutti.reduction import Adaptive, ByMessages, Compressed, LowRank, Native
 from tutti.replica import Replica
 from tutti.rules.compression import Cast, Codec, Int8, Sign, TopK
 from tutti.strategies.base import Clip, Home, Strategy, Worker
-from tutti.strategies.sync_worker import MakeReduction, SharedWorker, WholeWorker
+from tutti.strategies.joint_gradients import (
+    JointGradients,
+    MakeReduction,
+    MeanGradients,
+    ReducedGradients,
+)
+from tutti.strategies.sync_worker import SharedWorker, WholeWorker
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Sync(Strategy):
     name: ClassVar[str] = "sync"
     home: ClassVar[Home] = Home.SHARED
     joint_norm: ClassVar[bool] = True
+    joins_gradients: ClassVar[bool] = True
 
     every: int = field(default=1, metadata={"help": "passes of each worker for one update, from 1"})
     collective: str = field(
@@ -136,12 +143,28 @@ class Sync(Strategy):
             return WholeWorker(replica, comm, optimizer, clip, COLLECTIVES[self.collective])
         if self.reduce != "mean":
             return WholeWorker(replica, comm, optimizer, clip, REDUCTIONS[self.reduce])
-        between = COMPRESSIONS[self.compress](self) if self.compress != "none" else Native
+        between = self._between()
         if self.compress_inside:
             return WholeWorker(replica, comm, optimizer, clip, between)
         # The factors of a matrix are those of the whole matrix.
         whole = self.compress == "power_sgd"
         return SharedWorker(replica, comm, optimizer, clip, between, whole)
+
+    @override
+    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
+        if self.collective != "native":
+            return ReducedGradients(replica, comm, COLLECTIVES[self.collective], between=False)
+        if self.reduce != "mean":
+            return ReducedGradients(replica, comm, REDUCTIONS[self.reduce], between=False)
+        if self.compress_inside:
+            return ReducedGradients(replica, comm, self._between(), between=False)
+        if self.compress != "none" and comm.hosts > 1:
+            whole = self.compress == "power_sgd"
+            return ReducedGradients(replica, comm, self._between(), between=True, whole=whole)
+        return MeanGradients(replica, comm)
+
+    def _between(self) -> MakeReduction:
+        return COMPRESSIONS[self.compress](self) if self.compress != "none" else Native
 
 
 def _coded(codec: Codec) -> MakeReduction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -19,9 +19,7 @@ from tutti.reduction import Layout, Reduction
 from tutti.replica import Replica
 from tutti.rules.averaging import add_up
 from tutti.strategies.base import Clip, Division, Worker
-
-MakeReduction = Callable[[Communicator, Layout], Reduction]
-"""Makes a reduction of vectors of a layout over the ranks of a communicator."""
+from tutti.strategies.joint_gradients import MakeReduction
 
 
 class _Part:

@@ -1,0 +1,303 @@
+"""The exchange of gradients at the end of every `backward()` of a user's own loop.
+
+    backward()   hooks note which parameters have got something; the last thing that it does: meet, reduce
+    step()       meet; ranks that still reduce are helped first
+
+Ranks meet by rows of words that say what each came for, so that they may differ in what they do: one may have
+no use for a head of the model, or leave a batch out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
+
+
+class Purpose(IntEnum):
+    """What a rank comes to a meeting for."""
+
+    REDUCE = 1
+    """Gradients of a backward pass become those of all ranks."""
+
+    AGREE = 2
+    """Gradients that the loop has set itself do so, too, unless they are the same on all ranks."""
+
+    STEP = 3
+    """An optimizer moves the weights."""
+
+
+REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
+
+
+DETAILS: Final = 3
+"""Words of a row beside the purpose, for whoever meets; then comes one for each parameter."""
+
+
+class GradientExchange:
+    """Makes the gradients of all distributed models those of all ranks whenever a `backward()` ends.
+
+    Args:
+        comm: all ranks.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._models: list[JointGradients] = []
+        self._cells: list[Cell] = []
+        self._first: list[int] = []
+        self._nodes: list[Any] = []
+        self._touched: dict[int, None] = {}
+        self._task = -1
+        self._sums: list[bool] = []
+        self._shares: list[float] = []
+        self._handles: dict[int, Any] = {}
+        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._turn, self._tables = 0, torch.empty(0)
+
+    def add(self, model: JointGradients, sums: bool = False) -> None:
+        """Exchange the gradients of another model, too (collective).
+
+        Args:
+            model: its gradients.
+            sums: they are added up over the ranks; else averaged over the samples.
+        """
+        first = len(self._cells)
+        self._models.append(model)
+        self._first.append(first)
+        self._sums.append(sums)
+        self._shares.append(1.0)
+        self._cells.extend(model.cells)
+        for number, cell in enumerate(model.cells, first):
+            self._watch(number, cell.parameter)
+            if model.records:
+                self._weigh(number)
+        width = 1 + DETAILS + len(self._cells)
+        self._known = {}
+        if self._comm.hosts == 1:
+            # Two tables, used in turn: who writes to one has met all who have read it.
+            self._tables = self._comm.node.shared(2, self._comm.size, width, dtype=torch.int64)
+
+    def weigh(self, own: int, whole: int) -> None:
+        """Say how this rank's gradients count from now on.
+
+        Args:
+            own: how many samples it has of the batch.
+            whole: how many all ranks have.
+        """
+        size = self._comm.size
+        for at, (model, sums) in enumerate(zip(self._models, self._sums, strict=True)):
+            # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
+            share = float(size if own else 0) if sums else size * own / whole if whole else 0.0
+            model.share = own / whole if whole else 0.0
+            if share == self._shares[at]:
+                continue
+            self._shares[at] = share
+            for number in range(self._first[at], self._first[at] + len(model.cells)):
+                if share != 1:
+                    self._weigh(number)
+                elif not model.records and number in self._handles:
+                    self._handles.pop(number).remove()
+
+    @torch.no_grad()
+    def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
+        """Wait for all ranks (collective); those that reduce gradients are helped first.
+
+        Args:
+            purpose: what this rank comes for.
+            details: at most `DETAILS` integers for the others.
+            touched: the parameters that it brings gradients of.
+
+        Returns:
+            Every rank's purpose and details, (ranks, 1 + DETAILS); empty if all are this rank's.
+
+        Raises:
+            BadOption: the step is inside of a `backward()`.
+        """
+        if self._touched and purpose is Purpose.STEP:
+            raise BadOption(
+                "the optimizer is stepped before the backward pass has ended (in a hook, or after one that "
+                "failed), but the ranks exchange gradients at its end; call step() after backward()"
+            )
+        while True:
+            mine = self._words(purpose, details, touched)
+            table = self._gather(mine)
+            if torch.equal(table, mine.expand_as(table)):
+                if purpose is Purpose.REDUCE:
+                    self._reduce(touched)
+                return torch.empty(0)
+            if not bool((table[:, 0] <= Purpose.AGREE).any()):
+                return table[:, : 1 + DETAILS]
+            if purpose is Purpose.AGREE:
+                self._weigh_here(touched)
+            self._help(table, touched)
+            if purpose in REDUCING:
+                return torch.empty(0)
+
+    @torch.no_grad()
+    def bring_unseen(self) -> None:
+        """Reduce gradients that no `backward()` has made, but the loop has set (collective).
+
+        Those that are the same on all ranks are left as they are.
+        """
+        unseen = tuple(
+            first + at
+            for first, model in zip(self._first, self._models, strict=True)
+            for at in model.unseen()
+        )
+        if unseen:
+            self._bring(unseen)
+            self.meet(Purpose.AGREE, [self._checksum(unseen)], unseen)
+
+    def _checksum(self, numbers: Sequence[int]) -> int:
+        check = 0
+        for number in numbers:
+            gradient = self._cells[number].parameter.grad
+            assert gradient is not None, "it has been brought"
+            values = gradient.coalesce().values() if gradient.is_sparse else gradient
+            check = crc32(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), check)
+        return check
+
+    def _weigh_here(self, numbers: Sequence[int]) -> None:
+        """Weigh gradients that no backward pass has brought."""
+        for number in numbers:
+            gradient = self._cells[number].parameter.grad
+            share = self._shares[bisect_right(self._first, number) - 1]
+            if gradient is not None and share != 1:
+                gradient.mul_(share)
+
+    def _watch(self, number: int, parameter: nn.Parameter) -> None:
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True)
+
+        def arrived(_: Tensor) -> None:
+            self._touched[number] = None
+            # A pass that failed has not come to its end: each pass asks for its own.
+            task = torch._C._current_graph_task_id()
+            if task != self._task:
+                self._task = task
+                at_end_of_backward(self._end)
+
+        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        # What adds up the gradient lives as long as somebody knows it; hooks on it live with it.
+        self._nodes.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+        parameter.requires_grad_(trained)
+
+    def _weigh(self, number: int) -> None:
+        """Weigh, and note, what comes for a parameter, before it is added to what is there.
+
+        Only gradients that are added to `.grad` come here, not those that `torch.autograd.grad` returns.
+        """
+        if number in self._handles:
+            return
+        of = bisect_right(self._first, number) - 1
+        model, at = self._models[of], number - self._first[of]
+        parameter = model.cells[at].parameter
+
+        def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            (gradient,) = gradients
+            share = self._shares[of]
+            if share != 1:
+                gradient = gradient * share if share else torch.zeros_like(gradient)
+            if model.records:
+                known = model.incoming.get(at)
+                if known is not None:
+                    known.gradient = known.gradient + gradient.detach()
+                else:
+                    kept = None if parameter.grad is None else parameter.grad.clone()
+                    model.incoming[at] = Incoming(gradient.detach(), kept)
+            return (gradient,)
+
+        self._handles[number] = self._nodes[number].register_prehook(before)
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        self._task = -1
+        touched = tuple(self._touched)
+        self._touched.clear()
+        if not touched:
+            return
+        for number in touched:
+            gradient = self._cells[number].parameter.grad
+            if gradient is not None and gradient.requires_grad:
+                raise BadOption(
+                    "backward(create_graph=True) keeps a graph behind the gradients, which ends where those "
+                    "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
+                    "or one rank"
+                )
+        self._bring(touched)
+        self.meet(Purpose.REDUCE, (), touched)
+
+    def _bring(self, numbers: Sequence[int]) -> None:
+        for model, own in self._by_model(numbers):
+            model.bring(own)
+
+    def _reduce(self, numbers: Sequence[int]) -> None:
+        for model, own in self._by_model(numbers):
+            model.reduce(own)
+
+    def _by_model(self, numbers: Sequence[int]) -> list[tuple[JointGradients, list[int]]]:
+        if len(self._models) == 1:
+            return [(self._models[0], list(numbers))]
+        parts = []
+        for model, first in zip(self._models, self._first, strict=True):
+            own = [n - first for n in numbers if first <= n < first + len(model.cells)]
+            if own:
+                parts.append((model, own))
+        return parts
+
+    @torch.no_grad()
+    def _help(self, table: Tensor, touched: Sequence[int]) -> None:
+        """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
+        reducing = table[table[:, 0] <= Purpose.AGREE]
+        wanted = reducing[:, 1 + DETAILS :].any(dim=0).nonzero().view(-1).tolist()
+        known = set(touched)
+        self._bring([number for number in wanted if number not in known])
+        self._comm.barrier()
+        self._reduce(wanted)
+
+    def _words(self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]) -> Tensor:
+        key = (purpose, *details, -1, *touched)
+        words = self._known.get(key)
+        if words is None:
+            words = torch.zeros(1 + DETAILS + len(self._cells), dtype=torch.int64)
+            words[0] = purpose
+            for at, detail in enumerate(details, 1):
+                words[at] = detail
+            for number in touched:
+                words[1 + DETAILS + number] = 1
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = words
+        return words
+
+    def _gather(self, mine: Tensor) -> Tensor:
+        """Every rank's words, (ranks, words)."""
+        if self._comm.hosts > 1:
+            table = torch.zeros(self._comm.size, len(mine), dtype=mine.dtype)
+            table[self._comm.rank] = mine
+            self._comm.all_gather(table.view(-1))
+            return table
+        self._turn ^= 1
+        table = self._tables[self._turn]
+        table[self._comm.rank].copy_(mine)
+        self._comm.barrier()
+        return table
+
+
+MOST_KNOWN: Final = 256
+"""How many rows of words are kept for the next time."""
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` as the last thing that the backward pass under way does."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)

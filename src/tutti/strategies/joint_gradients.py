@@ -1,0 +1,316 @@
+"""A model's gradients, made those of all ranks as soon as each rank has its own.
+
+In a loop that the user writes, what lies between `backward()` and `step()` is the user's: clipping, scaling,
+looking at gradients. So there the exchange is at the end of `backward()`, and every rank gets the whole of
+its result:
+
+    rank 0   backward │ mean of slice 0, to all rows │ clip, look, ... step
+    rank 1   backward │ mean of slice 1, to all rows │ clip, look, ... step
+                      A                              B
+
+Barrier A: every rank's gradient is in its row. Barrier B: every row has the whole mean.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.optim.sparse import sparse_tables
+from tutti.reduction import Layout, Reduction
+from tutti.replica import ALIGNMENT, Flat, Replica, view_like
+
+MakeReduction = Callable[[Communicator, Layout], Reduction]
+"""Makes a reduction of vectors of a layout over the ranks of a communicator."""
+
+PIECE = 1 << 16
+"""Elements that are averaged at a time: they are still in the cache when all rows get the mean."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where one parameter's gradient is exchanged.
+
+    Attributes:
+        parameter: the module's own.
+        view: its place in this rank's row, in its shape.
+        flat: the number of its vector.
+        span: where it lies there.
+        sparse: whether its gradient is one of rows of an embedding table.
+    """
+
+    parameter: nn.Parameter
+    view: Tensor
+    flat: int
+    span: slice
+    sparse: bool
+
+
+@dataclass
+class Incoming:
+    """What one `backward()` has brought for a parameter.
+
+    Attributes:
+        gradient: of this rank.
+        before: the parameter's gradient as it was before; None where there was none.
+    """
+
+    gradient: Tensor
+    before: Tensor | None
+
+
+class JointGradients(ABC):
+    """The gradients of one model on all ranks.
+
+    Attributes:
+        cells: one for each parameter.
+        records: whether the gradients that `backward()` brings are wanted in `incoming`, apart from those
+            that they are added to.
+        incoming: by number of the cell.
+        share: which part of the batch's samples is this rank's, 0 to 1.
+    """
+
+    records = False
+
+    def __init__(self, replica: Replica, comm: Communicator) -> None:
+        self.comm, self.flats = comm, replica.flats
+        tables = {id(table) for table in sparse_tables(replica.module)}
+        self.cells = tuple(
+            Cell(parameter, view_like(flat.grads[span], parameter), number, span, id(parameter) in tables)
+            for number, flat in enumerate(replica.flats)
+            for parameter, span in zip(flat.parameters, flat.spans, strict=True)
+        )
+        self.incoming: dict[int, Incoming] = {}
+        self.share = 1 / comm.size
+
+    def unseen(self) -> list[int]:
+        """Find the cells whose parameter has a gradient that the loop has set itself, not `backward()`."""
+        return []
+
+    @abstractmethod
+    def bring(self, numbers: Sequence[int]) -> None:
+        """Put what this rank has of these cells where the exchange finds it; zero where it has nothing."""
+
+    @abstractmethod
+    def reduce(self, numbers: Sequence[int]) -> None:
+        """Give these cells' parameters the gradient of all ranks (collective), after all have brought theirs.
+
+        It is bit-equal on all ranks, and nobody reads another's row any more when this returns.
+        """
+
+
+@dataclass
+class _Shared:
+    """How the gradients of some cells are averaged.
+
+    Attributes:
+        dense: the cells that lie in the rows.
+        sparse: the others.
+        pieces: this rank's part of the rows, each piece a view of every row.
+    """
+
+    dense: list[Cell] = field(default_factory=list)
+    sparse: list[Cell] = field(default_factory=list)
+    pieces: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+
+class MeanGradients(JointGradients):
+    """The mean over the ranks, formed where the gradients lie.
+
+    The mean of what was averaged before is itself: so gradients that are added to earlier ones need no care.
+    """
+
+    def __init__(self, replica: Replica, comm: Communicator) -> None:
+        super().__init__(replica, comm)
+        # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
+        self._lanes = min(cast("list[int]", comm.all_gather_objects(comm.node.size)))
+        self._cross = comm.cross if comm.hosts > 1 else None
+        self._rows = [flat.rows.unbind() for flat in self.flats]
+        self._plans: dict[tuple[int, ...], _Shared] = {}
+        self._tables: dict[nn.Parameter, Tensor] = {}
+
+    @override
+    def unseen(self) -> list[int]:
+        return [
+            number
+            for number, cell in enumerate(self.cells)
+            if (gradient := cell.parameter.grad) is not None
+            and gradient is not cell.view
+            and gradient is not self._tables.get(cell.parameter)
+        ]
+
+    @override
+    def bring(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            cell = self.cells[number]
+            gradient = cell.parameter.grad
+            if gradient is cell.view or cell.sparse:
+                continue
+            if gradient is None:
+                cell.view.zero_()
+            else:
+                cell.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            cell.parameter.grad = cell.view
+
+    @override
+    def reduce(self, numbers: Sequence[int]) -> None:
+        key = tuple(numbers)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(numbers)
+        share = 1 / self.comm.size
+        for total, *others in plan.pieces:
+            for other in others:  # in the order of ranks, so that the sum is the same in every run
+                total.add_(other)
+            if self._cross is not None:
+                self._cross.all_reduce(total)
+            total.mul_(share)
+            for other in others:
+                other.copy_(total)
+        for cell in plan.sparse:
+            self._reduce_rows(cell.parameter)
+        self.comm.node.barrier()
+
+    def _plan(self, numbers: Sequence[int]) -> _Shared:
+        plan = _Shared()
+        for number in numbers:
+            cell = self.cells[number]
+            (plan.sparse if cell.sparse else plan.dense).append(cell)
+        # Across hosts a slice is one message; inside one, what fits the cache.
+        length = PIECE if self._cross is None else None
+        for flat, place in own_stretches(self.flats, plan.dense, self._lanes, self.comm.node.rank):
+            step = length or place.stop - place.start
+            for start in range(place.start, place.stop, step):
+                stop = min(start + step, place.stop)
+                plan.pieces.append(tuple(row[start:stop] for row in self._rows[flat]))
+        return plan
+
+    def _reduce_rows(self, parameter: nn.Parameter) -> None:
+        """Average the touched rows of a table; a row is touched if it is on any rank."""
+        own = parameter.grad
+        if own is not None and not own.is_sparse:
+            own = own.to_sparse(1)
+        mine = None if own is None else (own.coalesce().indices(), own.coalesce().values())
+        brought = cast("list[tuple[Tensor, Tensor] | None]", self.comm.all_gather_objects(mine))
+        parts = [part for part in brought if part is not None]
+        parameter.grad = self._tables[parameter] = torch.sparse_coo_tensor(
+            torch.cat([indices for indices, _ in parts], dim=1),
+            torch.cat([values for _, values in parts]) / self.comm.size,
+            parameter.shape,
+            check_invariants=False,
+        ).coalesce()
+
+
+class ReducedGradients(JointGradients):
+    """What a reduction makes of what each `backward()` brings: compressed, adaptive, or by another algorithm.
+
+    Reductions may remember what they left out, and need not be linear: so they get whole vectors, of what is
+    new alone, and their result is added to what was there before.
+
+    Args:
+        replica: the model.
+        comm: all ranks.
+        make: makes the reduction.
+        between: it acts between hosts, on sums that each host forms of its ranks' gradients; else on the
+            gradients of all ranks.
+        whole: no parameter may be cut between the ranks of a host.
+    """
+
+    records = True
+
+    def __init__(
+        self, replica: Replica, comm: Communicator, make: MakeReduction, between: bool, whole: bool = False
+    ) -> None:
+        super().__init__(replica, comm)
+        self._rows = [flat.rows.unbind() for flat in self.flats] if between else []
+        over = comm.cross if between else comm
+        lanes = min(cast("list[int]", comm.all_gather_objects(comm.node.size))) if between else 1
+        self._owned: list[tuple[int, slice]] = []
+        for number, flat in enumerate(self.flats):
+            own = slices(flat, lanes, whole)
+            if not between:
+                self._owned.append((number, own[0]))
+            elif comm.node.rank < lanes and own[comm.node.rank].start < own[comm.node.rank].stop:
+                self._owned.append((number, own[comm.node.rank]))
+        self._reductions = (
+            [make(over, Layout.of(self.flats[number], own)) for number, own in self._owned]
+            if over is not None and over.size > 1
+            else []
+        )
+
+    @override
+    def bring(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if number in self.incoming:
+                gradient = self.incoming[number].gradient
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                torch.mul(dense, 1 / self.comm.size, out=self.cells[number].view)
+
+    @override
+    def reduce(self, numbers: Sequence[int]) -> None:
+        for number, own in self._owned:
+            for other in self._rows[number][1:] if self._rows else ():
+                self._rows[number][0][own].add_(other[own])
+        for (number, own), reduction in zip(self._owned, self._reductions, strict=False):
+            first = self._rows[number][0] if self._rows else self.flats[number].grads
+            reduction.all_reduce(first[own], self.share)
+        for number, own in self._owned:
+            for other in self._rows[number][1:] if self._rows else ():
+                other[own].copy_(self._rows[number][0][own])
+        self.comm.node.barrier()
+        for number in numbers:
+            self._add(number)
+        for flat in self.flats:
+            flat.grads.zero_()
+        self.incoming.clear()
+
+    def _add(self, number: int) -> None:
+        """Add the result to what the parameter had before, the same way on all ranks."""
+        cell, new = self.cells[number], self.incoming.get(number)
+        before = cell.parameter.grad if new is None else new.before
+        cell.parameter.grad = cell.view.clone() if before is None else before.add(cell.view)
+
+
+def own_stretches(
+    flats: Sequence[Flat], cells: Sequence[Cell], parts: int, part: int
+) -> Iterator[tuple[int, slice]]:
+    """Cut the stretches that some cells cover into shares of about equal length, and yield this rank's.
+
+    Yields:
+        The number of a vector, and a stretch of it; with the gap behind a parameter.
+    """
+    stretches: list[tuple[int, int, int]] = []
+    for cell in sorted(cells, key=lambda cell: (cell.flat, cell.span.start)):
+        stop = min(-(-cell.span.stop // ALIGNMENT) * ALIGNMENT, len(flats[cell.flat].weights))
+        if stretches and stretches[-1][0] == cell.flat and stretches[-1][2] == cell.span.start:
+            stretches[-1] = (cell.flat, stretches[-1][1], stop)
+        else:
+            stretches.append((cell.flat, cell.span.start, stop))
+    if part >= parts:
+        return
+    lines = sum(-(-(stop - start) // ALIGNMENT) for _, start, stop in stretches)
+    first, last = (lines * edge // parts * ALIGNMENT for edge in (part, part + 1))
+    at = 0
+    for flat, start, stop in stretches:
+        begin, end = max(start, start + first - at), min(stop, start + last - at)
+        if begin < end:
+            yield flat, slice(begin, end)
+        at += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
+
+
+def slices(flat: Flat, parts: int, whole: bool) -> list[slice]:
+    """Cut a vector into `parts` consecutive slices of about equal length; `whole`: between parameters."""
+    length = len(flat.weights)
+    if whole:
+        starts = [span.start for span in flat.spans] + [length]
+        edges = [min(starts, key=lambda at: abs(at - length * part / parts)) for part in range(parts + 1)]
+    else:
+        edges = [length // ALIGNMENT * part // parts * ALIGNMENT for part in range(parts + 1)]
+    return [slice(edges[part], edges[part + 1]) for part in range(parts)]

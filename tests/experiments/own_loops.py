@@ -1,0 +1,59 @@
+"""Programs of users on real ranks, each with a job of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.comm.ranks import World
+from tutti.comm.base import Communicator
+from tutti.experiments import own_loop
+
+
+class Worlds:
+    """Worlds of ranks that are started once for many programs."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def run(self, size: int, program: Callable, *arguments: object) -> list:
+        """What `program(*arguments)` returns on each of `size` ranks, or what one of them raises."""
+        if size not in self._worlds:
+            self._worlds[size] = World(size).__enter__()
+        try:
+            return self._worlds[size].run(_as_rank, program, arguments)
+        except BaseException:
+            # The ranks no longer stand at the same place.
+            self._worlds.pop(size).__exit__(None, None, None)
+            raise
+
+    def close(self) -> None:
+        """End all ranks."""
+        for world in self._worlds.values():
+            world.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    started = Worlds()
+    yield started
+    started.close()
+
+
+@contextmanager
+def job(comm: Communicator) -> Iterator[own_loop.Job]:
+    """This process is a rank of a job that has just begun."""
+    own_loop._job = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+    try:
+        yield own_loop._job
+    finally:
+        own_loop._job = None
+
+
+def _as_rank(comm: Communicator, program: Callable, arguments: tuple) -> object:
+    torch.manual_seed(0)
+    with job(comm):
+        return program(*arguments)
