@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
-import pytest
 import torch
 
 from tests.comm.ranks import World
@@ -30,17 +30,14 @@ class Worlds:
             self._worlds.pop(size).__exit__(None, None, None)
             raise
 
-    def close(self) -> None:
-        """End all ranks."""
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for world in self._worlds.values():
             world.__exit__(None, None, None)
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    started = Worlds()
-    yield started
-    started.close()
 
 
 @contextmanager

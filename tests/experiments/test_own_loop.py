@@ -1,4 +1,4 @@
-"""A user's own loop, on virtual ranks: equal to the plain loop, for even and uneven batches."""
+"""A user's own loop: equal to the plain one, for even and uneven batches."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import difflib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import greenlet
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.experiments.own_loops import Worlds
 from tutti import strategies
-from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.experiments import own_loop
 from tutti.strategies import Sync
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    with Worlds() as started:
+        yield started
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -42,41 +47,23 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches, epochs: i
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-class OneRankAtATime:
-    """Each greenlet sees its own job: `own_loop._job` is looked up per rank."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.jobs: dict[object, own_loop.Job] = {}
-        monkeypatch.setattr(own_loop, "_current", lambda: self.jobs[greenlet.getcurrent()])
-        monkeypatch.setattr(own_loop, "init", lambda: self.jobs[greenlet.getcurrent()].comm)
-
-    def join(self, comm: Communicator) -> None:
-        self.jobs[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
-
-
-@pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> OneRankAtATime:
-    return OneRankAtATime(monkeypatch)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("batch_size", [6, 4])
 def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
-    ranks: OneRankAtATime, size: int, batch_size: int
+    worlds: Worlds, size: int, batch_size: int
 ) -> None:
     """23 samples in batches of 4 leave 3 for the last one: fewer than 5 ranks."""
     plain = train(*make(), DataLoader(SAMPLES, batch_size))
 
-    def work(comm: Communicator) -> list[Tensor]:
-        ranks.join(comm)
+    def work() -> list[Tensor]:
         model, optimizer = own_loop.distribute(*make())
         return train(model, optimizer, own_loop.shard(DataLoader(SAMPLES, batch_size)))
 
-    for weights in VirtualWorld(size).run(work):
+    for weights in worlds.run(size, work):
         torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
 
 
-def test_accumulated_passes_give_the_mean_over_all_their_samples(ranks: OneRankAtATime) -> None:
+def test_accumulated_passes_give_the_mean_over_all_their_samples(worlds: Worlds) -> None:
     model, optimizer = make()
     inputs, targets = SAMPLES.tensors
     for start, stop in ((0, 12), (12, 23)):
@@ -85,54 +72,49 @@ def test_accumulated_passes_give_the_mean_over_all_their_samples(ranks: OneRankA
         optimizer.step()
     plain = [parameter.detach() for parameter in model.parameters()]
 
-    def work(comm: Communicator) -> list[Tensor]:
-        ranks.join(comm)
+    def work() -> list[Tensor]:
         model, optimizer = own_loop.distribute(*make(), Sync(every=2))
         return train(model, optimizer, own_loop.shard(DataLoader(SAMPLES, 6)), epochs=1)
 
-    for weights in VirtualWorld(2).run(work):
+    for weights in worlds.run(2, work):
         torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
 
 
-def test_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(ranks: OneRankAtATime) -> None:
-    def work(comm: Communicator) -> list[list[float]]:
-        ranks.join(comm)
+def test_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(worlds: Worlds) -> None:
+    def work() -> list[list[float]]:
         loader = DataLoader(TensorDataset(torch.arange(23)), 4, shuffle=True)
         with torch.no_grad():
             return [batch.tolist() for (batch,) in own_loop.shard(loader)]
 
-    dealt = VirtualWorld(3).run(work)
+    dealt = worlds.run(3, work)
     rounds = [list(chain(*parts)) for parts in zip(*dealt, strict=True)]
     assert [len(batch) for batch in rounds] == [4, 4, 4, 4, 4, 3]
     assert sorted(chain(*rounds)) == list(range(23))
     assert list(chain(*rounds)) != list(range(23))
 
 
-def test_any_iterable_of_batches_can_be_sharded(ranks: OneRankAtATime) -> None:
-    def work(comm: Communicator) -> list[dict[str, Tensor]]:
-        ranks.join(comm)
+def test_any_iterable_of_batches_can_be_sharded(worlds: Worlds) -> None:
+    def work() -> list[dict[str, Tensor]]:
         return list(own_loop.shard([{"x": torch.arange(5), "y": [torch.arange(5)]}]))
 
-    first, second = VirtualWorld(2).run(work)
+    first, second = worlds.run(2, work)
     assert first[0]["x"].tolist() == [0, 1, 2]
     assert second[0]["y"][0].tolist() == [3, 4]
 
 
-def test_gradient_of_a_batch_that_was_given_up_is_forgotten(ranks: OneRankAtATime) -> None:
-    def work(comm: Communicator) -> list[Tensor]:
-        ranks.join(comm)
+def test_gradient_of_a_batch_that_was_given_up_is_forgotten(worlds: Worlds) -> None:
+    def work() -> list[Tensor]:
         model, optimizer = own_loop.distribute(*make())
         optimizer.zero_grad()
         (1e6 * model(SAMPLES.tensors[0].double()).sum()).backward()
         return train(model, optimizer, own_loop.shard(DataLoader(SAMPLES, 6)))
 
     plain = train(*make(), DataLoader(SAMPLES, 6))
-    torch.testing.assert_close(VirtualWorld(1).run(work)[0], plain, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(worlds.run(1, work)[0], plain, rtol=1e-10, atol=1e-12)
 
 
-def test_scheduler_made_afterwards_takes_effect_without_a_warning(ranks: OneRankAtATime) -> None:
-    def work(comm: Communicator) -> list[Tensor]:
-        ranks.join(comm)
+def test_scheduler_made_afterwards_takes_effect_without_a_warning(worlds: Worlds) -> None:
+    def work() -> list[Tensor]:
         model, optimizer = own_loop.distribute(*make())
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.0)
         before = train(model, optimizer, own_loop.shard([SAMPLES.tensors]), epochs=1)
@@ -142,7 +124,7 @@ def test_scheduler_made_afterwards_takes_effect_without_a_warning(ranks: OneRank
         return before
 
     start = [parameter.detach() for parameter in make()[0].parameters()]
-    moved = VirtualWorld(1).run(work)[0]
+    moved = worlds.run(1, work)[0]
     assert not torch.equal(moved[0], start[0])
 
 
@@ -168,13 +150,12 @@ def test_example_on_two_ranks_prints_what_the_plain_loop_prints() -> None:
     assert run("-m", "tutti.cli.main", "run", "-n", "2", "examples/own_loop.py").count(plain) == 2
 
 
-def test_the_strategy_decides_how_many_ranks_there_may_be(ranks: OneRankAtATime) -> None:
-    def work(comm: Communicator) -> None:
-        ranks.join(comm)
+def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> None:
+    def work() -> None:
         own_loop.distribute(*make(), strategies.Solo())
 
     with pytest.raises(BadOption, match="runs on 1 worker, not 2"):
-        VirtualWorld(2).run(work)
+        worlds.run(2, work)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ def make(strategy: Strategy | None = None) -> tuple[nn.Module, Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if strategy is not None:
         model, optimizer = own_loop.distribute(model, optimizer, strategy)
-        (stepper,) = own_loop._current().steppers
-        stepper.worker.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return model, optimizer
 
 

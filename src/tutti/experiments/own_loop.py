@@ -171,6 +171,8 @@ def _joint(
         replica = known[0].replica
     else:
         _refuse_known(model, job)
+        if comm.size > 1:
+            _refuse_lookups_that_write(model)
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         memory, _ = strategies.visible_memory(comm)
         replica = strategies.place(model, comm, Home.PRIVATE, memory, frozen=True)
@@ -185,6 +187,15 @@ def _joint(
         if comm.size > 1 or joint.records:
             job.exchange.add(joint, sums)
     return JointStepper(replica, optimizer, strategy, clip, sums, job, len(job.steppers))
+
+
+def _refuse_lookups_that_write(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise BadOption(
+                f"the embedding '{name}' has max_norm={layer.max_norm}: it rewrites the rows that a rank "
+                "looks up, and the other ranks do not; scale its weights in the loop, after each step"
+            )
 
 
 def _refuse_known(model: nn.Module, job: Job) -> None:
