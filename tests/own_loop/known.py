@@ -19,3 +19,6 @@ BROKEN: dict[str, tuple[int, ...]] = {
     "a_model_that_is_converted": (2, 3),
 }
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""
+
+RACY: frozenset[str] = frozenset()
+"""Loops that end otherwise on some runs only."""
