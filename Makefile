@@ -9,13 +9,20 @@ VENV := .venv$(addprefix -torch-,$(OTHER_TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: train test test-gpu check format clean
+.PHONY: train test test-processors test-gpu check format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
 
 test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that torch, in an environment of its own
-	$(BIN)/python -m pytest
+	@failed=0; set -x; \
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not serial and not cluster' || failed=1; \
+	$(BIN)/python -m pytest -m 'serial or cluster' || failed=1; \
+	exit $$failed
+
+TESTS ?=
+test-processors: $(VENV)/installed-dev ## run the tests of numbers with the kernels of other processors; TESTS=some of them
+	$(BIN)/python -m tests.processors $(TESTS)
 
 # Where $(PYTHON) has a torch that finds a GPU, with that: a GPU's machine may reach no package index. Warnings of
 # versions that we have not chosen are no errors.

@@ -298,6 +298,7 @@ def left_behind(rank):
     return threads, [name for name in files if "memfd:tutti" in name or "anon_inode:[pidfd]" in name]
 
 
+@pytest.mark.serial
 def test_nothing_is_left_after_the_group_is_destroyed_and_it_can_be_made_again(two):
     def work(rank):
         group = distributed.new_group()

@@ -268,6 +268,7 @@ def busy_server(comm: Communicator) -> float:
     return 0.0
 
 
+@pytest.mark.serial
 def test_waiting_for_requests_costs_no_core(world: World) -> None:
     _, first, second = world.run(busy_server)
     assert max(first, second) < 0.5

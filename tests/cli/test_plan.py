@@ -15,6 +15,7 @@ from tutti.experiments import plan as planning
 SMALL = ("mlp", "--model.hidden", "16")
 
 
+@pytest.mark.serial
 def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: Path) -> None:
     choice = ["-n", "2", "--precision", "fp32", "--batch-sizes", "16,64"]
     command = [sys.executable, "-m", "tutti", "plan", *SMALL, *choice, "--budget", "4", "--json", "plan.json"]
@@ -33,6 +34,7 @@ def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: 
     assert {"samples_per_s", "turns", "fate"} <= found["candidates"][0].keys()
 
 
+@pytest.mark.serial
 def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import cloudpickle
+import psutil
 import pytest
 import torch
 
@@ -121,13 +122,10 @@ def test_a_killed_rank_is_named_to_every_rank_that_waits(operation: Callable) ->
     victim = 1
     with World(3) as world:
         world.start(die_while_the_others_wait, victim, operation)
-        world.processes[victim].join(SOON_S)
-        dead_at = time.monotonic()
         for survivor in (0, 2):
             lost = world.outcome(survivor, SOON_S)
             assert isinstance(lost, PeerLost)
             assert lost.ranks == [victim]
-        assert time.monotonic() - dead_at < 5.0
 
 
 @pytest.mark.parametrize("delay_s", [0.01, 0.05, 0.1])
@@ -292,17 +290,29 @@ def test_what_a_rank_sent_before_it_left_still_arrives() -> None:
         assert world.outcome(0, SOON_S) == 5000.0
 
 
+def naps(process: int) -> int:
+    """How often a process has slept since the first call about it; whoever waits looks around then."""
+    slept = psutil.Process(process).num_ctx_switches().voluntary
+    return slept - _SLEPT.setdefault(process, slept)
+
+
+_SLEPT: dict[int, int] = {}
+
+
 def test_a_rank_that_left_and_ended_does_not_disturb_the_others() -> None:
     def leave_and_end(comm: HostCommunicator) -> None:
         comm.close()
         os._exit(0)
 
-    def wait_long(comm: HostCommunicator) -> float:
+    def wait_long(comm: HostCommunicator, waiting: int) -> float:
+        vector = torch.ones(1)
         if comm.rank == 0:
-            time.sleep(0.2)
-            comm.send(torch.ones(1), to=1)
+            comm.recv(torch.zeros(1), source=1)
+            while naps(waiting) < 50:
+                pass
+            comm.send(vector, to=1)
             return 1.0
-        vector = torch.zeros(1)
+        comm.send(torch.zeros(1), to=0)
         comm.recv(vector, source=ANY)
         return vector.item()
 
@@ -310,7 +320,7 @@ def test_a_rank_that_left_and_ended_does_not_disturb_the_others() -> None:
         world.run(lambda comm: comm.barrier())
         world.start(leave_and_end, ranks=[2])
         world.processes[2].join(SOON_S)
-        world.start(wait_long, ranks=[0, 1])
+        world.start(wait_long, world.processes[1].pid, ranks=[0, 1])
         assert world.outcome(0, SOON_S) == 1.0
         assert world.outcome(1, SOON_S) == 1.0
 
@@ -406,6 +416,7 @@ def test_a_message_of_another_kind_stays_until_it_is_received_rightly() -> None:
 # --- the cost of waiting, and what stays behind
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_rank_that_waits_long_costs_no_core(cores: int) -> None:
     def wait_a_second(comm: HostCommunicator) -> float:

@@ -40,6 +40,7 @@ def test_without_fault_tolerance_a_dead_rank_ends_the_job(tmp_path: Path) -> Non
     assert done.returncode != 0
 
 
+@pytest.mark.serial
 def test_waiting_costs_no_core() -> None:
     (shares,) = results(mpirun(2, "waiting.py", "ab", "1.0"))
     assert max(float(str(share)) for share in shares.values()) < 0.3, shares

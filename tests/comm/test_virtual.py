@@ -535,6 +535,6 @@ def test_a_thousand_ranks_are_cheap() -> None:
         comm.all_reduce(vector)
         return vector[0].item()
 
-    begin = time.monotonic()
+    begin = time.process_time()
     assert VirtualWorld(1024, ranks_per_host=8).run(program) == [10240.0] * 1024
-    assert time.monotonic() - begin < 30
+    assert time.process_time() - begin < 30

@@ -93,7 +93,7 @@ def test_training_on_the_gpu_follows_training_on_the_cpu(precision: str, graph: 
         {"model": own, "optimizer": "lamb"},
         {"strategy": "local"},
     ],
-    ids=str,
+    ids=["dropout", "clipped", "one cycle", "every 2", "graph of an own model", "lamb", "local"],
 )
 def test_options_work_on_the_gpu(options: dict) -> None:
     found = losses(trained(epochs=3, **{"steps": None, **options}))

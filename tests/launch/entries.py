@@ -52,7 +52,7 @@ def sum_of_ranks(comm: Communicator, payload: bytes) -> object:
 
 
 def fail(comm: Communicator, payload: bytes) -> object:
-    """Rank 1 fails, and writes down when; rank 2 computes and rank 0 waits for the others."""
+    """Rank 1 fails, and writes down when; rank 2 looks at nobody and rank 0 waits for the others."""
     when = Path(payload.decode(), "when")
     Path(payload.decode(), f"pid-{comm.rank}").write_text(str(os.getpid()))
     comm.barrier()
@@ -61,7 +61,7 @@ def fail(comm: Communicator, payload: bytes) -> object:
         raise ValueError("seven is not a colour")
     if comm.rank == 2:
         while True:
-            time.sleep(1)
+            signal.pause()
     comm.barrier()
     return None
 
@@ -82,7 +82,7 @@ def die(comm: Communicator, payload: bytes) -> object:
 
 def wait_for_ever(comm: Communicator, payload: bytes) -> object:
     """Write down this rank's processes and MPI's files; rank 0 does not listen to SIGTERM."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     path = Path(payload.decode(), f"rank-{comm.rank}")
     maps = Path("/proc/self/maps").read_text().splitlines()
     note = {
@@ -96,14 +96,14 @@ def wait_for_ever(comm: Communicator, payload: bytes) -> object:
     if comm.rank == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
-            time.sleep(1)
+            signal.pause()
     comm.barrier()
     return None
 
 
 def leave_a_child(comm: Communicator, payload: bytes) -> object:
     """A process that outlives its rank."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     child.returncode = 0  # nobody waits for it
     return child.pid
 

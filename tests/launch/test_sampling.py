@@ -20,6 +20,8 @@ from tutti.comm.host import HostCommunicator
 from tutti.launch.sampling import Probe, Sampler, sampling
 from tutti.usage import read_usage, usage_file
 
+pytestmark = pytest.mark.serial
+
 CORES = sorted(os.sched_getaffinity(0))
 
 

@@ -19,6 +19,8 @@ from tutti.launch.cores import Cores
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
 
+pytestmark = pytest.mark.serial
+
 LIMIT_S = 5.0
 SUPERVISED = Path(__file__).with_name("supervised.py")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.processes import wait_until_gone
+from tests.launch.processes import wait_for_files, wait_until_gone
 from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
 from tutti.heartbeats import FAILED, FINISHED, read_heartbeats, write_heartbeat
@@ -46,7 +47,9 @@ def test_once_says_by_its_exit_code_that_a_rank_is_lost(
 ) -> None:
     folder = write_run(tmp_path / "run", now(0), now(1, time=time.time() - 30.0))
     assert main(["watch", str(folder), "--once"]) == 1
-    assert "rank 1 has been silent for 30 s" in capsys.readouterr().out
+    silent = re.search(r"rank 1 has been silent for (\d+) s", capsys.readouterr().out)
+    assert silent is not None
+    assert int(silent[1]) >= 30
     assert main(["watch", str(folder), "--once", "--silent-after", "1000"]) == 0
 
 
@@ -183,10 +186,7 @@ def test_a_rank_of_a_real_run_that_is_stopped_is_named_until_it_goes_on(tmp_path
     words = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "100000", "-n", "2"]
     process = subprocess.Popen([*words, "--out", str(folder)], stdout=subprocess.DEVNULL, cwd=tmp_path)
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (folder / "ranks/1.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_files([folder / "ranks/1.json"], PATIENCE_S)
         until(folder, "2 ranks, running, epoch", code=0)
         stopped = read_heartbeats(folder).records[1].process
         os.kill(stopped, signal.SIGSTOP)
