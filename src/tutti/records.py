@@ -234,6 +234,7 @@ class Summary:
         validation: on the validation part after the last epoch; None without such a part.
         parameters: how many trainable numbers the model has.
         epochs: epochs begun.
+        complete: whether the last of them was trained to its end.
         steps: weight updates made, as in the last `EpochRecord`.
         samples: training samples behind them.
         seconds: wall time of training, validation included.
@@ -254,6 +255,7 @@ class Summary:
     world: World
     versions: dict[str, str]
     date: str
+    complete: bool = True
 
     @classmethod
     def of(
@@ -282,6 +284,7 @@ class Summary:
             world=world,
             versions=versions(),
             date=now(),
+            complete=history[-1].complete if history else True,
         )
 
     def as_json(self) -> Json:
@@ -295,7 +298,7 @@ class Summary:
         Raises:
             KeyError, TypeError, ValueError: `values` is no such summary.
         """
-        return decode(cls, values)
+        return decode(cls, {"complete": True, **values})
 
 
 def now() -> str:

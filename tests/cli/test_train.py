@@ -37,6 +37,8 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     assert out.startswith("plan: 1 rank x 1 thread")
     assert "model mlp: 2,410 parameters" in out
     assert "samples of 1x8x8" in out
+    assert "task: 10 classes; loss cross_entropy, metrics accuracy\n" in out
+    assert "training: 2 epochs by adam, learning rate 0.001, no schedule, batch size 32\n" in out
     assert "test: 359 samples, accuracy " in out
     assert "taken for" in out
     (folder,) = (tmp_path / "runs").iterdir()
@@ -124,7 +126,78 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
     long = ("--epochs", "20", "--lr", "0.01", "--batch-size", "20")
     code, out, _ = tutti("train", *SMALL[:3], "--data", "line.npz", *long)
     assert code == 0
+    assert "task: regression of 1 number; loss mse, metrics mae\n" in out
     assert "test: 200 samples, mae 0.0" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("--data", "flags.npz", "--loss", "bce"), "multi-label, 3 labels of 0 or 1; loss bce"),
+        (("--data", "flags.npz", "--loss", "mse"), "regression of 3 numbers; loss mse"),
+        (("--data", "flags.npz", "--loss", "cross_entropy"), "shares of 3 classes; loss cross_entropy"),
+        (("--data", "whole.npz", "--loss", "l1"), "regression of 1 number; loss l1"),
+        (("--data", "whole.npz", "--data.classes", "4"), "4 classes; loss cross_entropy"),
+        (("--data", "ints.npz"), "4 classes; loss cross_entropy"),
+    ],
+)
+def test_what_the_task_was_taken_for_is_said(
+    tutti: Run, tmp_path: Path, words: tuple[str, ...], kind: str
+) -> None:
+    doubtful(tmp_path)
+    code, out, _ = tutti("train", *SMALL, *words)
+    assert code == 0
+    assert f"task: {kind}" in out
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        ("flags.npz", ("'--loss bce'", "'--loss cross_entropy'", "'--loss mse'")),
+        ("whole.npz", ("'--data.classes 4'", "'--loss mse'")),
+        ("column.npz", ("'--data.classes 4'", "'--loss mse'")),
+    ],
+)
+def test_targets_that_may_mean_two_things_are_refused_with_the_options_that_decide(
+    tutti: Run, tmp_path: Path, data: str, options: tuple[str, ...]
+) -> None:
+    doubtful(tmp_path)
+    code, _, err = tutti("train", *SMALL, "--data", data)
+    assert code == 2
+    assert all(option in err for option in options)
+
+
+def doubtful(tmp_path: Path) -> None:
+    """Data sets whose targets may mean two things, and one that does not."""
+    random = np.random.default_rng(0)
+    x, labels = random.random((60, 3), np.float32), np.arange(60) % 4
+    np.savez(tmp_path / "flags.npz", x=x, y=(x > 0.5).astype(np.int64))
+    np.savez(tmp_path / "whole.npz", x=x, y=labels.astype(np.float64))
+    np.savez(tmp_path / "column.npz", x=x, y=labels.astype(np.float32)[:, None])
+    np.savez(tmp_path / "ints.npz", x=x, y=labels)
+
+
+def test_some_steps_of_a_long_epoch_are_called_steps(tutti: Run) -> None:
+    code, out, _ = tutti("train", *SMALL[:3], "--steps", "5")
+    assert code == 0
+    assert "training: 5 steps by adam" in out
+    assert "\n5 steps  loss" in out
+    assert "trained 5 steps (part of an epoch) on 1 rank" in out
+
+
+def test_samples_without_a_label_are_counted_and_not_scored(tutti: Run, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((60, 3), np.float32)
+    y = np.where(np.arange(60) % 3 == 0, -100, np.arange(60) % 2)
+    np.savez(tmp_path / "gaps.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    code, out, _ = tutti("train", *SMALL, "--data", "gaps.npz")
+    assert code == 0
+    assert "test: 60 samples" in out
+    assert "nan" not in out
+    (folder,) = (tmp_path / "runs").iterdir()
+    test = RunFolder.open(folder).summary().test
+    assert test is not None
+    assert test.confusion is not None
+    assert (test.samples, sum(map(sum, test.confusion))) == (60, 40)
 
 
 def corrupt(tmp_path: Path) -> None:

@@ -134,7 +134,11 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"strategy": 3}, "the strategy is a int; give an object, such as tutti.Sync(), or a name"),
         ({"data": None}, "the data is None"),
         ({"metrics": [random.Random(3).random]}, "metric"),
-        ({"batch_size": "many"}, "--batch-size is 'many'; give a whole number"),
+        ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
+        ({"lr": -1.0}, "lr is -1.0; give a finite number above 0"),
+        ({"epochs": 1, "steps": 1}, "both epochs and steps are given"),
+        ({"data": (INPUTS, TARGETS.float())}, "say what they are: data_options={'classes': 5} for classes"),
+        ({"data": (INPUTS, (INPUTS > 0.5).long())}, "loss='bce' for labels of which any number may hold"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tutti.experiments import report
-from tutti.records import EpochRecord, Evaluation, RankRecord
+from tutti.experiments.config import TrainConfig
+from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World
 
 THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
 
@@ -63,3 +68,45 @@ def test_validation_beside_training_tells_what_it_cost() -> None:
     assert (
         text == "validation (background): held training up for 0.5% of its time, and took 2.5 s after its end"
     )
+
+
+CONFIG = TrainConfig(epochs=3, lr=0.001, loss="cross_entropy", metrics="accuracy,top5")
+
+
+@pytest.mark.parametrize(
+    ("config", "together", "line"),
+    [
+        (CONFIG, True, "training: 3 epochs by adam, learning rate 0.001, no schedule, batch size 32"),
+        (
+            replace(CONFIG, epochs=None, steps=1, schedule="OneCycleLR", optimizer="sgd", batch_size=4_000),
+            False,
+            "training: 1 step by sgd, learning rate 0.001, schedule OneCycleLR, batch size 4,000 of each "
+            "worker",
+        ),
+        (
+            replace(CONFIG, optimizer="object:<lambda>", schedule="object:warm"),
+            True,
+            "training: 3 epochs by <lambda>, learning rate 0.001, schedule warm, batch size 32",
+        ),
+    ],
+)
+def test_what_is_learned_and_how_is_said_in_two_lines(config: TrainConfig, together: bool, line: str) -> None:
+    first, second = report.training("10 classes", config, together).splitlines()
+    assert first == "task: 10 classes; loss cross_entropy, metrics accuracy, top5"
+    assert second == line
+
+
+@pytest.mark.parametrize(
+    ("epochs", "complete", "words"),
+    [
+        (1, True, "50 steps (1 epoch)"),
+        (1, False, "50 steps (part of an epoch)"),
+        (2, False, "50 steps (1 epoch and part of one)"),
+        (3, True, "50 steps (3 epochs)"),
+    ],
+)
+def test_an_epoch_that_was_not_trained_to_its_end_is_not_called_one(
+    epochs: int, complete: bool, words: str
+) -> None:
+    summary = Summary(None, None, 10, epochs, 50, 1600, 2.0, 800.0, World(), {}, "now", complete)
+    assert report.speed(summary) == f"trained {words} on 1 rank in 2.0 s: 800 samples/s"

@@ -174,3 +174,18 @@ def test_several_ways_to_show_a_run_all_hear_of_all_else() -> None:
     both.doing("validating")
     both.end()
     assert first.calls == second.calls == ["validating", "end"]
+
+
+def test_steps_that_end_within_an_epoch_are_not_called_one() -> None:
+    assert Span(updates=50, per_epoch=400).label(1) == "50 steps"
+    assert Span(updates=1, per_epoch=400).label(1) == "1 step"
+    assert Span(updates=400, per_epoch=400).label(1) == "epoch 1/1"
+    assert [Span(updates=450, per_epoch=400).label(n) for n in (1, 2)] == ["epoch 1/2", "epoch 2/2 (part)"]
+
+
+def test_how_far_a_part_of_an_epoch_is_is_told_of_that_part() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin(Span(updates=50, per_epoch=400))
+    lines.moment(Moment(1, 25, RECORD.train, 100.0))
+    assert stream.getvalue().startswith("50 steps   50%  ")

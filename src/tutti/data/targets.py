@@ -49,7 +49,7 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
         BadData: labels outside 0..classes-1, labels that are no whole numbers, or targets of another type.
         NotFinite: NaN or inf among float targets.
     """
-    flat = {part: _flattened(values) for part, values in raw.items()}
+    flat = {part: _flattened(values, classes) for part, values in raw.items()}
     kinds = {values.dtype.kind for values in flat.values()}
     if kinds <= {"U", "S"}:
         return _named(flat, classes)
@@ -81,9 +81,10 @@ def _refuse_amounts(largest: int, samples: int) -> None:
         )
 
 
-def _flattened(values: Array) -> Array:
-    """Targets of shape (samples, 1) that are no floats are one class number each."""
-    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind != "f" else values
+def _flattened(values: Array, classes: int | None) -> Array:
+    """Targets of shape (samples, 1) are one class number each, if they are no floats or meant as classes."""
+    column = values.ndim == 2 and values.shape[1] == 1
+    return values[:, 0] if column and (values.dtype.kind != "f" or classes is not None) else values
 
 
 def _several_flags(values: Array) -> bool:

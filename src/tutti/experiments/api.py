@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from tutti import models
 from tutti.errors import BadOption, UnknownName
+from tutti.experiments.arguments import as_arguments
 from tutti.experiments.assemble import reseed, seeded
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import Outcome, TrainJob, run
@@ -40,6 +41,7 @@ class Result:
     folder: Path | None
 
 
+@as_arguments()
 def train(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
     data: object = "digits",
@@ -72,7 +74,9 @@ def train(
             default adam.
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
             update.
-        loss: a name, or a function (outputs, targets) -> mean over the samples.
+        loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
+            (sum of the losses, weight to divide it by): a sum of any denominator is divided by that of the
+            whole batch, over all ranks and passes.
         metrics: comma-separated names, or a list of names and functions (outputs, targets) -> one value a
             sample.
         quiet: print nothing.

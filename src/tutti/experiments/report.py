@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tutti.bubbles import PipelineRecord
+from tutti.experiments.config import TrainConfig
 from tutti.records import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.training.progress import SHARES
 
@@ -20,6 +21,25 @@ def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape:
     samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
     size = "x".join(map(str, shape)) or "1"
     return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {size}"
+
+
+def training(kind: str, config: TrainConfig, together: bool) -> str:
+    """What is learned, and how, in a line each.
+
+    Args:
+        kind: what the targets are taken for.
+        config: of the run, with all that was left open filled in.
+        together: whether the workers make each update together.
+    """
+    loss, optimizer = (name.removeprefix("object:") for name in (config.loss, config.optimizer))
+    schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
+    of = "" if together else " of each worker"
+    length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
+    return (
+        f"task: {kind}; loss {loss}, metrics {config.metrics.replace(',', ', ')}\n"
+        f"training: {length} by {optimizer}, learning rate {config.lr:g}, {schedule}, batch size "
+        f"{config.batch_size:,}{of}"
+    )
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
@@ -47,13 +67,25 @@ def metric(name: str, value: float) -> str:
 def speed(summary: Summary) -> str:
     """How fast the training was."""
     world = summary.world
-    ranks = f"{world.ranks} rank{'' if world.ranks == 1 else 's'}"
-    steps = f"{summary.steps:,} step{'' if summary.steps == 1 else 's'}"
-    epochs = f"{summary.epochs} epoch{'' if summary.epochs == 1 else 's'}"
     return (
-        f"trained {steps} ({epochs}) on {ranks} "
-        f"in {summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
+        f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on "
+        f"{_plural(world.ranks, 'rank')} in {summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
     )
+
+
+def _passes(summary: Summary) -> str:
+    """How many epochs a run made."""
+    if summary.complete:
+        return _plural(summary.epochs, "epoch")
+    return (
+        f"{_plural(summary.epochs - 1, 'epoch')} and part of one"
+        if summary.epochs > 1
+        else "part of an epoch"
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:

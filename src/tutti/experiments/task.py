@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.data import Batch, DataSet, Part
 from tutti.experiments import report
-from tutti.experiments.assemble import build_model, part_sizes
+from tutti.experiments.assemble import build_model, outputs_for, part_sizes
 from tutti.experiments.job import Job
 from tutti.experiments.objects import OBJECT, named_or_given
 from tutti.parallel.base import Learning, count_of
@@ -18,8 +19,14 @@ from tutti.records import Evaluation
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.evaluate import evaluate
 from tutti.training.fitting import check_fit
-from tutti.training.losses import Loss, named_loss
+from tutti.training.losses import Loss, are_flags, named_loss
 from tutti.training.metrics import Metric, named_metrics
+
+FEW: Final = 5
+"""Up to so many classes are told by their names."""
+
+NUMBERS: Final = ("mse", "l1")
+"""The losses that are of numbers, whatever these are."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,20 @@ class Task:
         """Model and data, in a line each."""
         data = self.dataset
         return report.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
+
+    @property
+    def kind(self) -> str:
+        """What the targets are taken for."""
+        targets, data = self.dataset.train.targets, self.dataset
+        if data.classes is not None:
+            names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
+            return f"{data.classes} classes{names}"
+        numbers = outputs_for(data)
+        if self.loss.labels:
+            return f"shares of {targets.shape[1]} classes"
+        if are_flags(targets) and self.loss.name not in NUMBERS:
+            return f"multi-label, {numbers} labels of 0 or 1"
+        return f"regression of {numbers} number{'' if numbers == 1 else 's'}"
 
     def learning(self, batch_size: int) -> Learning:
         """What the ways to hold a model on several ranks must know, with so many samples behind an update."""

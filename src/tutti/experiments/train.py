@@ -175,7 +175,8 @@ def _run(
     """Train, evaluate, write and print."""
     speaks = comm.rank == 0 and not job.quiet
     if speaks:
-        print(task.described(), flush=True)
+        together = not trainer.batches.own
+        print(task.described(), report.training(task.kind, job.config, together), sep="\n", flush=True)
     # Whoever repeats the run writes another folder.
     config = replace(job.config, out=None)
     state: dict[str, Any] = {}

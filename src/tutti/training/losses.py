@@ -83,23 +83,57 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
 
     Args:
         spec: cross_entropy, nll, mse, l1, bce (on logits), package.module:function, file.py:function, or a
-            callable, such as a module of torch. "auto" is cross_entropy for classes, mse for float targets.
-            mse, l1 and bce take classes one-hot.
+            callable, such as a module of torch. "auto" is cross_entropy for classes, mse for float targets
+            that look like nothing else. mse, l1 and bce take classes one-hot.
         dataset: the targets of its training part decide "auto"; whether any part has samples without a label
             decides what cross entropy divides by.
 
     Raises:
         UnknownName: no loss has this name.
-        BadOption: `spec` does not lead to a callable.
+        BadOption: `spec` does not lead to a callable; or it is "auto", and the targets may be meant as
+            numbers or as labels.
+        BadData: there are samples without a label, and the loss needs one of each.
     """
     if not isinstance(spec, str):
         return _own_loss(spec, dataset)
     if spec == "auto":
-        spec = "mse" if dataset.train.targets.is_floating_point() else "cross_entropy"
+        spec = _automatic(dataset.train.targets)
     check_loss(spec)
     return (
         _on(dataset, LOSSES[spec]) if spec in LOSSES else _own_loss(load_object(spec, "loss"), dataset, spec)
     )
+
+
+def _automatic(targets: Tensor) -> str:
+    """The loss that goes with targets.
+
+    Raises:
+        BadOption: they may be meant as numbers or as labels.
+    """
+    if not targets.is_floating_point():
+        return "cross_entropy"
+    if are_flags(targets):
+        raise BadOption(
+            f"the targets are {targets.shape[1]} numbers for each sample, all 0 or 1, which may be labels or "
+            "amounts; say what they are: '--loss bce' for labels of which any number may hold, "
+            "'--loss cross_entropy' where one of them holds, or '--loss mse' for amounts"
+        )
+    values = torch.unique(targets) if targets.numel() == len(targets) else targets.new_zeros(0)
+    first, count = float(values[0]) if len(values) else 0.0, len(values)
+    if count > 1 and first in (0, 1) and torch.equal(values, first + torch.arange(count).to(values)):
+        last = int(first) + count - 1
+        raise BadOption(
+            f"the targets are floats, but all whole, each of {first:g} to {last}, which may be class numbers "
+            f"or amounts; say what they are: '--data.classes {last + 1}' for classes, or '--loss mse' for "
+            "amounts"
+        )
+    return "mse"
+
+
+def are_flags(targets: Tensor) -> bool:
+    """Whether targets are several numbers for each sample, all of them 0 or 1."""
+    several = targets.dim() == 2 and targets.shape[1] > 1
+    return several and bool(((targets == 0) | (targets == 1)).all())
 
 
 def check_loss(spec: str) -> None:

@@ -37,8 +37,11 @@ class Span:
         return -(-self.updates // self.per_epoch)
 
     def label(self, epoch: int) -> str:
-        """Which epoch of how many, such as "epoch  3/30"."""
-        return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}"
+        """Which epoch of how many, such as "epoch  3/30", or of how many steps where these end within one."""
+        if self.updates < self.per_epoch:
+            return f"{self.updates:,} step{'' if self.updates == 1 else 's'}"
+        part = " (part)" if epoch == self.epochs and self.updates % self.per_epoch else ""
+        return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}{part}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ class Lines:
 
     def moment(self, moment: Moment) -> None:
         """Print how far the epoch is."""
-        done = (moment.step - (moment.epoch - 1) * self._span.per_epoch) / self._span.per_epoch
+        begun = (moment.epoch - 1) * self._span.per_epoch
+        done = (moment.step - begun) / min(self._span.per_epoch, self._span.updates - begun)
         start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
         self._print(moment.step, start, moment_text(moment))
 

@@ -51,7 +51,8 @@ def headline(run: Snapshot, health: Health) -> str:
     if front is None:
         return text
     span = Span(front.updates, front.per_epoch)
-    text += f", epoch {front.epoch}/{span.epochs}, step {front.step:,} of {front.updates:,}"
+    text += f", epoch {front.epoch}/{span.epochs}" if span.updates >= span.per_epoch else ""
+    text += f", step {front.step:,} of {front.updates:,}"
     if health.condition is Condition.RUNNING and front.began is not None and front.step:
         left_s = (front.time - front.began) / front.step * (front.updates - front.step)
         text += f", {duration(left_s)} left"

@@ -1,0 +1,55 @@
+"""Messages spell options in the way in which their reader gave them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tutti.errors import BadOption, UnknownName
+from tutti.experiments.arguments import as_arguments, in_python
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Lower the rate (--lr), or --clip-norm 1, or look", "Lower the rate (lr), or clip_norm=1, or look"),
+        ("--batch-size is 3; use '--batch-size 24' or more", "batch_size is 3; use batch_size=24 or more"),
+        ("use '-n 2' or '--strategy sync'", "use workers=2 or strategy='sync'"),
+        ("--servers keep the centre; leave them out", "servers keep the centre; leave them out"),
+        ("use --device cpu.", "use device='cpu'."),
+        ("--device is 'cuda', or use --device cpu", "device is 'cuda', or use device='cpu'"),
+        ("give --data.classes 4, or --loss mse", "give data_options={'classes': 4}, or loss='mse'"),
+        ("--parallel.microbatches is 4", "parallel_options['microbatches'] is 4"),
+        ("use --parallel.schedule gpipe", "use parallel_options={'schedule': 'gpipe'}"),
+        ("'--strategy.momentum 0'", "strategy_options={'momentum': 0}"),
+        (
+            "'--strategy downpour --strategy.side worker'",
+            "strategy='downpour' strategy_options={'side': 'worker'}",
+        ),
+        ("--parallel tensor=3 on 2 ranks; use -n 3", "parallel='tensor=3' on 2 ranks; use workers=3"),
+        (
+            "--validate background evaluates; use --validate pause",
+            "validate='background' evaluates; use validate='pause'",
+        ),
+        ("use --cuda-graph off", "use cuda_graph='off'"),
+        ("give --validation 0.1.", "give validation=0.1."),
+        ("leave --strategy out, or use sync", "leave strategy out, or use sync"),
+        (
+            "try 'srun --mpi=pmix' or mpirun --host HOST:1 -n many",
+            "try 'srun --mpi=pmix' or mpirun --host HOST:1 -n many",
+        ),
+        (
+            "--force is an option of other commands; a -- dash",
+            "--force is an option of other commands; a -- dash",
+        ),
+    ],
+)
+def test_an_option_of_the_command_line_becomes_an_argument(message: str, expected: str) -> None:
+    assert in_python(message) == expected
+
+
+def test_errors_keep_their_class_and_what_they_carry() -> None:
+    with pytest.raises(BadOption, match=r"^lr is 0$"), as_arguments():
+        raise BadOption("--lr is 0")
+    with pytest.raises(UnknownName, match="unknown value of cuda_graph 'of'") as caught, as_arguments():
+        raise UnknownName("value of --cuda-graph", "of", ("auto", "on", "off"))
+    assert caught.value.name == "of"
