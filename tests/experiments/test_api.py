@@ -137,7 +137,10 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
         ({"lr": -1.0}, "lr is -1.0; give a finite number above 0"),
         ({"epochs": 1, "steps": 1}, "both epochs and steps are given"),
-        ({"data": (INPUTS, torch.arange(120.0) % 5)}, "say what they are: data_options={'classes': 5} for classes"),
+        (
+            {"data": (INPUTS, torch.arange(120.0) % 5)},
+            "say what they are: data_options={'classes': 5} for classes",
+        ),
         ({"data": (INPUTS, (INPUTS > 0.5).long())}, "loss='bce' for labels of which any number may hold"),
     ],
 )
