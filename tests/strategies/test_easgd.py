@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,10 +24,14 @@ def zero() -> Tensor:
 
 
 def asynchronous(strategy: EASGD, steps: int) -> tuple[Tensor, dict[int, Tensor]]:
-    """Algorithm 2 of the paper, which is algorithm 1 when the momentum is 0: the centre, and each x."""
+    """Algorithm 2 of the paper, which is algorithm 1 when the momentum is 0: the centre, and each x.
+
+    After its last step a worker exchanges once more.
+    """
     centre, ranks = start(), range(WORKERS)
     x, v = {rank: start() for rank in ranks}, {rank: zero() for rank in ranks}
     alpha = strategy.force / WORKERS
+    last = {}
     for rank, step in finishes(steps):
         # The gradient was computed before the exchange.
         g = gradient(x[rank] + strategy.momentum * v[rank], rank, step)
@@ -35,7 +40,10 @@ def asynchronous(strategy: EASGD, steps: int) -> tuple[Tensor, dict[int, Tensor]
             x[rank], centre = x[rank] - d, centre + d
         v[rank] = strategy.momentum * v[rank] - LR * g
         x[rank] = x[rank] + v[rank]
-    return centre, {rank: x[rank] + strategy.momentum * v[rank] for rank in ranks}
+        if step == steps - 1:
+            last[rank] = x[rank] + strategy.momentum * v[rank]
+            centre = centre + alpha * (x[rank] - centre)
+    return centre, last
 
 
 def synchronous(strategy: EASGDSync, steps: int) -> Tensor:
@@ -52,7 +60,7 @@ def synchronous(strategy: EASGDSync, steps: int) -> Tensor:
         for rank in ranks:
             v[rank] = strategy.momentum * v[rank] - LR * g[rank]
             x[rank] = x[rank] + v[rank]
-    return centre
+    return (1 - strategy.force) * centre + strategy.force * torch.stack(list(x.values())).mean(0)
 
 
 ASYNCHRONOUS = [
@@ -89,6 +97,20 @@ SYNCHRONOUS = [EASGDSync(every=1), EASGDSync(every=3), EASGDSync(every=2, force=
 def test_the_synchronous_trajectory_is_the_papers(strategy: EASGDSync, hosts: tuple[int, ...]) -> None:
     found = run(Setting(strategy, sgd(LR)), VirtualWorld(WORKERS, hosts))
     assert_close(found[0].final, synchronous(strategy, 12))
+
+
+@pytest.mark.parametrize("strategy", [EASGD(every=10), EASGDSync(every=10)], ids=str)
+def test_the_steps_since_the_last_exchange_are_not_lost(strategy: EASGD | EASGDSync) -> None:
+    """A run no longer than the period moves the centre, by `force` times the workers' mean."""
+    x = {rank: start() for rank in range(WORKERS)}
+    for rank in x:
+        for step in range(10):
+            x[rank] = x[rank] - LR * gradient(x[rank], rank, step)
+    found = run(Setting(strategy, sgd(LR), steps=10))[0].final
+    mean = torch.stack(list(x.values())).mean(0)
+    if isinstance(strategy, EASGDSync):
+        assert_close(found, start() + strategy.force * (mean - start()))
+    assert float((found - mean).norm()) < 0.4 * float((start() - mean).norm())
 
 
 def test_workers_without_a_batch_take_part_in_the_synchronous_exchange() -> None:
@@ -153,6 +175,7 @@ def test_any_optimizer_makes_the_workers_steps(kind: type[EASGD]) -> None:
             centre += d
         parameter.grad = g
         optimizer.step()
+    centre = parameter.detach()  # with a force of 1, the one worker and the centre change places
     torch.testing.assert_close(found[0].final, centre, rtol=1e-9, atol=1e-9)
 
 
@@ -173,7 +196,7 @@ def test_param_groups_and_weight_decay_work_with_momentum() -> None:
 
 def test_exchanges_and_staleness_are_counted() -> None:
     outcomes = run(Setting(EASGD(every=4), sgd(LR)))
-    assert [outcome.traffic.exchanges for outcome in outcomes] == [3, 3, 3]
+    assert [outcome.traffic.exchanges for outcome in outcomes] == [3 + 1] * 3
     assert sum(stale * count for o in outcomes for stale, count in o.traffic.staleness.items()) > 0
 
 
@@ -203,5 +226,59 @@ def test_values_that_cannot_be_used_are_refused(
 
 def test_springs_that_would_throw_a_worker_beyond_the_centre_are_refused() -> None:
     EASGD(force=2.0).check(workers=2)
-    with pytest.raises(BadOption, match=r"'force' .* is 2\.5, which throws 2 workers beyond the centre"):
+    with pytest.raises(BadOption, match=r"'force' .* is 2\.5, which throws 2 workers"):
         EASGD(force=2.5).check(workers=2)
+    # With levels it is the workers of a host, and the hosts, that share a centre.
+    EASGD(force=2.0).check(workers=4, hosts=2, servers=1, levels=2)
+    for workers, hosts in ((6, 2), (4, 3)):
+        with pytest.raises(BadOption, match=r"'force' .* is 2\.5"):
+            EASGD(force=2.5).check(workers, hosts, servers=1, levels=2)
+
+
+def levels_by_hand(
+    strategy: EASGD, hosts: Sequence[Sequence[int]], steps: int, climb_every: int
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Elastic averaging in a tree: each centre has the alpha of those who come to it."""
+    top, centres, climbs = start(), [start() for _ in hosts], [0 for _ in hosts]
+    x, last = {rank: start() for ranks in hosts for rank in ranks}, {}
+    of = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
+
+    def exchange(rank: int) -> None:
+        nonlocal top
+        host = of[rank]
+        d = strategy.force / len(hosts[host]) * (x[rank] - centres[host])
+        x[rank], centres[host] = x[rank] - d, centres[host] + d
+        climbs[host] += 1
+        if climbs[host] % climb_every == 0:
+            climb(host)
+
+    def climb(host: int) -> None:
+        nonlocal top
+        d = strategy.force / len(hosts) * (centres[host] - top)
+        centres[host], top = centres[host] - d, top + d
+
+    for rank, step in finishes(steps):
+        g = gradient(x[rank], rank, step)
+        if step % strategy.every == 0:
+            exchange(rank)
+        x[rank] = x[rank] - LR * g
+        if step == steps - 1:
+            last[rank] = x[rank]
+            exchange(rank)
+    for host in range(len(hosts)):
+        climb(host)
+    return top, last
+
+
+@pytest.mark.parametrize("climb_every", [2, 5, 1000])
+@pytest.mark.parametrize("hosts", [((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),)], ids=str)
+def test_with_two_levels_each_pulls_by_its_own_number(
+    hosts: tuple[tuple[int, ...], ...], climb_every: int
+) -> None:
+    strategy = EASGD(every=2, force=0.8)
+    top, last = levels_by_hand(strategy, hosts, 12, climb_every)
+    world = VirtualWorld(3, tuple(map(len, hosts)), servers=1, levels=2, climb_every=climb_every)
+    found = run(Setting(strategy, sgd(LR)), world)
+    assert_close(found[0].final, top)
+    for rank, outcome in enumerate(found):
+        assert_close(outcome.steps[-1], last[rank])

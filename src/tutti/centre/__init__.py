@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.centre.base import Centre, Desk, Outcome, Receipt, Rule, Slot, Vectors
-from tutti.centre.joining import join_centre, serve
+from tutti.centre.joining import join_centre, serve, visitors
 from tutti.centre.moving import AddRule, ElasticRule
 from tutti.centre.optimizing import OptimizerRule
 from tutti.centre.remedies import AdaptiveCompensation, Compensation, Damping, Remedy
@@ -27,4 +27,5 @@ __all__ = [
     "Vectors",
     "join_centre",
     "serve",
+    "visitors",
 ]

@@ -36,6 +36,11 @@ def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
     return ServedCentre(comm, servers, replica.flats, rule)
 
 
+def visitors(comm: Communicator) -> int:
+    """How many workers go to the same centre as this one: all, or with two levels those of its host."""
+    return comm.node.size if comm.servers is not None and comm.servers.levels > 1 else comm.size
+
+
 def serve(servers: Servers, replica: Replica, rule: Rule) -> None:
     """Be a server, until every worker has left its centre.
 

@@ -54,7 +54,7 @@ class ElasticRule(Rule):
 
     Args:
         force: beta, how far the centre goes towards the mean of the workers, when each comes once.
-        workers: p, how many they are; each pulls with the rate alpha = beta / p.
+        workers: p, how many come to this centre; each pulls with the rate alpha = beta / p.
     """
 
     brings_weights = True

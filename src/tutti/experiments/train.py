@@ -100,10 +100,29 @@ def _train(
         optimizer = build_optimizer(job, portion.module)
         job = replace(job, config=resolved(job.config, comm, task, strategy, optimizer))
         trainer = prepare_trainer(job, comm, task, strategy, portion, optimizer)
+        warn_if_short(strategy, trainer.updates, comm)
         recording.attach(trainer)
         return _run(job, comm, task, trainer, sampler, portion, recording)
     finally:
         portion.close()
+
+
+def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
+    """Warn of a run that ends before the workers have exchanged much.
+
+    Args:
+        strategy: how they train.
+        steps: how many each of them makes.
+        comm: the workers.
+    """
+    if comm.rank == 0 and comm.size > 1 and 1 < strategy.period >= steps:
+        print(
+            f"tutti: warning: each worker makes {steps} steps, and with strategy '{strategy.name}' they "
+            f"exchange something after every {strategy.period}, so they learn next to nothing from each "
+            "other; train longer, or have them exchange more often",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def resolved(

@@ -56,6 +56,11 @@ class ADPSGD(Strategy):
         at_least(self, "every", 1)
         at_least(self, "seed", 0)
 
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
+
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         beside = [(comm.rank + hop) % comm.size for hop in (1, -1)]

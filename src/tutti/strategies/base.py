@@ -153,6 +153,11 @@ class Strategy(ABC):
         """How many times each worker runs forward and backward for one update."""
         return 1
 
+    @property
+    def period(self) -> int:
+        """After how many of its steps a worker has exchanged something with the others at least once."""
+        return 1
+
     def most_workers(self) -> int | None:
         """The largest world size that the strategy can use, or None."""
         return None

@@ -57,6 +57,11 @@ class DiLoCo(Strategy):
         within(self, "outer_lr", 0.0, float("inf"), above=True, below=True)
         within(self, "outer_momentum", 0.0, 1.0, below=True)
 
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
+
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return _DiLoCoWorker(self, replica, comm, optimizer, clip)

@@ -118,6 +118,11 @@ class Downpour(Centred):
                 "centre gets sums of several; use push_every 1, or staleness 'inverse'"
             )
 
+    @property
+    @override
+    def period(self) -> int:
+        return max(self.push_every, self.pull_every)
+
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
         if self.side == "worker":

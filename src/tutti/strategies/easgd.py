@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import ElasticRule, Rule, join_centre
+from tutti.centre import ElasticRule, Rule, join_centre, visitors
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.replica import Replica
@@ -32,11 +32,15 @@ class EASGD(Centred):
         v = momentum v - eta g(x + momentum v),   x = x + v
 
     The workers explore on their own between exchanges, and a batch is one worker's own; what is evaluated and
-    kept is the centre c.
+    kept is the centre c. After its last step a worker exchanges once more (the paper's loop has no end), so
+    that no step is lost.
 
         worker 0   │ step │ step │ step │ x0 ◀─▶ c, step │ step │ ...
         centre                             c ─────────────── c
         worker 1   │ step   │ step   │ step   │ step   │ x1 ◀─▶ c, step   │ ...
+
+    With two levels of centres, each pulls with the alpha of its own level: force / workers of the host, and
+    force / hosts.
 
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
     algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta, `momentum` is delta.
@@ -58,14 +62,32 @@ class EASGD(Centred):
         within(self, "force", 0.0, float("inf"), above=True, below=True)
         within(self, "momentum", 0.0, 1.0, below=True)
 
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
+
     @override
     def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
         super().check(workers, hosts, servers, levels)
-        if self.force > workers:
+        self.check_force(workers if levels == 1 else workers // hosts)
+        if levels > 1:
+            self.check_force(hosts)
+
+    def check_force(self, visitors: int) -> None:
+        """Refuse a force that throws those who come to a centre beyond it.
+
+        Args:
+            visitors: how many workers come to one centre, or how many hosts' centres to the one above them.
+
+        Raises:
+            BadOption: it does.
+        """
+        if self.force > visitors:
             raise BadOption(
-                f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {workers} "
-                f"worker{'s' if workers > 1 else ''} beyond the centre at every exchange; give at most the "
-                "number of workers"
+                f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {visitors} "
+                f"worker{'s' if visitors > 1 else ''} beyond their centre at every exchange; give at most "
+                "the number of workers that share a centre"
             )
 
     @override
@@ -81,7 +103,8 @@ class _EasgdWorker(CentredWorker):
     def __init__(
         self, strategy: EASGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        rule = strategy.rule(replica, optimizer, comm.size, clip)
+        strategy.check_force(visitors(comm))
+        rule = strategy.rule(replica, optimizer, visitors(comm), clip)
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._every, self._batches = strategy.every, 0
         self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
@@ -90,12 +113,22 @@ class _EasgdWorker(CentredWorker):
     @torch.no_grad()
     def step(self) -> None:
         if self._batches % self._every == 0:
-            with self._local.at_rest():
-                self.count(self.centre.exchange(self.weights))
+            self._exchange()
         self._batches += 1
         with self.updating:
             self.prepare()
             self._local.step()
+
+    def _exchange(self) -> None:
+        with self._local.at_rest():
+            self.count(self.centre.exchange(self.weights))
+
+    @override
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Have the centre feel the steps since the last exchange."""
+        if self._batches:
+            self._exchange()
 
     @override
     def forget(self) -> None:

@@ -27,7 +27,8 @@ class EASGDSync(Strategy):
         x_i = optimizer(x_i, g_i)                                                g_i from before the pull
 
     Every worker has the centre and moves it alike, so no server is needed. With `momentum` the optimizer is
-    SGD with Nesterov's momentum. A batch is one worker's own; what is evaluated and kept is the centre.
+    SGD with Nesterov's momentum. A batch is one worker's own; what is evaluated and kept is the centre. After
+    the last step there is one more exchange (the paper's loop has no end), so that no step is lost.
 
         worker 0   │ step │ step │ all_reduce x │ step │ step │ ...
         worker 1   │ step │ step │ all_reduce x │ step │ step │ ...
@@ -52,6 +53,11 @@ class EASGDSync(Strategy):
         at_least(self, "every", 1)
         within(self, "force", 0.0, 1.0, above=True)
         within(self, "momentum", 0.0, 1.0, below=True)
+
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -125,7 +131,12 @@ class _EasgdSyncWorker(Worker):
             self._aside = [weights.clone() for weights in self._weights]
 
     @override
+    @torch.no_grad()
     def finish(self) -> None:
+        """Exchange once more, so that the centre feels the steps since the last time, and take it."""
+        if self._rounds:
+            with self._local.at_rest():
+                self._exchange()
         self._take_centre()
         self._aside = None
 

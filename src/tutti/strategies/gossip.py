@@ -59,6 +59,11 @@ class Gossip(Strategy):
         one_of(self, "graph", GRAPHS)
         at_least(self, "every", 1)
 
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
+
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return _GossipWorker(self, replica, comm, optimizer, clip)

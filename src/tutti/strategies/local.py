@@ -52,6 +52,11 @@ class Local(Strategy):
         at_least(self, "every", 1)
         at_least(self, "after", 0)
 
+    @property
+    @override
+    def period(self) -> int:
+        return 1 if self.after else self.every
+
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return _LocalWorker(self, replica, comm, optimizer, clip)
