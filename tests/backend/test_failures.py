@@ -255,7 +255,7 @@ def test_a_timeout_names_who_did_not_come():
         for rank in (0, 2):
             kind, text = ranks.outcome(rank)
             assert kind is Absent
-            assert text.startswith("all_reduce: rank 1 did not come within 1 s")
+            assert text.startswith("all_reduce timed out: rank 1 did not come within 1 s")
 
 
 def test_a_barrier_has_a_timeout_of_its_own(doomed):
@@ -269,7 +269,7 @@ def test_a_barrier_has_a_timeout_of_its_own(doomed):
 
     doomed.start(late)
     assert "rank 1 did not come within 0.5 s" in doomed.outcome(0)[1]
-    assert "monitored_barrier: rank 1 did not come" in doomed.outcome(2)[1]
+    assert "monitored_barrier timed out: rank 1 did not come" in doomed.outcome(2)[1]
 
 
 def test_a_wait_has_a_timeout_of_its_own_and_can_be_repeated(two):
@@ -287,7 +287,7 @@ def test_a_wait_has_a_timeout_of_its_own_and_can_be_repeated(two):
         return said, tensor.tolist()
 
     (said, found), _ = two.run(late)
-    assert "all_reduce: rank 1 did not come within 0.2 s" in said
+    assert "all_reduce timed out: rank 1 did not come within 0.2 s" in said
     assert found == [2.0]
 
 

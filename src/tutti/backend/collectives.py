@@ -25,6 +25,7 @@ from tutti.backend.failures import Unusable
 from tutti.backend.operations import reduction_of
 from tutti.backend.progress import Progress
 from tutti.backend.routing import Routes, routed
+from tutti.backend.sparse import all_reduce_sparse
 from tutti.backend.spread import Spread
 from tutti.backend.tensors import Loan, is_plain
 from tutti.backend.work import Operation
@@ -77,6 +78,9 @@ class Collectives(ProcessGroup):
     def _all_reduce_all(self, several: Sequence[Tensor], options: Any) -> Operation | None:
         op, loan, steps = reduce_op(options), Loan(), []
         for tensor in several:
+            if tensor.layout is torch.sparse_coo:
+                steps.append(all_reduce_sparse(self._transport, tensor, op))
+                continue
             vector = loan.take(tensor)
             way = reduction_of(op, vector.dtype)
             if way.factor is not None:
@@ -129,7 +133,7 @@ class Collectives(ProcessGroup):
             vector, target = loan.take(source, write=False), loan.take(output, read=False)
             check_whole("reduce_scatter", target, vector, self._size)
             steps.append(self._reduce_scatter(target, torch.split(vector, len(target) or 1), options))
-        return self._run("reduce_scatter", steps, outputs, loan, options)
+        return self._run("reduce_scatter_single", steps, outputs, loan, options)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -197,7 +201,7 @@ class Collectives(ProcessGroup):
             steps.append(
                 self._all_gather(vector, parts_of(torch.split(target, len(vector) or 1), self._size))
             )
-        return self._run("all_gather", steps, outputs, loan, options)
+        return self._run("all_gather_single", steps, outputs, loan, options)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -277,7 +281,7 @@ class Collectives(ProcessGroup):
             self._split(loan.take(source, write=False), source, input_splits),
             self._split(loan.take(output, read=False), output, output_splits),
         )
-        return self._run("all_to_all", [steps], [output], loan, options)
+        return self._run("all_to_all_single", [steps], [output], loan, options)
 
     alltoall_base = all_to_all_single
 

@@ -2,6 +2,8 @@
 
 Newer versions of torch ask a group's backends for more than the group: a flight recorder for their name,
 batched messages and `split_group` for what they can do. Older ones do not ask, nor let Python make a backend.
+
+Of an operation that is written in Python, C++ keeps only that part which is C++, which can do nothing alone.
 """
 
 # torch's stubs have properties where these are plain values.
@@ -12,10 +14,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch
-from torch._C._distributed_c10d import Backend
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import Backend, Reducer, Work
 from torch.distributed import ProcessGroup
 
 from tutti.backend.registration import NAME
+from tutti.backend.work import Operation
 
 
 class Counterpart(Backend):
@@ -65,3 +69,17 @@ def counterpart(group: ProcessGroup, timeout: timedelta) -> Counterpart | None:
         group._register_backend(device, ProcessGroup.BackendType.CUSTOM, made)
     group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
     return made
+
+
+_hold = Reducer._set_forward_pass_work_handle
+
+
+def _hold_whole(reducer: Reducer, work: Work, use_static_world_size: bool) -> None:
+    """Let a reducer wait for an operation (`DistributedDataParallel.join`) that nobody else holds."""
+    if isinstance(work, Operation):
+        work = _distributed_c10d._create_work_from_future(work.outcome())  # type: ignore[attr-defined]
+    _hold(reducer, work, use_static_world_size)
+
+
+# The only place of torch that hands to C++ what Python has got from a group, and then forgets it.
+Reducer._set_forward_pass_work_handle = _hold_whole

@@ -26,8 +26,8 @@ class Absent(TuttiError, DistBackendError):
         self.what, self.ranks, self.timeout_s = what, sorted(ranks), timeout_s
         who = f"rank{'s' if len(self.ranks) != 1 else ''} {', '.join(map(str, self.ranks))}"
         super().__init__(
-            f"{what}: {who} did not come within {timeout_s:g} s; see what {who} does instead, or give "
-            "init_process_group a longer timeout"
+            f"{what} timed out: {who} did not come within {timeout_s:g} s; see what {who} does instead, or "
+            "give init_process_group a longer timeout"
         )
 
     def __reduce__(self) -> tuple[type, tuple[str, list[int], float]]:

@@ -195,15 +195,14 @@ class Group(Collectives):
         options = opts if options is None else options
         if isinstance(options, timedelta):
             options, timeout = None, options
-        limit = timeout or getattr(options, "timeout", None) or timedelta(0)
-        return self._progress.collective(
-            self._transport.barrier(), (), "barrier", asynchronous(options), limit.total_seconds()
-        )
+        limit_s = _limit_s(getattr(options, "timeout", None) if timeout is None else timeout)
+        steps = self._transport.barrier()
+        return self._progress.collective(steps, (), "barrier", asynchronous(options), limit_s)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; the error of those who wait in vain names who did not come."""
-        limit_s = timeout.total_seconds() if timeout is not None else 0.0
-        self._progress.collective(self._transport.barrier(), (), "monitored_barrier", False, limit_s)
+        steps = self._transport.barrier()
+        self._progress.collective(steps, (), "monitored_barrier", False, _limit_s(timeout))
 
     # --- messages
 
@@ -288,6 +287,11 @@ class Group(Collectives):
         """Whom this rank has lost, if that is why the group cannot go on."""
         why = self._progress._broken
         return why.ranks if isinstance(why, PeerLost) else ()
+
+
+def _limit_s(timeout: timedelta | None) -> float | None:
+    """A time-out in seconds; None where the group's holds, for which torch has a negative one."""
+    return timeout.total_seconds() if timeout is not None and timeout >= timedelta(0) else None
 
 
 def _has_left_host(words: memoryview, local_size: int, local_rank: int) -> bool:

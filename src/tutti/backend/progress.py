@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from tutti.backend.failures import Absent, Closed, RankLost
+from tutti.backend.profiling import profiled
 from tutti.backend.work import Operation
 from tutti.comm.waiting import CROWDED_YIELD_S, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
 from tutti.errors import PeerLost
@@ -84,7 +86,7 @@ class Progress:
         outputs: Sequence[Tensor],
         what: str,
         asynchronous: bool,
-        timeout_s: float = 0.0,
+        timeout_s: float | None = None,
     ) -> Operation | None:
         """Run a collective after those before it.
 
@@ -93,11 +95,25 @@ class Progress:
             outputs: the tensors that hold its result.
             what: its name in errors.
             asynchronous: whether the caller goes on as soon as somebody has to be waited for.
-            timeout_s: how long it may take; 0 or less: as long as the group allows.
+            timeout_s: how long it may take; None: as long as the group allows.
 
         Returns:
             The operation under way; None without `asynchronous`.
         """
+        if profiler._is_profiler_enabled:
+            return profiled(
+                what, outputs, lambda: self._collective(steps, outputs, what, asynchronous, timeout_s)
+            )
+        return self._collective(steps, outputs, what, asynchronous, timeout_s)
+
+    def _collective(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        asynchronous: bool,
+        timeout_s: float | None,
+    ) -> Operation | None:
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:
@@ -117,11 +133,11 @@ class Progress:
         outputs: Sequence[Tensor],
         what: str,
         asynchronous: bool,
-        timeout_s: float = 0.0,
+        timeout_s: float | None = None,
     ) -> Operation:
         """Put a collective behind those before it; with the lock."""
         self._check(what)
-        limit_s = timeout_s if timeout_s > 0 else self.timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         operation = Operation(self, steps, outputs, what, self._absent, limit_s)
         self._collectives.append(operation)
         if asynchronous:
@@ -149,6 +165,8 @@ class Progress:
             what: its name in errors.
             asynchronous: as in `collective`.
         """
+        if profiler._is_profiler_enabled:
+            return self.collective(_begun(begin, tensor, way), (tensor,), what, asynchronous)
         with self.lock:
             if self._broken is None and not self._collectives:
                 try:
@@ -174,6 +192,18 @@ class Progress:
         receiving: Receiving | None = None,
     ) -> Operation:
         """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
+        if profiler._is_profiler_enabled:
+            return profiled(what, outputs, lambda: self._message(steps, outputs, what, absent, receiving))
+        return self._message(steps, outputs, what, absent, receiving)
+
+    def _message(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        absent: Callable[[], list[int]],
+        receiving: Receiving | None,
+    ) -> Operation:
         operation = Operation(self, steps, outputs, what, absent, self.timeout_s, receiving)
         with self.lock:
             self._check(what)

@@ -30,6 +30,8 @@ Gives the descriptor of the file that their store is in, or None: they meet wher
 NAME = "tutti"
 _HOME = "torch.distributed.distributed_c10d"
 _RENDEZVOUS = "torch.distributed.rendezvous"
+_TRACE_RULES = "torch._dynamo.trace_rules"
+_UNTRACED = ("tutti.backend", "tutti.comm")
 _PLACE = ("rank", "world_size")
 
 _meet: Meet | None = None
@@ -43,6 +45,13 @@ def register() -> None:
     if backend is not None and NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         _meet_before_env()
+        _when_imported(_TRACE_RULES, _keep_untraced)
+
+
+def _keep_untraced() -> None:
+    """Have the compiler call what a group does, as it calls other groups' C++, instead of tracing it."""
+    for package in _UNTRACED:
+        sys.modules[_TRACE_RULES].add(package)
 
 
 def _meet_before_env() -> None:
@@ -87,10 +96,15 @@ def register_with_torch(meet: Meet) -> None:
     """
     global _meet
     _meet = meet
-    if _HOME in sys.modules:
-        register()
-    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
+    _when_imported(_HOME, register)
+
+
+def _when_imported(module: str, action: Callable[[], None]) -> None:
+    """Call `action` now if a module is imported, else when it will be."""
+    if module in sys.modules:
+        action()
+    elif not any(isinstance(finder, _Watcher) and finder.module == module for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(module, action))
 
 
 def _create(options: Any, backend_options: object) -> ProcessGroup:
@@ -100,34 +114,37 @@ def _create(options: Any, backend_options: object) -> ProcessGroup:
 
 
 class _Watcher(MetaPathFinder):
-    """Has the import of one module followed by `register`, then goes away."""
+    """Has the import of one module followed by a call, then goes away."""
+
+    def __init__(self, module: str, action: Callable[[], None]) -> None:
+        self.module, self._action = module, action
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's ordinary specification, with a loader that also registers."""
-        if name != _HOME:
+        """The module's ordinary specification, with a loader that also calls."""
+        if name != self.module:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Registering(spec.loader)
+            spec.loader = _Following(spec.loader, self._action)
         return spec
 
 
-class _Registering(Loader):
-    """A loader that registers when it is done."""
+class _Following(Loader):
+    """A loader that makes a call when it is done."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
+        self._loader, self._action = loader, action
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the loader does; then register."""
+        """As the loader does; then make the call."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        register()
+        self._action()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
@@ -148,7 +149,20 @@ class Operation(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that hold the result; it fails if the operation does."""
+        """A future of the tensors that hold the result; it fails if the operation does.
+
+        Where the tensors are float16, this waits until the operation is over: torch's hook FP16_COMPRESS
+        wants a list of C++, and Python can make a future of one only when it has the list.
+        """
+        if any(output.dtype is torch.float16 for output in self._outputs):
+            if not self.done and self._progress is not None:
+                self._progress.finish(self)
+            if self.error is None:
+                return cast("Future[Any]", torch._C.fork(lambda: list(self._outputs)))
+        return self.outcome()
+
+    def outcome(self) -> Future[Any]:
+        """What `get_future` gives, without waiting for anything."""
         if self._future is None:
             source: Future[Any] = Future()
             with self._progress.lock if self._progress is not None else _nothing:
