@@ -20,6 +20,7 @@ from tutti.experiments.job import Outcome, TrainJob, run
 from tutti.experiments.objects import by_name, named_or_given
 from tutti.records import EpochRecord, Summary
 from tutti.strategies import Strategy
+from tutti.training.weights import bring_back
 
 
 @dataclass(frozen=True)
@@ -139,5 +140,5 @@ def _trained_model(model: object, job: TrainJob, outcome: Outcome) -> nn.Module:
     else:
         built = model
     assert outcome.weights is not None
-    built.load_state_dict(outcome.weights)
+    bring_back(outcome.weights, built)
     return built

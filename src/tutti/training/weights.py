@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     found = _shapes(tensors)
     for name, shape in _shapes(module.state_dict()).items():
         _refuse_other_shape(path, name, shape, found.get(name))
+    _refuse_other_kinds(path, tensors, module.state_dict())
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
@@ -80,6 +82,55 @@ def _tied(text: str, stored: Mapping[str, Tensor]) -> dict[str, str]:
     ):
         raise ValueError(f"its entry '{TIED}' names no tensors of the file")
     return found
+
+
+def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Set the parameters and buffers of `module` to those of a trained copy of it.
+
+    The copy may have other names: Keras drops the name of a model where it is pickled, and gives
+    `dense/kernel` for `sequential/dense/kernel`. Then they are found by their places, which a copy keeps.
+
+    Raises:
+        BadModel: the copy has other parameters or buffers.
+    """
+    own = module.state_dict()
+    if own.keys() != weights.keys():
+        pairs = list(zip(own.items(), weights.items(), strict=False))
+        alike = len(own) == len(weights) and all(
+            _last(name) == _last(other) and value.shape == trained.shape
+            for (name, value), (other, trained) in pairs
+        )
+        if not alike:
+            names = sorted(own.keys() ^ weights.keys())
+            raise BadModel(
+                f"the model's copy on the ranks had other parameters than the model itself ('{names[0]}'), "
+                "which cannot be given the trained ones; give a function that makes the model instead"
+            )
+        weights = {name: trained for (name, _), (_, trained) in pairs}
+    module.load_state_dict(weights)
+
+
+def _last(name: str) -> str:
+    """The part of a name that says what a layer's parameter is: kernel of sequential/dense/kernel."""
+    return re.split(r"[./]", name)[-1]
+
+
+def _refuse_other_kinds(path: Path, stored: Mapping[str, Tensor], own: Mapping[str, object]) -> None:
+    """Refuse whole numbers for floats, and the reverse: only their precision may differ."""
+    for name, value in own.items():
+        if isinstance(value, Tensor) and _kind(stored[name]) != _kind(value):
+            raise BadModel(
+                f"the weights in {path} have '{name}' as {_dtype(stored[name])}, but it is {_dtype(value)} "
+                "in this model; store it as numbers of that kind, or build the model as it was trained"
+            )
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _shapes(state: Mapping[str, object]) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,106 @@
+"""Weights from a file, and those of a trained copy."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import tutti
+from tutti.errors import BadModel
+from tutti.training.weights import bring_back, load_weights, weights_to_bytes
+
+
+class Slashed(nn.Module):
+    """Names its parameters as Keras does: by the model's own name too, which a copy has not.
+
+    Args:
+        name: of the model.
+        widths: of inputs, hidden layer and outputs.
+    """
+
+    def __init__(self, name: str = "sequential/", widths: tuple[int, int, int] = (6, 8, 3)) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        ins, hidden, outs = widths
+        shapes = {"dense/bias": (hidden,), "dense/kernel": (ins, hidden), "dense_1/kernel": (hidden, outs)}
+        self.held = nn.ParameterDict({name + key: torch.randn(shape) for key, shape in shapes.items()})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (list(self.held.values()),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias, kernel, last = self.held.values()
+        return torch.tanh(x @ kernel + bias) @ last
+
+
+def _unpickled(values: list[Tensor]) -> Slashed:
+    copied = Slashed("")
+    for parameter, value in zip(copied.parameters(), values, strict=True):
+        parameter.data = value.data
+    return copied
+
+
+def test_a_copy_s_weights_find_their_places_whatever_its_names() -> None:
+    model = Slashed()
+    copied = pickle.loads(pickle.dumps(model))
+    assert copied.state_dict().keys() != model.state_dict().keys()
+    trained = {name: value + 1 for name, value in copied.state_dict().items()}
+    before = [value.clone() for value in model.state_dict().values()]
+    bring_back(trained, model)
+    for old, new in zip(before, model.state_dict().values(), strict=True):
+        assert torch.equal(new, old + 1)
+
+
+def test_a_model_whose_copies_have_other_names_comes_back_trained() -> None:
+    inputs = torch.rand(60, 6, generator=torch.Generator().manual_seed(0))
+    model = Slashed()
+    before = [value.clone() for value in model.state_dict().values()]
+    result = tutti.train(
+        model, (inputs, (inputs.sum(1) * 3).long() % 3), workers=1, threads=1, epochs=1, quiet=True
+    )
+    assert result.model is model
+    assert all(
+        not torch.equal(old, new) for old, new in zip(before, model.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"held.dense/bias": torch.zeros(8)},
+        Slashed("", (6, 7, 3)).state_dict(),
+        dict(zip(("a/one", "a/two", "b/three"), Slashed().state_dict().values(), strict=True)),
+    ],
+)
+def test_weights_of_something_else_are_no_copy(weights: dict[str, Tensor]) -> None:
+    with pytest.raises(BadModel, match="had other parameters than the model itself"):
+        bring_back(weights, Slashed())
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [(torch.int64, torch.float32), (torch.float32, torch.int64), (torch.bool, torch.float64)],
+)
+def test_numbers_of_another_kind_are_refused_with_both(
+    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype
+) -> None:
+    path, module = tmp_path / "weights.safetensors", nn.Module()
+    module.register_buffer("table", torch.zeros(3, dtype=wanted))
+    path.write_bytes(safetensors.torch.save({"table": torch.ones(3, dtype=stored)}))
+    names = [str(dtype).removeprefix("torch.") for dtype in (stored, wanted)]
+    with pytest.raises(BadModel, match=re.escape(f"'table' as {names[0]}, but it is {names[1]}")):
+        load_weights(module, path)
+    assert not module.table.any()
+
+
+def test_another_precision_is_taken(tmp_path: Path) -> None:
+    path, module = tmp_path / "weights.safetensors", nn.Linear(3, 2)
+    path.write_bytes(weights_to_bytes(nn.Linear(3, 2).double().state_dict()))
+    load_weights(module, path)
+    assert module.weight.dtype == torch.float32
