@@ -1,106 +1,76 @@
-"""What a process that the supervisor starts does: join the others, run the entry, report.
-
-torch is imported late, when the process is on its leash, on its cores, and knows its number of threads.
-"""
+"""What a process that the fork server has forked does: join the others, run the entry, report."""
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
-import signal
+import pickle
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
 
 from tutti.launch import surroundings
 from tutti.launch.allocator import keep_memory
 from tutti.launch.entry import load_entry
-from tutti.launch.leash import die_with_parent
+from tutti.launch.fork_server import Descriptors, Start
 from tutti.launch.reports import Report, failure, without_launcher
-
-START: Final = "TUTTI_START"
-"""The environment variable that holds a rank's `Start`; taken out of the environment first of all."""
-
-BOOT: Final = (
-    f"import json, os, sys; sys.path[:] = json.loads(os.environ['{START}'])['path']; "
-    "from tutti.launch.rank import main; main()"
-)
-"""The program that a rank runs: with the supervisor's search path it finds the same modules."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a rank must know.
+class Job:
+    """What all ranks are to do, and in which circumstances.
 
     Attributes:
-        rank: this rank.
-        size: the number of ranks.
-        entry: the function to run, as "package.module:function".
-        supervisor: the process that started it.
-        memory: the descriptor of the host's arena.
-        block: where the control block of the world lies in the arena.
-        payload: the descriptor of the file with the entry's payload.
-        reports: the descriptor of the pipe for the report.
-        threads: how many threads torch may use.
-        cores: the logical CPUs to be bound to; empty: not bound.
+        payload: handed to the entry.
         path: `sys.path` of the supervisor.
         arguments: `sys.argv` of the supervisor.
+        folder: the supervisor's working directory.
     """
 
-    rank: int
-    size: int
-    entry: str
-    supervisor: int
-    memory: int
-    block: int
-    payload: int
-    reports: int
-    threads: int
-    cores: tuple[int, ...]
+    payload: bytes
     path: list[str]
     arguments: list[str]
-
-    def as_text(self) -> str:
-        """The value of the environment variable."""
-        return json.dumps(asdict(self))
+    folder: str
 
 
-def main() -> None:
-    """Be a rank, as the environment says."""
-    start = Start(**json.loads(os.environ.pop(START)))
-    _settle_in(start)
+def run(start: Start, files: Descriptors) -> None:
+    """Be a rank, from the fork to the report."""
     try:
-        report = _run(start)
+        job = _settle_in(start, files)
+        report = _run(start, job, files.arena)
     except BaseException as error:
-        _fail(start, error, without_launcher(error.__traceback__))
-    _send(start.reports, report)
+        _fail(start.rank, files.reports, error, without_launcher(error.__traceback__))
+    _send(files.reports, report)
 
 
-def _settle_in(start: Start) -> None:
-    """Leash, signals, cores, memory: all that needs no torch."""
-    die_with_parent(start.supervisor)
-    keep_memory()
-    # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for descriptor in (start.memory, start.payload, start.reports):
-        os.set_inheritable(descriptor, False)
-    if start.cores:
-        os.sched_setaffinity(0, start.cores)
-    faulthandler.enable()
-    # What a rank prints must be seen even if it is killed before its buffer is full.
-    for stream in (sys.stdout, sys.stderr):
+def _settle_in(start: Start, files: Descriptors) -> Job:
+    """Output, memory, cores, circumstances: all that needs no other rank."""
+    import numpy as np
+
+    for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
+        os.dup2(given, descriptor)
+        os.close(given)
+        # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    sys.argv[:] = start.arguments
+    job: Job = pickle.loads(_read(files.job))
+    os.close(files.job)
+    keep_memory()
+    os.sched_setaffinity(0, start.cores)
+    faulthandler.enable()
+    # The fork server's would be the same in all ranks.
+    np.random.seed()
+    with suppress(FileNotFoundError):
+        os.chdir(job.folder)
+    sys.path[:], sys.argv[:] = job.path, job.arguments
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.threads)
     surroundings.become_rank(start.rank, start.size)
+    return job
 
 
-def _run(start: Start) -> Report:
+def _run(start: Start, job: Job, arena: int) -> Report:
     """Join the other ranks and run the entry."""
     import torch
 
@@ -109,9 +79,9 @@ def _run(start: Start) -> Report:
     from tutti.launch.join import adopt
 
     torch.set_num_threads(start.threads)
-    comm = HostCommunicator(Arena.attach(start.memory), start.block, start.rank, start.size)
+    comm = HostCommunicator(Arena.attach(arena), start.block, start.rank, start.size)
     adopt(comm)
-    value = load_entry(start.entry)(comm, _read(start.payload))
+    value = load_entry(start.entry)(comm, job.payload)
     comm.close()
     return done(start.rank, value)
 
@@ -133,9 +103,9 @@ def _read(descriptor: int) -> bytes:
     return bytes(data)
 
 
-def _fail(start: Start, error: BaseException, frames: TracebackType | None) -> None:
+def _fail(rank: int, reports: int, error: BaseException, frames: TracebackType | None) -> None:
     """Report the exception and be gone at once: the peers notice, the supervisor ends them."""
-    _send(start.reports, failure(start.rank, error, frames))
+    _send(reports, failure(rank, error, frames))
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):
             stream.flush()

@@ -1,0 +1,349 @@
+"""A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
+
+    supervisor ──Fork, Clear──▶ fork server ──fork──▶ rank 0, rank 1, ...
+               ◀──Ended, Ready──
+
+It computes nothing itself: so every rank begins like a process that has just been started, whatever the ranks
+before it did. It ends when the supervisor does or lets it go, and when it has had nothing to do for `IDLE_S`;
+what ranks have left running ends before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import selectors
+import signal
+import socket
+import time
+import warnings
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from tutti.launch.leash import adopt_orphans, die_with_parent, outlive_parent
+
+BOOT: Final = "TUTTI_FORK_SERVER"
+"""The environment variable that holds a `Boot`; taken out of the environment first of all."""
+
+PROGRAM: Final = (
+    f"import json, os, sys; sys.path[:] = json.loads(os.environ['{BOOT}'])['path']; "
+    "from tutti.launch.fork_server import main; main()"
+)
+"""What a fork server runs: with the supervisor's search path it finds the same modules."""
+
+IDLE_S: Final = 300.0
+"""After how long without ranks a fork server ends."""
+
+GRACE_S: Final = 1.0
+"""How long ranks, and what they have started, may take to exit on SIGTERM, before SIGKILL."""
+
+_MESSAGE_BYTES: Final = 1 << 16
+_DESCRIPTORS: Final = 8
+_POLL_S: Final = 0.01
+_OWN: Final = "tutti."
+
+
+@dataclass(frozen=True)
+class Boot:
+    """What a fork server must know.
+
+    Attributes:
+        supervisor: the process that has started it.
+        control: the descriptor of the socket between them.
+        path: `sys.path` of the supervisor.
+        idle_s: after how long without ranks it ends.
+    """
+
+    supervisor: int
+    control: int
+    path: list[str]
+    idle_s: float
+
+    def as_text(self) -> str:
+        """The value of the environment variable."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a rank must know of its place. The descriptors come with it.
+
+    Attributes:
+        rank: this rank.
+        size: the number of ranks.
+        entry: the function to run, as "package.module:function".
+        block: where the control block of the world lies in the arena.
+        threads: how many threads torch may use.
+        cores: the logical CPUs to run on.
+    """
+
+    rank: int
+    size: int
+    entry: str
+    block: int
+    threads: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """The open files that a rank gets.
+
+    Attributes:
+        arena: the host's shared memory.
+        job: the file with the pickled `tutti.launch.rank.Job`.
+        reports: the pipe for its report.
+        output: what becomes its standard output.
+        errors: what becomes its standard error.
+    """
+
+    arena: int
+    job: int
+    reports: int
+    output: int
+    errors: int
+
+    def as_list(self) -> list[int]:
+        """All of them."""
+        return [self.arena, self.job, self.reports, self.output, self.errors]
+
+    def close(self) -> None:
+        """Close them in this process."""
+        for descriptor in self.as_list():
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Fork a rank."""
+
+    start: Start
+
+
+@dataclass(frozen=True)
+class Clear:
+    """End all ranks, and all that they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank has ended, with this exit code or by minus this signal."""
+
+    rank: int
+    returncode: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """No rank is there, nor anything that one has started: said at the beginning, and after `Clear`."""
+
+
+Message = Fork | Clear | Ended | Ready
+
+
+def send(control: socket.socket, message: Message, descriptors: Descriptors | None = None) -> None:
+    """Send a message, with a rank's descriptors if it is about one.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    socket.send_fds(control, [pickle.dumps(message)], descriptors.as_list() if descriptors else [])
+
+
+def receive(control: socket.socket) -> tuple[Message | None, Descriptors | None]:
+    """The next message and the descriptors that came with it; None when the other side is gone."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(
+            control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:
+        return None, None
+    if not data:
+        return None, None
+    message: Message = pickle.loads(data)
+    return message, Descriptors(*descriptors) if descriptors else None
+
+
+def main() -> None:
+    """Be the fork server, and in every process that it forks a rank."""
+    boot = Boot(**json.loads(os.environ.pop(BOOT)))
+    # As long as it imports it does not look who is there.
+    die_with_parent(boot.supervisor)
+    # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    import torch
+    import torch._dynamo  # noqa: F401  The first optimizer imports it, which would take each rank a second.
+
+    outlive_parent()
+    adopt_orphans()
+    found = ForkServer(boot).serve()
+    if found is not None:
+        from tutti.launch.rank import run
+
+        run(*found)
+    else:
+        # There is nothing to clean up, and taking torch down takes time.
+        os._exit(0)
+
+
+@dataclass
+class ForkServer:
+    """The fork server's own side."""
+
+    boot: Boot
+    _ranks: dict[int, int] = field(default_factory=dict)
+    _childless: bool = True
+
+    def serve(self) -> tuple[Start, Descriptors] | None:
+        """Fork ranks until nobody wants any; returns in each rank, and in this process when that is so."""
+        boot = self.boot
+        with ExitStack() as stack:
+            control = stack.enter_context(socket.socket(fileno=boot.control))
+            control.set_inheritable(False)
+            supervisor = os.pidfd_open(boot.supervisor)
+            stack.callback(os.close, supervisor)
+            if os.getppid() != boot.supervisor:
+                return None
+            children = stack.enter_context(_ChildWatch())
+            selector = stack.enter_context(selectors.DefaultSelector())
+            for one in (control, supervisor, children):
+                selector.register(one, selectors.EVENT_READ)
+            send(control, Ready())
+            try:
+                return self._serve(control, supervisor, children, selector)
+            except (BrokenPipeError, ConnectionResetError):
+                # The supervisor is gone, as a message to it has shown.
+                self._kill_ranks()
+                self._clear(GRACE_S)
+                return None
+
+    def _serve(
+        self,
+        control: socket.socket,
+        supervisor: int,
+        children: _ChildWatch,
+        selector: selectors.BaseSelector,
+    ) -> tuple[Start, Descriptors] | None:
+        while True:
+            ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.boot.idle_s)]
+            if children in ready:
+                children.forget()
+                for ended in self._reap():
+                    send(control, ended)
+            message, descriptors = receive(control) if control in ready else (None, None)
+            if isinstance(message, Fork):
+                assert descriptors is not None, "a rank's descriptors come with its start"
+                if self._fork(message.start):
+                    return message.start, descriptors
+                descriptors.close()
+            elif isinstance(message, Clear):
+                self._clear(message.grace_s)
+                send(control, Ready())
+            elif control in ready or supervisor in ready:
+                self._kill_ranks()
+                self._clear(GRACE_S)
+                return None
+            elif not ready and not self._ranks:
+                return None
+
+    def _fork(self, start: Start) -> bool:
+        """Whether this is the rank."""
+        module = start.entry.partition(":")[0]
+        if module.startswith(_OWN):
+            with suppress(ImportError):  # The rank says why.
+                import_module(module)
+        own = os.getpid()
+        with warnings.catch_warnings():
+            # From 3.12 on Python warns of threads; libraries that have some here prepare them for a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = os.fork()
+        if process == 0:
+            die_with_parent(own)
+            return True
+        self._ranks[process] = start.rank
+        return False
+
+    def _reap(self) -> list[Ended]:
+        """The ranks that have ended; whatever else has ended is forgotten."""
+        ended: list[Ended] = []
+        self._childless = False
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._childless = True
+                return ended
+            if process == 0:
+                return ended
+            rank = self._ranks.pop(process, None)
+            if rank is not None:
+                ended.append(Ended(rank, os.waitstatus_to_exitcode(status)))
+
+    def _kill_ranks(self) -> None:
+        for process in self._ranks:
+            _signal(process, signal.SIGKILL)
+
+    def _clear(self, grace_s: float) -> None:
+        """End all children; those of a child that has ended become ours."""
+        deadline = time.monotonic() + grace_s
+        asked: set[int] = set()
+        self._reap()
+        while not self._childless:
+            children, late = _children(os.getpid()), time.monotonic() >= deadline
+            for child in children:
+                if late or child not in asked:
+                    _signal(child, signal.SIGKILL if late else signal.SIGTERM)
+            asked.update(children)
+            time.sleep(_POLL_S)
+            self._reap()
+
+
+class _ChildWatch:
+    """What wakes a selector when a child ends."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> _ChildWatch:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once a child has ended."""
+        return self._reading
+
+    def forget(self) -> None:
+        """Take note of those that have ended so far."""
+        with suppress(BlockingIOError):
+            while os.read(self._reading, 1 << 10):
+                pass
+
+
+def _signal(process: int, signum: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signum)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                state, its_parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                if int(its_parent) == parent and state not in "ZX":
+                    found.append(int(folder.name))
+    return found
