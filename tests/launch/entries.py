@@ -108,6 +108,59 @@ def leave_a_child(comm: Communicator, payload: bytes) -> object:
     return child.pid
 
 
+def leave_a_daemon(comm: Communicator, payload: bytes) -> object:
+    """A process of a session of its own, that is nobody's child and carries no mark."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sleep", ["sleep", "600"], {})
+        os._exit(0)
+    os.close(writing)
+    os.wait()
+    # Whoever execs has closed its end of the pipe, and is nobody's child by then.
+    os.read(reading, 1)
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _is_child(path)]
+
+
+def _is_child(stat: Path) -> bool:
+    try:
+        name, _, rest = stat.read_text().rpartition(")")
+    except OSError:
+        return False
+    return name.endswith("(sleep") and int(rest.split()[1]) == os.getppid()
+
+
+remembered: list[int] = []
+
+
+def circumstances(comm: Communicator, payload: bytes) -> object:
+    """What differs between the processes of one job and the next."""
+    import numpy as np
+
+    remembered.append(comm.rank)
+    return comm.all_gather_objects(
+        {
+            "server": os.getppid(),
+            "folder": os.getcwd(),
+            "path": list(sys.path),
+            "arguments": list(sys.argv),
+            "variable": os.environ.get("A_VARIABLE"),
+            "remembered": list(remembered),
+            "random": np.random.random(),
+        }
+    )
+
+
+def interrupt(comm: Communicator, payload: bytes) -> object:
+    """Rank 0 sends a signal to the process that the payload names; nobody ever ends."""
+    comm.barrier()
+    if comm.rank == 0:
+        os.kill(int(payload), signal.SIGINT)
+    while True:
+        time.sleep(1)
+
+
 def describe_alone(comm: Communicator, payload: bytes) -> object:
     return os.getpid(), torch.get_num_threads(), comm.size
 

@@ -18,6 +18,12 @@ def define(parser: Parser) -> None:
     add_config_options(
         parser, leave_out=[name for name in TrainConfig.__dataclass_fields__ if name not in KEPT]
     )
+    parser.add_argument(
+        "--no-prefix",
+        action="store_true",
+        help="let the ranks write to the output themselves; else, of several ranks, whole lines are printed, "
+        "each with [rank N] before it",
+    )
     parser.add_argument("program", metavar="PROGRAM", help="a Python file that calls tutti.init()")
     words = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's arguments"
@@ -30,7 +36,8 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     config = TrainConfig.from_json(
         {name: getattr(arguments, name) for name in KEPT if hasattr(arguments, name)}
     )
-    run_program(arguments.program, arguments.arguments, config.workers, config.threads, config.hosts)
+    where = config.workers, config.threads, config.hosts
+    run_program(arguments.program, arguments.arguments, *where, prefix=not arguments.no_prefix)
     return 0
 
 

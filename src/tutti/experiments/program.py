@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def run_program(
-    program: str, arguments: list[str], workers: str, threads: int | None, hosts: str | None
+    program: str,
+    arguments: list[str],
+    workers: str,
+    threads: int | None,
+    hosts: str | None,
+    *,
+    prefix: bool = True,
 ) -> None:
     """Run a Python file on every rank of this machine, or of several.
 
@@ -33,6 +39,7 @@ def run_program(
         workers: how many ranks, or "auto".
         threads: of each rank; None: the allowed cores / the ranks.
         hosts: as for `make_plan`.
+        prefix: print whole lines of several ranks, each with its rank before it.
 
     Raises:
         BadOption: there is no such file.
@@ -43,7 +50,7 @@ def run_program(
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
     plan = make_plan(workers, threads, hosts=hosts)
-    start("tutti.experiments.program:work", payload, plan, announce=announce)
+    start("tutti.experiments.program:work", payload, plan, announce=announce, prefix=prefix)
 
 
 def work(comm: Communicator, payload: bytes) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
 from torch.optim import Optimizer
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch.optim import Optimizer
 
 from tutti.bubbles import PipelineRecord

@@ -15,6 +15,7 @@ from itertools import count, repeat
 from typing import cast
 
 import torch
+import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator

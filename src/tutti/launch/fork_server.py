@@ -178,8 +178,7 @@ def main() -> None:
     # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    import torch
-    import torch._dynamo  # noqa: F401  The first optimizer imports it, which would take each rank a second.
+    import torch  # noqa: F401
 
     outlive_parent()
     adopt_orphans()

@@ -93,9 +93,22 @@ def _wheel_is_installed() -> bool:
 
 
 def command_line(
-    mpirun: Mpirun, hosts: Sequence[Host], exported: Sequence[str], extra: Sequence[str]
+    mpirun: Mpirun,
+    hosts: Sequence[Host],
+    exported: Sequence[str],
+    extra: Sequence[str],
+    *,
+    prefix: bool = False,
 ) -> list[str]:
-    """The command with all its arguments; the environment variables `exported` reach every host."""
+    """The command with all its arguments.
+
+    Args:
+        mpirun: the launcher.
+        hosts: where ranks run, and how many.
+        exported: environment variables that reach every host.
+        extra: further arguments.
+        prefix: have it say before each line which rank printed it.
+    """
     placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
     ranks = str(sum(host.ranks for host in hosts))
     if mpirun.open_mpi:
@@ -104,9 +117,11 @@ def command_line(
         # With --oversubscribe alone Open MPI maps by cores, and puts a:1,b:1 onto the first host.
         command += ["--map-by", "slot:oversubscribe"]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command += ["--tag-output"] if prefix else []
         command += [word for name in exported for word in ("-x", name)]
     else:
         command = [mpirun.path, "-hosts", placed, "-n", ranks, "-genvlist", ",".join(exported)]
+        command += ["-prepend-rank"] if prefix else []
     return [*command, *extra, sys.executable, "-P", "-m", "tutti.launch.mpi_rank"]
 
 
@@ -133,13 +148,14 @@ def is_this_machine(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
 
 
-def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
+def run_on_hosts(entry: str, payload: bytes, plan: Plan, *, prefix: bool = False) -> object:
     """Run `entry` on the ranks of the plan, on its hosts.
 
     Args:
         entry: the function that each rank calls as function(comm, payload), as "package.module:function".
         payload: handed to each rank.
         plan: the hosts and their ranks. Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
+        prefix: have mpirun say before each line which rank printed it.
 
     Returns:
         What the function returned on rank 0; None when the first host is not this machine.
@@ -165,9 +181,8 @@ def run_on_hosts(entry: str, payload: bytes, plan: Plan) -> object:
     extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     try:
         with SignalWatch() as signals:
-            returncode, said = _run(
-                command_line(mpirun, plan.crew, exported, extra), environment, job, signals
-            )
+            command = command_line(mpirun, plan.crew, exported, extra, prefix=prefix)
+            returncode, said = _run(command, environment, job, signals)
         letters = letterbox.letters()
     finally:
         letterbox.close()

@@ -117,15 +117,16 @@ class Relay:
 
     Args:
         ranks: how many there are.
+        to: the descriptors to which their standard output and standard error go.
 
     Attributes:
         outputs: for each rank the descriptors of its standard output and standard error.
     """
 
-    def __init__(self, ranks: int) -> None:
-        out, err = (_Target(descriptor, os.isatty(descriptor)) for descriptor in (1, 2))
+    def __init__(self, ranks: int, to: tuple[int, int] = (1, 2)) -> None:
         # What a rank writes to both stays in order if both go to one place.
-        targets = [out] if _identity(1) == _identity(2) else [out, err]
+        places = to[:1] if _identity(to[0]) == _identity(to[1]) else to
+        targets = [_Target(place, os.isatty(place)) for place in places]
         self._sources: list[_Source] = []
         self.outputs: list[tuple[int, int]] = []
         for rank in range(ranks):

@@ -11,7 +11,14 @@ from tutti.launch.reports import without_launcher
 from tutti.launch.surroundings import Launcher, started_by
 
 
-def start(entry: str, payload: bytes, plan: Plan, *, announce: Callable[[str], None] | None = None) -> object:
+def start(
+    entry: str,
+    payload: bytes,
+    plan: Plan,
+    *,
+    announce: Callable[[str], None] | None = None,
+    prefix: bool = False,
+) -> object:
     """Run `entry` on every rank of the plan, and wait for it.
 
     One rank is run in this process; several are processes under a supervisor, or under mpirun when the plan
@@ -23,6 +30,7 @@ def start(entry: str, payload: bytes, plan: Plan, *, announce: Callable[[str], N
         payload: handed to each rank.
         plan: what `make_plan` gave.
         announce: called with the plan in one line and with each of its warnings, on rank 0 alone.
+        prefix: print whole lines of the ranks, each with its rank before it, where several are started.
 
     Returns:
         What the function returned on rank 0; when this process is a rank already, what it returned here; None
@@ -47,12 +55,12 @@ def start(entry: str, payload: bytes, plan: Plan, *, announce: Callable[[str], N
     if plan.hosts:
         from tutti.launch.mpirun import run_on_hosts
 
-        return run_on_hosts(entry, payload, plan)
+        return run_on_hosts(entry, payload, plan, prefix=prefix)
     if plan.ranks == 1:
         return _alone(entry, payload, plan)
     from tutti.launch.supervisor import supervise
 
-    return supervise(entry, payload, plan)
+    return supervise(entry, payload, plan, prefix=prefix)
 
 
 def _alone(entry: str, payload: bytes, plan: Plan) -> object:

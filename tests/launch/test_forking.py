@@ -1,0 +1,132 @@
+"""One process forks the ranks of many jobs: they start at once, and know nothing of each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+import tutti
+from tests.launch.processes import lives, wait_until_gone
+from tutti.errors import PeerLost, RankFailed
+from tutti.launch import forking
+from tutti.launch.plan import Plan
+from tutti.launch.start import start
+
+TWO = Plan(2, 1)
+
+
+def circumstances() -> list[dict[str, Any]]:
+    """Of both ranks of a job."""
+    return cast("list[dict[str, Any]]", start("tests.launch.entries:circumstances", b"", TWO))
+
+
+def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_other() -> None:
+    first, second = circumstances(), circumstances()
+    (server,) = {one["server"] for one in first + second}
+    assert [one["remembered"] for one in first + second] == [[0], [1], [0], [1]]
+    assert len({one["random"] for one in first + second}) == 4
+    assert lives(server)
+    forking.end_ranks()
+    assert not lives(server)
+
+
+def test_ranks_see_folder_path_and_arguments_as_they_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = circumstances()[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["program", "--option"])
+    now = circumstances()[1]
+    assert now["server"] == before["server"]
+    assert (now["folder"], now["arguments"]) == (str(tmp_path), ["program", "--option"])
+    assert now["path"] == sys.path != before["path"]
+
+
+def test_another_environment_takes_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = circumstances()[0]
+    monkeypatch.setenv("A_VARIABLE", "now")
+    now = circumstances()[0]
+    assert (before["variable"], now["variable"]) == (None, "now")
+    assert now["server"] != before["server"]
+    assert not lives(before["server"])
+
+
+def test_another_number_of_threads_takes_another_server() -> None:
+    before = circumstances()[0]["server"]
+    assert start("tests.launch.entries:sum_of_ranks", b"", Plan(3, 1)) == 3
+    assert circumstances()[0]["server"] == before
+    assert start("tests.launch.entries:sum_of_ranks", b"", Plan(2, 2)) == 1
+    assert not lives(before)
+
+
+def test_a_job_that_fails_leaves_a_server_for_the_next(tmp_path: Path) -> None:
+    server = circumstances()[0]["server"]
+    with pytest.raises(RankFailed):
+        start("tests.launch.entries:fail", str(tmp_path).encode(), Plan(3, 1))
+    with pytest.raises(PeerLost):
+        start("tests.launch.entries:die", b"kill", TWO)
+    with pytest.raises(KeyboardInterrupt):
+        start("tests.launch.entries:interrupt", str(os.getpid()).encode(), TWO)
+    assert circumstances()[0]["server"] == server
+
+
+def test_a_daemon_that_a_rank_leaves_is_ended_before_the_job_is_over() -> None:
+    daemons = cast("list[int]", start("tests.launch.entries:leave_a_daemon", b"", TWO))
+    assert daemons
+    assert not any(lives(daemon) for daemon in daemons)
+
+
+def test_a_server_that_was_killed_is_replaced() -> None:
+    server = circumstances()[0]["server"]
+    os.kill(server, signal.SIGKILL)
+    assert circumstances()[0]["server"] != server
+
+
+def test_a_server_without_work_ends_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "IDLE_S", 0.1)
+    server = circumstances()[0]["server"]
+    assert wait_until_gone([server]) == []
+    assert circumstances()[0]["server"] != server
+
+
+def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> None:
+    server = circumstances()[0]["server"]
+    child = os.fork()
+    if child == 0:
+        forking.end_ranks()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert circumstances()[0]["server"] == server
+
+
+def test_jobs_of_two_threads_run_at_the_same_time() -> None:
+    outcomes: list[object] = []
+    threads = [
+        threading.Thread(
+            target=lambda: outcomes.append(start("tests.launch.entries:sum_of_ranks", b"", Plan(3, 1)))
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [3, 3]
+
+
+def test_training_again_gives_the_same_bits() -> None:
+    def train() -> dict[str, torch.Tensor]:
+        options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}
+        return tutti.train("mlp", "digits", workers=2, epochs=1, **options).model.state_dict()
+
+    forking.end_ranks()
+    cold, warm = train(), train()
+    assert all(torch.equal(cold[name], warm[name]) for name in cold)
