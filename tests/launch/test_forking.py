@@ -91,6 +91,7 @@ def test_a_server_that_was_killed_is_replaced() -> None:
 
 
 def test_a_server_without_work_ends_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    forking.end_ranks()
     monkeypatch.setattr(forking, "IDLE_S", 0.1)
     server = circumstances()[0]["server"]
     assert wait_until_gone([server]) == []
