@@ -162,7 +162,13 @@ def test_values_out_of_range_are_refused(name: str, options: dict[str, object], 
 @pytest.mark.parametrize("options", [{"factor": 0.0}, {"warmup": -1}, {"drops": [1.0]}, {"gamma": 0.0}])
 def test_a_schedule_out_of_range_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(BadOption, match="expected factor and gamma above 0, warmup from 0, drops between"):
-        schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10, options)
+        schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10, {"factor": 2.0, **options})
+
+
+def test_how_much_larger_the_batch_is_has_to_be_said() -> None:
+    """Without it the rate would be constant."""
+    with pytest.raises(BadOption, match="needs the option 'factor'"):
+        schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10)
 
 
 @pytest.mark.parametrize("kind", [LARS, LAMB, RMSpropWarmup])

@@ -25,7 +25,8 @@ class LinearScalingLR(LRScheduler):
     Args:
         optimizer: its rate is that of the small batch.
         total_steps: how many updates the run has.
-        factor: k, how many times larger the batch is; above 0.
+        factor: k, how many times larger the batch is than the one that the rate is right for; above 0. It has
+            no default, as that other batch is not known here.
         warmup: how many updates the warm-up lasts, from 0. None: the paper's share, 1/18 of the run.
         drops: when the rate falls, as shares of the run, each between 0 and 1.
         gamma: what it is multiplied with then, above 0.
@@ -39,7 +40,7 @@ class LinearScalingLR(LRScheduler):
         self,
         optimizer: Optimizer,
         total_steps: int,
-        factor: float = 1.0,
+        factor: float,
         warmup: int | None = None,
         drops: Sequence[float] = (),
         gamma: float = 0.1,
