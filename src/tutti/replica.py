@@ -183,14 +183,14 @@ class Replica:
     def first_not_finite(self) -> str | None:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
         for flat in self.flats:
-            if _is_finite(flat.grads) and _is_finite(flat.weights):
+            if is_finite(flat.grads) and is_finite(flat.weights):
                 continue
             for name, span in zip(flat.names, flat.spans, strict=True):
-                if not (_is_finite(flat.grads[span]) and _is_finite(flat.weights[span])):
+                if not (is_finite(flat.grads[span]) and is_finite(flat.weights[span])):
                     return name
         for name, parameter in self.scattered:
             held = [parameter] if parameter.grad is None else [parameter, parameter.grad]
-            if not all(_is_finite(local(tensor.detach())) for tensor in held):
+            if not all(is_finite(local(tensor.detach())) for tensor in held):
                 return name
         return None
 
@@ -207,7 +207,7 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or inf; takes no memory."""
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 

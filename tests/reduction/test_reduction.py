@@ -119,3 +119,31 @@ def test_adasum_combines_means_over_samples_whatever_the_workers_shares() -> Non
 
     # a.b = 2, |a|^2 = 1, |b|^2 = 8: (1 - 2/2) a + (1 - 2/16) b.
     assert VirtualWorld(2).run(reduce) == [[1.75, 1.75]] * 2
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["top_k", "sign", "power_sgd"])
+def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_nothing_behind(
+    name: str, broken: float
+) -> None:
+    """A training that leaves such an update out goes on as if it had not been."""
+    layout = Layout(60, torch.float64, (Layer(slice(0, 60), (10, 6)),))
+
+    def sums(comm: Communicator, breaks: bool) -> list[Tensor]:
+        reduction: Reduction = MAKERS[name](comm, layout)
+        found = []
+        for step in range(4):
+            generator = torch.Generator().manual_seed(10 * step + comm.rank)
+            if breaks and step == 2:
+                vector = torch.ones(60, dtype=torch.float64)
+                vector[7] = broken if comm.rank == 1 else 1.0
+                reduction.all_reduce(vector, 1 / 3)
+                assert not vector.isfinite().all()
+            vector = torch.randn(60, generator=generator, dtype=torch.float64)
+            reduction.all_reduce(vector, 1 / 3)
+            found.append(vector)
+        return found
+
+    for without, found in zip(VirtualWorld(3).run(sums, False), VirtualWorld(3).run(sums, True), strict=True):
+        assert all(map(torch.equal, without, found))
+        assert not torch.equal(found[2], found[3])

@@ -24,9 +24,9 @@ class Adaptive(Reduction):
     is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so it is divided
     by that share. A worker without samples has a gradient of zero, which leaves the others' as they are.
 
-    The paper leaves open what a number of workers that is no power of two does, and its authors' program, in
-    Horovod, does not take one; here the surplus ones are first combined with a partner each. Where a host has
-    several GPUs, Horovod combines their sum or mean with that of other hosts; here every worker counts.
+    Horovod, the authors' program, takes powers of two alone; here the surplus workers are first combined with
+    a partner each. It combines the moves that each worker's own optimizer has made; here gradients are
+    combined, before the one optimizer, which is the same with plain SGD.
 
     Source: Maleki et al. 2020 (see `tutti.rules.adasum`), section 3.
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.reduction.base import Layer, Layout, Reduction
 from tutti.reduction.plain import all_reduce_bytes
+from tutti.replica import is_finite
 from tutti.rules.low_rank import first_right, is_worthwhile, left_factor, orthonormal, product, right_factor
 
 
@@ -21,12 +22,12 @@ class _Matrix:
 
     Attributes:
         place: the layer's place in the vector.
-        error: what was lost of it so far, a matrix in the vector of errors.
+        wanted: the gradient and what was lost so far, then what is lost of both; a matrix.
         left, right: its factors, matrices in the two messages.
     """
 
     place: slice
-    error: Tensor
+    wanted: Tensor
     left: Tensor
     right: Tensor
 
@@ -38,7 +39,11 @@ class LowRank(Reduction):
         message 2   all right factors; they are where the next step begins (warm start)
 
     Error feedback as in `tutti.rules.compression.with_feedback` (Vogels et al. 2019, algorithm 2). A
-    parameter of more than two dimensions is a matrix of its first dimension by all others.
+    parameter of more than two dimensions is a matrix of its first dimension by all others. A gradient that is
+    not finite makes the whole sum NaN, and leaves errors and factors as they were.
+
+    Both factors are formed in every step, as in the paper, and from the first step on. The authors' program
+    (epfml/powersgd) forms one of them in each step, in turn, and leaves the first 100 steps uncompressed.
 
     Args:
         comm: the ranks.
@@ -48,7 +53,7 @@ class LowRank(Reduction):
 
     def __init__(self, comm: Communicator, layout: Layout, rank: int) -> None:
         self._comm = comm
-        self._error = torch.zeros(layout.length, dtype=layout.wide)
+        self._error, self._wanted = (torch.zeros(layout.length, dtype=layout.wide) for _ in range(2))
         chosen = [layer for layer in layout.layers if _is_matrix(layer, rank)]
         self._rest = [layer.place for layer in layout.layers if not _is_matrix(layer, rank)]
         sizes = [_factors(layer, rank) for layer in chosen]
@@ -61,38 +66,42 @@ class LowRank(Reduction):
             left = self._lefts[at_left : at_left + rows * thin].view(rows, thin)
             right = self._rights[at_right : at_right + columns * thin].view(columns, thin)
             right.copy_(first_right(columns, thin, layout.wide, seed=number))
-            error = self._error[layer.place].view(rows, columns)
-            self._matrices.append(_Matrix(layer.place, error, left, right))
+            wanted = self._wanted[layer.place].view(rows, columns)
+            self._matrices.append(_Matrix(layer.place, wanted, left, right))
             at_left, at_right = at_left + rows * thin, at_right + columns * thin
         self._plain = self._lefts[at_left:]
 
     @override
     def all_reduce(self, vector: Tensor, share: float) -> int:
-        self._error.add_(vector)
+        torch.add(self._error, vector, out=self._wanted)
         for matrix in self._matrices:
-            matrix.left.copy_(left_factor(matrix.error, matrix.right))
+            matrix.left.copy_(left_factor(matrix.wanted, matrix.right))
         if self._rest:
-            torch.cat([self._error[place] for place in self._rest], out=self._plain)
+            torch.cat([self._wanted[place] for place in self._rest], out=self._plain)
         self._comm.all_reduce(self._lefts)
+        if not is_finite(self._lefts):
+            vector.fill_(math.nan)
+            return all_reduce_bytes(self._lefts.nbytes, self._comm.size)
         for matrix in self._matrices:
             matrix.left.copy_(orthonormal(matrix.left))
-            matrix.right.copy_(right_factor(matrix.error, matrix.left))
-            matrix.error.addmm_(matrix.left, matrix.right.T, alpha=-1)
+            matrix.right.copy_(right_factor(matrix.wanted, matrix.left))
+            matrix.wanted.addmm_(matrix.left, matrix.right.T, alpha=-1)
         if self._matrices:
             self._comm.all_reduce(self._rights)
         self._write(vector)
+        self._error.copy_(self._wanted)
         return all_reduce_bytes(self._lefts.nbytes + self._rights.nbytes, self._comm.size)
 
     def _write(self, vector: Tensor) -> None:
         """Overwrite the vector with what has arrived."""
         total = vector if vector.dtype == self._error.dtype else torch.zeros_like(self._error)
         for matrix in self._matrices:
-            product(matrix.left, matrix.right, out=total[matrix.place].view(matrix.error.shape))
+            product(matrix.left, matrix.right, out=total[matrix.place].view(matrix.wanted.shape))
         at = 0
         for place in self._rest:
             length = place.stop - place.start
             total[place] = self._plain[at : at + length]
-            self._error[place] = 0
+            self._wanted[place] = 0
             at += length
         if total is not vector:
             vector.copy_(total)

@@ -50,7 +50,7 @@ class Codec(ABC):
         """
 
 
-def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> Tensor:
+def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     """Compress a vector and what was lost of those before it.
 
         sent  = compress(vector + error)
@@ -63,15 +63,15 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> Tensor:
     Args:
         codec: how to compress.
         vector: what to send; left as it is.
-        error: what was lost so far, of the same length; updated in place. Zeros at the start.
+        error: what was lost so far, of the same length; zeros at the start. Left as it is.
 
     Returns:
-        The payload.
+        The payload, and what is lost when it has been used.
     """
-    error.add_(vector)
-    payload = codec.compress(error)
-    codec.add(payload, error, -1.0)
-    return payload
+    wanted = error + vector
+    payload = codec.compress(wanted)
+    codec.add(payload, wanted, -1.0)
+    return payload, wanted
 
 
 def decompress(codec: Codec, payload: Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
