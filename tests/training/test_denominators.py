@@ -11,14 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from tests.comm.ranks import World
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
-from tutti.data.batches import Batches
+from tutti.data.batches import Batch, Batches
+from tutti.data.dealing import Queue
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadOption
 from tutti.records import EpochRecord
-from tutti.strategies import Clip, ParamServer, Strategy, Sync
+from tutti.replica import Replica
+from tutti.strategies import Clip, ParamServer, Strategy, Sync, Worker
 from tutti.strategies.placement import place
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.evaluate import evaluate
@@ -115,29 +118,33 @@ def trained(
     ranks: int, name: str, passes: int = 1, strategy: Strategy | None = None, **rest: int
 ) -> list[tuple[list[EpochRecord], Tensor]]:
     """Each rank's history and final weights."""
-    part, spec, _ = MEANS[name]
-    module = FP64.prepare(network(name))
     given = {"epochs": EPOCHS} if "steps" not in rest else rest
 
     def program(comm: Communicator) -> tuple[list[EpochRecord], Tensor]:
-        way, mine = strategy or Sync(every=passes), copy.deepcopy(module)
-        replica = place(mine, comm, way.home)
-        optimizer = SGD(mine.parameters(), lr=0.3, momentum=0.9)
-        history = Trainer(
-            comm=comm,
-            replica=replica,
-            worker=way.worker(replica, comm, optimizer, Clip(norm=0.5)),
-            optimizer=optimizer,
-            batches=Batches(part, BATCH, comm.rank, comm.size, way.passes, seed=5),
-            loss=named_loss(spec, dataset(part)),
-            metrics=[METRICS["accuracy"]],
-            arithmetic=FP64,
-            **given,
-        ).fit()
-        comm.barrier()
-        return history, nn.utils.parameters_to_vector(mine.parameters()).detach().clone()
+        return rank_s_run(comm, name, strategy or Sync(every=passes), **given)
 
     return VirtualWorld(ranks).run(program)
+
+
+def rank_s_run(comm: Communicator, name: str, way: Strategy, **rest: int) -> tuple[list[EpochRecord], Tensor]:
+    """A rank's history and final weights."""
+    part, spec, _ = MEANS[name]
+    module = FP64.prepare(network(name))
+    replica = place(module, comm, way.home)
+    optimizer = SGD(module.parameters(), lr=0.3, momentum=0.9)
+    history = Trainer(
+        comm=comm,
+        replica=replica,
+        worker=way.worker(replica, comm, optimizer, Clip(norm=0.5)),
+        optimizer=optimizer,
+        batches=Batches(part, BATCH, comm.rank, comm.size, way.passes, seed=5),
+        loss=named_loss(spec, dataset(part)),
+        metrics=[METRICS["accuracy"]],
+        arithmetic=FP64,
+        **rest,
+    ).fit()
+    comm.barrier()
+    return history, nn.utils.parameters_to_vector(module.parameters()).detach().clone()
 
 
 def by_torch(name: str) -> Tensor:
@@ -176,6 +183,82 @@ def test_a_parameter_server_gets_gradients_of_the_right_weight() -> None:
     expected = by_torch("without labels")
     for _, weights in trained(3, "without labels", strategy=ParamServer()):
         assert (weights - expected).norm() / expected.norm() < 1e-12
+
+
+class Noting(Worker):
+    """Notes the gradient of each of its updates, and moves nothing."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        self.replica = replica
+        self.gradients: list[Tensor] = []
+
+    def step(self) -> None:
+        grads = [p.grad for p in self.replica.module.parameters()]
+        self.gradients.append(nn.utils.parameters_to_vector(grads).clone())
+        self.replica.zero_grad()
+
+    def finish(self) -> None:
+        return
+
+
+def by_autograd(mean: LossFunction, batch: Batch) -> Tensor:
+    """The gradient of the mean over a batch; zero where that is one over nothing."""
+    module = model().double()
+    loss = mean(module(batch.inputs.double()), batch.targets)
+    assert isinstance(loss, Tensor)
+    return nn.utils.parameters_to_vector(torch.autograd.grad(loss, module.parameters())).nan_to_num()
+
+
+@pytest.mark.parametrize("queue", [False, True])
+@pytest.mark.parametrize(("ranks", "passes"), [(1, 1), (1, 3), (3, 1), (2, 3)])
+@pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight"])
+def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
+    name: str, ranks: int, passes: int, queue: bool
+) -> None:
+    part, spec, mean = MEANS[name]
+
+    def program(comm: Communicator) -> list[Tensor]:
+        module = FP64.prepare(model())
+        replica = Replica(module)
+        batches = Batches(part, 7, comm.rank, comm.size, passes, seed=5, own=True)
+        worker = Noting(replica)
+        Trainer(
+            comm=comm,
+            replica=replica,
+            worker=worker,
+            optimizer=SGD(module.parameters(), lr=0.1),
+            batches=Queue(batches, comm.counter().add) if queue else batches,
+            loss=named_loss(spec, dataset(part)),
+            epochs=1,
+            arithmetic=FP64,
+        ).fit()
+        return worker.gradients
+
+    found = [gradient for own in VirtualWorld(ranks).run(program) for gradient in own]
+    size = 1 if queue else ranks  # a queue deals whole batches, and what is left of an epoch to one rank
+    rounds = [
+        update for rank in range(size) for update in Batches(part, 7, rank, size, seed=5, own=True).epoch(0)
+    ]
+    expected = [by_autograd(mean, batch) for update in rounds for batch in update.passes if batch.share]
+    assert len(found) == len(expected) >= 10
+    if queue:  # whoever came first got it
+        found, expected = (sorted(one, key=lambda gradient: float(gradient[0])) for one in (found, expected))
+    for mine, wanted in zip(found, expected, strict=True):
+        assert (mine - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+def trained_on(comm: Communicator, name: str) -> Tensor:
+    """The weights after a run as `trained` makes it, of this rank."""
+    return rank_s_run(comm, name, Sync(every=2), epochs=EPOCHS)[1]
+
+
+@pytest.mark.parametrize("name", ["without labels", "sum and weight"])
+def test_processes_find_the_same(name: str) -> None:
+    expected = by_torch(name)
+    with World(2) as world:
+        for weights in world.run(trained_on, name):
+            assert (weights - expected).norm() / expected.norm() < 1e-12
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -26,6 +26,13 @@ def captured_by(
         )
     if not on_gpu or not isinstance(batches, Batches) or wanted == "off":
         return None
+    if task.loss.weighed:
+        if wanted == "on":
+            raise BadOption(
+                f"loss '{task.loss.name}' has a denominator of its own, which the CPU must know in each "
+                "step; use --cuda-graph off"
+            )
+        return None
     if wanted == "auto" and not can_be_recorded(replica.module, task.loss):
         return None
     return Captured(replica, batches, task.loss, task.arithmetic, bool(task.metrics), Cuda())
