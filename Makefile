@@ -9,7 +9,7 @@ VENV := .venv$(addprefix -torch-,$(OTHER_TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: train test test-processors test-gpu check format clean
+.PHONY: train test test-processors test-mutations test-gpu check format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
 	$(BIN)/tutti train
@@ -23,6 +23,11 @@ test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that
 TESTS ?=
 test-processors: $(VENV)/installed-dev ## run the tests of numbers with the kernels of other processors; TESTS=some of them
 	$(BIN)/python -m tests.processors $(TESTS)
+
+SAMPLE ?= 400
+FILES ?=
+test-mutations: $(VENV)/installed-dev ## break the code in SAMPLE small ways and list what no test notices; FILES=some of it
+	$(BIN)/python -m tests.mutations --sample $(SAMPLE) $(FILES)
 
 # Where $(PYTHON) has a torch that finds a GPU, with that: a GPU's machine may reach no package index. Warnings of
 # versions that we have not chosen are no errors.

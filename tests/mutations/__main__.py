@@ -1,0 +1,125 @@
+"""Breaks the code in small ways, and lists those that no test notices.
+
+Usage: python -m tests.mutations [--sample N] [--seed N] [FILE ...]
+
+FILES are those of `TESTS` unless they are given. Of their mutants, N are drawn, or all without --sample.
+What cannot be noticed, because the program does the same, is listed with its reason in equivalent.txt.
+
+Prints the survivors as FILE:LINE FUNCTION: BEFORE -> AFTER. The exit code is 1 when fewer than 90 % are
+noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.mutations.operators import Mutant, mutants
+from tests.mutations.session import HUNG, NOTICED, Session, Target
+
+ROOT: Final = Path(__file__).parents[2]
+SOURCE: Final = ROOT / "src"
+WANTED: Final = 0.9
+"""The share of mutants that tests notice."""
+
+TESTS: Final = {
+    "rules": ("rules", "reduction", "strategies", "centre"),
+    "reduction": ("reduction", "strategies"),
+    "centre": ("centre", "strategies"),
+    "strategies": ("strategies",),
+    "optim": ("optim", "strategies", "own_loop"),
+    "replica.py": ("test_replica.py", "strategies", "optim"),
+    "data/batches.py": ("data", "training"),
+}
+"""The tests of each folder or file of the package: those of its own, and those of what stands on it."""
+
+
+def equivalents() -> dict[tuple[str, str, str], str]:
+    """Why a mutant does the same, by file, function and change."""
+    found = {}
+    for line in Path(__file__).with_name("equivalent.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            file, function, change, reason = (part.strip() for part in line.split(" | "))
+            found[file, function, change] = reason
+    return found
+
+
+def files(given: Sequence[str]) -> list[Path]:
+    """The modules to break."""
+    package = SOURCE / "tutti"
+    places = [Path(one).resolve() for one in given] or [package / name for name in TESTS]
+    found = [
+        file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
+    ]
+    return [file for file in found if file.name != "__init__.py"]
+
+
+def tests_of(given: Iterable[Path]) -> list[str]:
+    """The files and folders of tests for the modules."""
+    within = [str(file.relative_to(SOURCE / "tutti")) for file in given]
+    keys = [key for key in TESTS if any(name == key or name.startswith(key + "/") for name in within)]
+    return sorted({str(ROOT / "tests" / one) for key in keys for one in TESTS[key]})
+
+
+def targets(given: Sequence[Path], sample: int | None, seed: int) -> list[Target]:
+    """The modules, each with those of its mutants that were drawn."""
+    explained = equivalents()
+    every: list[tuple[Path, Mutant]] = []
+    for file in given:
+        name = str(file.relative_to(SOURCE / "tutti"))
+        found = mutants(file.read_text())
+        every += [(file, one) for one in found if (name, one.function, one.change) not in explained]
+    if sample is not None and sample < len(every):
+        drawn = sorted(random.Random(seed).sample(range(len(every)), sample))
+        every = [every[at] for at in drawn]
+    made = []
+    for file in given:
+        module = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        importlib.import_module(module)
+        chosen = [mutant for where, mutant in every if where == file]
+        made.append(Target(module, str(file.relative_to(ROOT)), file.read_text(), chosen))
+    return made
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("files", nargs="*")
+    options = parser.parse_args(words)
+    os.chdir(ROOT)
+    chosen = files(options.files)
+    session = Session(targets(chosen, options.sample, options.seed), os.cpu_count() or 1)
+    pytest.main(["-q", "-s", "-p", "no:cacheprovider", "-m", "not mpi", *tests_of(chosen)], plugins=[session])
+    return report(session)
+
+
+def report(session: Session) -> int:
+    """Print what survived; the exit code."""
+    for name in session.dropped:
+        print(f"left out, for it fails without a mutant: {name}")
+    for target, mutant, what in sorted(session.found, key=lambda one: (one[0].path, one[1].line)):
+        if what not in (NOTICED, HUNG):
+            print(f"{what}: {target.path}:{mutant.line} {mutant.function}: {mutant.change}")
+    print()
+    for path in sorted({target.path for target, *_ in session.found}):
+        counts = Counter(what for target, _, what in session.found if target.path == path)
+        print(f"{path}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+    noticed = sum(what in (NOTICED, HUNG) for *_, what in session.found)
+    print(f"{noticed} of {len(session.found)} mutants are noticed; {len(equivalents())} more change nothing:")
+    for (file, function, change), reason in equivalents().items():
+        print(f"  {file} {function}: {change}: {reason}")
+    return 0 if session.found and noticed >= WANTED * len(session.found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

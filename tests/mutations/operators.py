@@ -1,0 +1,185 @@
+"""The ways to break a module: each changes one place of its syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change to a module.
+
+    Attributes:
+        source: the module, unchanged.
+        line: where.
+        function: the qualified name of the outermost function or method around it; "" outside of all.
+        change: the code before and after, on one line.
+        place: the number of the syntax node.
+        way: the number of the change among those of that node.
+    """
+
+    source: str
+    line: int
+    function: str
+    change: str
+    place: int
+    way: int
+
+    def tree(self) -> ast.Module:
+        """The syntax tree of the whole module, changed."""
+        return _changed(self.source, self.place, self.way)
+
+
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module, in the order of its lines."""
+    found = []
+    for place, (node, function) in enumerate(_places(ast.parse(source))):
+        for way, change in enumerate(_changes(node)):
+            before = _shown(node)
+            after = _shown(change(copy.deepcopy(node)))
+            found.append(Mutant(source, node.lineno, function, f"{before}  ->  {after}", place, way))
+    return sorted(found, key=lambda one: one.line)
+
+
+def _changed(source: str, place: int, way: int) -> ast.Module:
+    tree = ast.parse(source)
+    node = next(one for at, (one, _) in enumerate(_places(tree)) if at == place)
+    after = list(_changes(node))[way](node)
+    if after is not node:
+        tree = _Replacing(node, ast.copy_location(after, node)).visit(tree)
+    return ast.fix_missing_locations(tree)
+
+
+def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """What may be changed: no texts, no types, nothing that an error says."""
+
+    def walk(node: ast.AST, path: tuple[str, ...], function: str) -> Iterator[tuple[ast.AST, str]]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            path = (*path, node.name)
+            if not isinstance(node, ast.ClassDef):
+                function = function or ".".join(path)
+        if hasattr(node, "lineno"):
+            yield node, function
+        for name, value in ast.iter_fields(node):
+            if name in (
+                "annotation",
+                "returns",
+                "decorator_list",
+                "type_params",
+                "bases",
+                "keywords",
+            ) and not (name == "keywords" and isinstance(node, ast.Call)):
+                continue
+            if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
+                continue
+            if isinstance(node, ast.Subscript) and name == "slice" and _is_type(node.value):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from walk(child, path, function)
+
+    yield from walk(tree, (), "")
+
+
+def _is_type(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("list", "dict", "set", "tuple", "Sequence", "Final")
+
+
+def _changes(node: ast.AST) -> Iterator[Callable[[ast.AST], ast.AST]]:
+    """The ways to change a node; each gets its copy in another tree and returns what takes its place."""
+    match node:
+        case ast.Compare(ops=[operator]):
+            for other in COMPARED[type(operator)]:
+                yield lambda one, other=other: _set(one, ops=[other()])
+        case ast.BinOp(op=operator) if type(operator) in CALCULATED and not _is_text(node):
+            yield lambda one: _set(one, op=CALCULATED[type(one.op)]())
+        case ast.AugAssign(op=operator):
+            if type(operator) in CALCULATED:
+                yield lambda one: _set(one, op=CALCULATED[type(one.op)]())
+            yield lambda _: ast.Pass()
+        case ast.BoolOp(op=operator):
+            other = ast.Or if isinstance(operator, ast.And) else ast.And
+            yield lambda one: _set(one, op=other())
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield lambda one: one.operand
+        case ast.Constant(value=bool() as value):
+            yield lambda one: _set(one, value=not value)
+        case ast.Constant(value=int() | float() as value):
+            other_value = value + 1 if isinstance(value, int) else (2 * value or 1.0)
+            yield lambda one: _set(one, value=other_value)
+        case ast.Expr(value=ast.Call()) | ast.Raise() | ast.Delete():
+            yield lambda _: ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield lambda _: ast.Pass()
+        case ast.If() | ast.IfExp():
+            yield lambda one: _set(one, test=ast.Constant(True))
+            yield lambda one: _set(one, test=ast.Constant(False))
+        case ast.Break():
+            yield lambda _: ast.Continue()
+        case ast.Continue():
+            yield lambda _: ast.Break()
+        case ast.Call(args=[first, second, *_]) if not isinstance(first, ast.Starred | ast.Constant) and not (
+            isinstance(second, ast.Starred | ast.Constant) or _is_check(node)
+        ):
+            yield lambda one: _set(one, args=[one.args[1], one.args[0], *one.args[2:]])
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    return any(
+        isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
+        for side in (node.left, node.right)
+    )
+
+
+def _is_check(node: ast.Call) -> bool:
+    """Calls whose arguments cannot be swapped without any program failing at once."""
+    return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "cast", "getattr")
+
+
+def _set(node: ast.AST, **fields: object) -> ast.AST:
+    for name, value in fields.items():
+        setattr(node, name, value)
+    return node
+
+
+class _Replacing(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def _shown(node: ast.AST) -> str:
+    """A node as code on one line; of a statement with a body, its head."""
+    text = ast.unparse(ast.fix_missing_locations(copy.deepcopy(node)))
+    return text.splitlines()[0] if text else ""

@@ -1,0 +1,109 @@
+"""The tool itself: what it changes, and that whoever knows a function runs the change."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.mutations.operators import mutants
+from tests.mutations.patching import HIT, put_in_place, with_hits
+
+NAME = "a_module_to_break"
+
+
+@dataclass
+class Loaded:
+    """A module that was made of a text."""
+
+    module: types.ModuleType
+    source: str
+
+    def broken(self, change: str) -> None:
+        """Put the mutant of that name in place."""
+        (mutant,) = [one for one in mutants(self.source) if one.change == change]
+        put_in_place(NAME, mutant.tree())
+
+
+@pytest.fixture
+def load() -> Iterator[object]:
+    def load(source: str) -> Loaded:
+        module = sys.modules[NAME] = types.ModuleType(NAME)
+        exec(compile(source, NAME, "exec"), vars(module))
+        return Loaded(module, source)
+
+    yield load
+    sys.modules.pop(NAME, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("a < b", {"a < b  ->  a <= b", "a < b  ->  a >= b"}),
+        ("a + b", {"a + b  ->  a - b"}),
+        ("a and b", {"a and b  ->  a or b"}),
+        ("not a", {"not a  ->  a"}),
+        ("-a", {"-a  ->  a"}),
+        ("x = 3", {"3  ->  4"}),
+        ("x = 0.0", {"0.0  ->  1.0"}),
+        ("x = True", {"True  ->  False"}),
+        ("a += b", {"a += b  ->  a -= b", "a += b  ->  pass"}),
+        ("a.b = c", {"a.b = c  ->  pass"}),
+        ("f(a, b)", {"f(a, b)  ->  pass", "f(a, b)  ->  f(b, a)"}),
+        ("while a:\n    break", {"break  ->  continue"}),
+        ("b if a else c", {"b if a else c  ->  b if True else c", "b if a else c  ->  b if False else c"}),
+        ("raise E(a + b)", {"raise E(a + b)  ->  pass"}),
+        ("def f(a: int | None) -> list[int]:\n    'Text.'", set()),
+        ("a + 'text'", set()),
+    ],
+)
+def test_each_place_is_changed_in_its_ways(source: str, changes: set[str]) -> None:
+    assert {one.change for one in mutants(source)} == changes
+
+
+def test_a_mutant_knows_its_line_and_function() -> None:
+    (mutant,) = mutants("class A:\n    def f(self):\n        return self.a + self.b\n")
+    assert (mutant.line, mutant.function) == (3, "A.f")
+
+
+def test_whoever_has_imported_a_function_runs_the_change(load) -> None:
+    loaded = load("def f(a, b=1):\n    return a + b\n")
+    known = loaded.module.f
+    loaded.broken("a + b  ->  a - b")
+    assert known(3) == 2
+    put_in_place(NAME, next(one.tree() for one in mutants(loaded.source) if one.change == "1  ->  2"))
+    assert known(3) == 5
+
+
+def test_methods_properties_and_fields_of_living_objects_change_too(load) -> None:
+    loaded = load(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n    x: int = 5\n"
+        "    @property\n    def twice(self):\n        return 2 * self.x\n"
+        "    @staticmethod\n    def no():\n        return False\n"
+    )
+    living = loaded.module.A(3)
+    loaded.broken("2 * self.x  ->  2 / self.x")
+    assert living.twice == 2 / 3
+    loaded.broken("False  ->  True")
+    assert living.no()
+    loaded.broken("5  ->  6")
+    assert loaded.module.A().x == 6
+
+
+def test_constants_of_the_module_change(load) -> None:
+    loaded = load("LIMIT = 4\ndef f():\n    return LIMIT\n")
+    loaded.broken("4  ->  5")
+    assert loaded.module.f() == 5
+
+
+def test_every_line_that_runs_is_told(load) -> None:
+    loaded = load("def f(a):\n    if a:\n        a = 2\n    else:\n        a = 3\n    return a\n")
+    hits: list[int] = []
+    vars(loaded.module)[HIT] = hits.append
+    put_in_place(NAME, with_hits(ast.parse(loaded.source)))
+    assert loaded.module.f(1) == 2
+    assert hits == [2, 3, 6]
