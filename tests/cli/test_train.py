@@ -177,6 +177,32 @@ def doubtful(tmp_path: Path) -> None:
     np.savez(tmp_path / "ints.npz", x=x, y=labels)
 
 
+def test_every_position_may_have_a_label(tutti: Run, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    tokens, lengths = random.integers(1, 5, (50, 6)), random.integers(1, 7, 50)
+    labels = np.where(np.arange(6) < lengths[:, None], (tokens + 1) % 4, -100)
+    np.savez(tmp_path / "text.npz", x_train=tokens, y_train=labels, x_test=tokens, y_test=labels)
+    (tmp_path / "tagger.py").write_text(
+        "from torch import nn\n"
+        "class Swap(nn.Module):\n"
+        "    def forward(self, x): return x.movedim(-1, 1)\n"
+        "def tagger(): return nn.Sequential(nn.Embedding(5, 4), Swap())\n"
+    )
+    words = ("tagger.py:tagger", "--data", "text.npz", "--epochs", "30", "--lr", "0.1")
+    code, out, _ = tutti("train", *words, "--data.classes", "4")
+    assert code == 0
+    assert "task: 4 classes; loss cross_entropy, metrics accuracy" in out
+    assert "test: 50 samples, accuracy 100.00%" in out
+    (folder,) = (tmp_path / "runs").iterdir()
+    test = RunFolder.open(folder).summary().test
+    assert test is not None
+    assert test.confusion is not None
+    assert sum(map(sum, test.confusion)) == lengths.sum()
+    code, _, err = tutti("train", *words)
+    assert code == 2
+    assert "give --data.classes N if every position has a label" in err
+
+
 def test_some_steps_of_a_long_epoch_are_called_steps(tutti: Run) -> None:
     code, out, _ = tutti("train", *SMALL[:3], "--steps", "5")
     assert code == 0

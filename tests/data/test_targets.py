@@ -69,22 +69,18 @@ def test_several_flags_for_each_sample_are_floats():
     found = read([[0, 1, 1], [1, 0, 0]])
     assert found.classes is None
     assert found.parts["train"].tolist() == [[0, 1, 1], [1, 0, 0]]
-    with pytest.raises(
-        BadData, match=r"targets have the shape \(2, 3\); class numbers have the shape \(2,\)"
-    ):
+    with pytest.raises(BadData, match=r"of the shape \(2, 3\).*--data\.classes N"):
         read([[0, 1, 2], [1, 0, 0]])
 
 
 def test_labels_below_zero_are_refused():
-    with pytest.raises(
-        BadData, match=r"train targets have 2 labels outside 0\.\.classes-1, first -1 in sample 1"
-    ):
+    with pytest.raises(BadData, match=r"train targets have 2 labels outside 0\.\.classes-1: sample 1 has -1"):
         read([1, -1, 1, -1])
 
 
 def test_labels_beyond_the_given_classes_are_refused():
     with pytest.raises(
-        BadData, match=r"test targets have 1 labels outside 0\.\.9, first 10 in sample 2.*raise 'classes'"
+        BadData, match=r"test targets have 1 labels outside 0\.\.9: sample 2 has 10.*raise 'classes'"
     ):
         read([0, 1], test=[0, 9, 10], classes=10)
 
@@ -122,3 +118,15 @@ def test_a_sample_may_have_no_label():
 def test_labels_are_needed_somewhere():
     with pytest.raises(BadData, match="no sample has a label"):
         read([-100, -100])
+
+
+def test_each_position_may_have_a_class_where_the_classes_are_given():
+    found = read([[0, 2, -100], [1, 1, 0]], classes=3)
+    assert found.classes == 3
+    assert found.parts["train"].tolist() == [[0, 2, -100], [1, 1, 0]]
+    assert read([[0, 1], [1, 1]], classes=2).parts["train"].dtype == np.int64
+
+
+def test_a_label_at_fault_is_found_in_its_sample():
+    with pytest.raises(BadData, match=r"1 labels outside 0\.\.2: sample 1 has 3"):
+        read([[0, 2], [1, 3], [0, 0]], classes=3)

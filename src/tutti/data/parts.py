@@ -59,7 +59,8 @@ class Part:
 
     Attributes:
         inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as stored.
-        targets: class numbers of shape (samples,), int64; or float values of shape (samples, ...).
+        targets: class numbers, int64, of shape (samples,), or (samples, ...) where each position has one; or
+            float values of shape (samples, ...).
         scale: turns stored inputs into what the model sees.
     """
 

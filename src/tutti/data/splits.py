@@ -21,7 +21,8 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
         targets: of shape (samples, ...).
         share: of the samples to be kept aside, 0 to below 1.
         seed: decides which.
-        classes: how many classes there are; None for float targets, which are split without regard to them.
+        classes: how many classes there are; None for float targets. These, and targets of several labels for
+            each sample, are split without regard to them.
 
     Raises:
         BadData: one of the two would be empty.
@@ -37,7 +38,7 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
             f"a validation share of {share} of {count:,} samples leaves {empty} without any; "
             f"use '--validation 0' for none, or a share that leaves both some"
         )
-    if classes is None:
+    if classes is None or targets.ndim > 1:
         aside = random.permutation(count)[:wanted]
     else:
         groups_of = np.where(targets < 0, classes, targets)

@@ -23,7 +23,8 @@ class Targets:
     """The targets of all parts in the form in which they are kept.
 
     Attributes:
-        parts: by part: int64 of shape (samples,) for classes, else floats of shape (samples, ...).
+        parts: by part: int64 for classes, of shape (samples,), or of (samples, ...) where each position of a
+            sample has a label of its own; else floats of shape (samples, ...).
         classes: how many classes there are; None for floats.
         labels: the classes' names; empty when unknown.
     """
@@ -38,7 +39,8 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
     order; floats are values to approach, unless `classes` is given. Several 0/1 targets for each sample
-    become floats. The class number -100 stands for no label.
+    become floats, unless `classes` is given: then each position, such as a token or a pixel, has a class.
+    The class number -100 stands for no label.
 
     Args:
         raw: the targets as they were read, by part.
@@ -59,9 +61,9 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
                 f"the {part} targets are of type {values.dtype}; give numbers, or texts in all parts"
             )
         refuse_not_finite(f"{part} targets", values)
-    if ("f" in kinds and classes is None) or all(map(_several_flags, flat.values())):
+    if classes is None and ("f" in kinds or all(map(_several_flags, flat.values()))):
         return Targets({part: values.astype(float_dtype()) for part, values in flat.items()}, None, ())
-    whole = {part: _whole(part, values) for part, values in flat.items()}
+    whole = {part: _whole(part, values, classes) for part, values in flat.items()}
     largest = max(int(values.max()) for values in whole.values())
     if largest == NO_LABEL:
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
@@ -104,19 +106,19 @@ def _named(flat: dict[str, Array], classes: int | None) -> Targets:
     return Targets(parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
 
 
-def _whole(part: str, values: Array) -> Array:
-    if values.ndim != 1:
+def _whole(part: str, values: Array, classes: int | None) -> Array:
+    if values.ndim != 1 and classes is None:
         raise BadData(
-            f"the {part} targets have the shape {values.shape}; class numbers have the shape "
-            f"({len(values)},), and several targets for each sample are floats"
+            f"the {part} targets are whole numbers of the shape {values.shape}, which may be labels or "
+            "amounts; convert them to floats if they are amounts, or give --data.classes N if every position "
+            "has a label"
         )
     if values.dtype.kind == "f":
         broken = values != np.floor(values)
         if broken.any():
-            first = int(broken.argmax())
             raise BadData(
-                f"the {part} targets are no class numbers: sample {first} has {values[first]}, and "
-                f"{int(broken.sum()):,} of {len(values):,} are not whole; drop 'classes' to approach them"
+                f"the {part} targets are no class numbers: {_first(values, broken)}, and "
+                f"{int(broken.sum()):,} of {values.size:,} are not whole; drop 'classes' to approach them"
             )
     return values.astype(np.int64)
 
@@ -124,9 +126,15 @@ def _whole(part: str, values: Array) -> Array:
 def _refuse_outside(part: str, values: Array, classes: int, given: bool) -> None:
     outside = ((values < 0) & (values != NO_LABEL)) | (values >= classes)
     if outside.any():
-        first = int(outside.argmax())
         where = f"0..{classes - 1}" if given else "0..classes-1"
         raise BadData(
-            f"the {part} targets have {int(outside.sum()):,} labels outside {where}, first {values[first]} "
-            f"in sample {first}; number the classes from 0" + (", or raise 'classes'" if given else "")
+            f"the {part} targets have {int(outside.sum()):,} labels outside {where}: "
+            f"{_first(values, outside)}; number the classes from 0"
+            + (", or raise 'classes'" if given else "")
         )
+
+
+def _first(values: Array, wrong: Array) -> str:
+    """The first value that is wrong, and where it is."""
+    at = int(wrong.argmax())
+    return f"sample {at * len(values) // values.size} has {values.flat[at]}"

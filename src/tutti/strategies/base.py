@@ -137,7 +137,8 @@ class Strategy(ABC):
 
     Under the pace TOGETHER a rank's gradient is that of its own samples' share of the update: the loop
     multiplies each loss by (samples of this pass) / (samples of the update), so that the plain sum over the
-    ranks and passes is the mean over the samples. Under the other paces it is the mean over the worker's own
+    ranks and passes is the mean over the samples; where the loss has a denominator of its own, the loop has
+    divided by that instead. Under the other paces it is the mean over the worker's own
     batch.
     """
 
