@@ -67,7 +67,8 @@ class Downpour(Centred):
 
     Dean et al. push after the first batch, and then every so many; here the first push, too, comes after
     `push_every`. Their centre's optimizer is Adagrad; between two pulls a worker makes steps of plain SGD
-    whatever the optimizer is, as in their algorithm.
+    whatever the optimizer is, as in their algorithm. They fetch and push beside the computing; here a worker
+    waits for both, as in mpiT and mpi_learn, where one number says how often it does the two together.
 
     Sources: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and algorithm 1 of the
     appendix. Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
