@@ -40,8 +40,8 @@ class EASGD(Centred):
         worker 1   │ step   │ step   │ step   │ step   │ x1 ◀─▶ c, step   │ ...
 
     Here worker and centre move as one operation, before the worker's step. In the author's program
-    (sixin-zh/mpiT) the worker moves after its step, and the centre when the message has come; its moving rate is
-    alpha itself, as is the elastic force of mpi_learn, which exchanges after a step in place of before it.
+    (sixin-zh/mpiT) the worker moves after its step, and the centre when the message has come; its moving rate
+    is alpha itself, as is the elastic force of mpi_learn, which exchanges after a step in place of before it.
 
     With two levels of centres, each pulls with the alpha of its own level: force / workers of the host, and
     force / hosts.
