@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from tutti.centre.base import Allocate
 from tutti.errors import BadOption
+from tutti.optim.runs import Run
 from tutti.optim.sharded import Piece
 from tutti.replica import ALIGNMENT
+
+_BY_ITSELF: Final = "Let each worker run it by itself: '--strategy downpour --strategy.side worker'"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that an optimizer keeps for one parameter.
+    """One thing that an optimizer keeps for one parameter, or counts in its param group.
 
     Attributes:
-        run: which of the pieces' runs has the parameter, counted over all pieces.
-        parameter: which of the run's parameters it is.
+        run: which of the pieces' runs it belongs to, counted over all pieces.
+        parameter: which of the run's parameters has it; None: the run's group.
         name: what the optimizer calls it.
         shape: the tensor's; None for a number or for nothing.
         dtype: the tensor's, or float64.
@@ -29,7 +32,7 @@ class Entry:
     """
 
     run: int
-    parameter: int
+    parameter: int | None
     name: str
     shape: tuple[int, ...] | None
     dtype: torch.dtype
@@ -48,6 +51,8 @@ class SlotState:
     """The state of a slot's optimizers. Whoever steps holds the slot's lock.
 
     Until the first step of all there is no state: the optimizer makes it then, and its maker copies it here.
+    Afterwards each optimizer has the shared tensors themselves; its numbers are set before each step and
+    brought back after it, and so are tensors that it has put in the place of the shared ones.
 
     Args:
         begun: one number, 0 until the first step.
@@ -57,40 +62,59 @@ class SlotState:
     def __init__(self, begun: Tensor, cells: list[tuple[Entry, Tensor]]) -> None:
         self._begun, self._cells = begun, cells
         self._numbers = [(entry, cell) for entry, cell in cells if entry.kind in (bool, int, float)]
+        self._tensors = [(entry, cell) for entry, cell in cells if entry.kind is Tensor]
         self._adopted = False
 
     def step(self, pieces: tuple[Piece, ...]) -> None:
-        """Move the pieces' weights."""
-        if self._adopted and not self._numbers:
-            for piece in pieces:
-                piece.step()
-            return
+        """Move the pieces' weights.
+
+        Raises:
+            BadOption: the optimizer keeps something that it did not keep after its first step.
+        """
+        runs = _runs(pieces)
         if not self._adopted and self._begun.item():
-            self._adopt(pieces)
+            self._adopt(runs)
         for entry, cell in self._numbers if self._adopted else ():
-            _state(pieces, entry)[entry.name] = entry.kind(cell.item())
+            _state(runs, entry)[entry.name] = entry.kind(cell.item())
         for piece in pieces:
             piece.step()
         if self._adopted:
-            for entry, cell in self._numbers:
-                cell.fill_(float(_state(pieces, entry)[entry.name]))
+            self._bring_back(runs)
         else:
-            self._publish(pieces)
+            self._publish(runs)
 
-    def _publish(self, pieces: tuple[Piece, ...]) -> None:
+    def _bring_back(self, runs: Sequence[Run]) -> None:
+        for entry, cell in self._numbers:
+            cell.fill_(float(_state(runs, entry)[entry.name]))
+        for entry, cell in self._tensors:
+            state = _state(runs, entry)
+            if state[entry.name] is not cell:
+                cell.copy_(state[entry.name])
+                state[entry.name] = cell
+        kept = sum(
+            len(run.optimizer.state.get(parameter, ())) for run in runs for parameter in _parameters(run)
+        )
+        if kept != sum(entry.parameter is not None for entry, _ in self._cells):
+            raise BadOption(
+                f"optimizer {type(runs[0].optimizer).__name__} keeps other things for its parameters than "
+                f"after its first step, which the workers cannot share. {_BY_ITSELF}"
+            )
+
+    def _publish(self, runs: Sequence[Run]) -> None:
         for entry, cell in self._cells:
-            value = _state(pieces, entry).get(entry.name)
+            value = _state(runs, entry).get(entry.name)
             if entry.kind is Tensor:
                 assert value is not None
                 cell.copy_(value)
             elif entry.kind is not type(None):
                 cell.fill_(float(value or 0))
         self._begun.fill_(1)
-        self._adopt(pieces)
+        self._adopt(runs)
 
-    def _adopt(self, pieces: tuple[Piece, ...]) -> None:
+    def _adopt(self, runs: Sequence[Run]) -> None:
         for entry, cell in self._cells:
-            _state(pieces, entry)[entry.name] = cell if entry.kind is Tensor else None
+            if entry.parameter is not None or entry.kind is Tensor:
+                _state(runs, entry)[entry.name] = cell if entry.kind is Tensor else None
         self._adopted = True
 
 
@@ -104,9 +128,11 @@ def describe(pieces: Sequence[Piece]) -> list[Entry]:
         piece.step()
     entries = []
     for number, run in enumerate(_runs(pieces)):
+        kind = type(run.optimizer)
         for at, parameter in enumerate(_parameters(run)):
             for name, value in run.optimizer.state.get(parameter, {}).items():
-                entries.append(_entry(type(run.optimizer), number, at, name, value))
+                entries.append(_entry(kind, number, at, name, value))
+        entries += [_entry(kind, number, None, name, value) for name, value in run.counted.items()]
     return entries
 
 
@@ -131,28 +157,31 @@ def allocate_states(described: Sequence[list[Entry]], allocate: Allocate) -> lis
     return states
 
 
-def _entry(optimizer: type, run: int, parameter: int, name: str, value: object) -> Entry:
+def _entry(optimizer: type, run: int, parameter: int | None, name: str, value: object) -> Entry:
     if isinstance(value, Tensor):
         return Entry(run, parameter, name, tuple(value.shape), value.dtype, Tensor)
     if value is None or isinstance(value, bool | int | float):
         return Entry(run, parameter, name, None, torch.float64, type(value))
+    where = "its param group" if parameter is None else "each parameter"
     raise BadOption(
-        f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for each parameter, "
-        "which the workers cannot share; only tensors and numbers can be. Let each worker run it by itself: "
-        "'--strategy downpour --strategy.side worker'"
+        f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for {where}, which "
+        f"the workers cannot share; only tensors and numbers can be. {_BY_ITSELF}"
     )
 
 
-def _runs(pieces: Sequence[Piece]) -> list[Any]:
+def _runs(pieces: Sequence[Piece]) -> list[Run]:
     return [run for piece in pieces for run in piece.runs]
 
 
-def _parameters(run: Any) -> list[nn.Parameter]:
+def _parameters(run: Run) -> list[nn.Parameter]:
     parameters: list[nn.Parameter] = run.optimizer.param_groups[0]["params"]
     return parameters
 
 
-def _state(pieces: Sequence[Piece], entry: Entry) -> dict[str, Any]:
-    run = _runs(pieces)[entry.run]
+def _state(runs: Sequence[Run], entry: Entry) -> dict[str, Any]:
+    """Where the optimizer itself looks for an entry."""
+    run = runs[entry.run]
+    if entry.parameter is None:
+        return run.optimizer.param_groups[0]
     state: dict[str, Any] = run.optimizer.state[_parameters(run)[entry.parameter]]
     return state

@@ -117,7 +117,7 @@ class Run:
             parameter.grad = grad
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self._parameters}
-        self._kept = {"params", "fused"}
+        self._read = dict(theirs)
         fused = is_fused(user, theirs, self._parameters)
         if fused:
             self._own["fused"] = True
@@ -136,9 +136,18 @@ class Run:
                 if self._kernel(theirs, self._parameters, self._grads, state):
                     return
         for name, value in theirs.items():
-            if name not in self._kept:
-                self._own[name] = value
+            # Only what is new there: the optimizer may count in its group, too.
+            if name not in ("params", "fused") and self._read.get(name, self) is not value:
+                self._own[name] = self._read[name] = value
         self.optimizer.step()
+
+    @property
+    def counted(self) -> dict[str, object]:
+        """What the optimizer itself has changed in its param group."""
+        options = [name for name in self._own if name not in ("params", "fused")]
+        return {
+            name: self._own[name] for name in options if self._own[name] is not self._read.get(name, self)
+        }
 
 
 def progress(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[object, ...]:
