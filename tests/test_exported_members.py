@@ -37,6 +37,14 @@ def test_the_list_of_names_is_the_table_of_homes() -> None:
     assert set(tutti.__all__) <= set(dir(tutti))
 
 
+def test_every_strategy_can_be_imported_from_tutti() -> None:
+    from tutti.strategies import STRATEGIES
+
+    for strategy in STRATEGIES.values():
+        assert getattr(tutti, strategy.__name__) is strategy
+        assert strategy.__name__ in tutti.__all__
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tran'"):
         _ = tutti.tran

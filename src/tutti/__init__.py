@@ -29,7 +29,24 @@ if TYPE_CHECKING:
     from tutti.experiments.config import TrainConfig
     from tutti.experiments.own_loop import distribute, finish, init, mean, settled, shard
     from tutti.records import EpochRecord, Evaluation, Summary
-    from tutti.strategies import Clip, Solo, Strategy, Sync, Worker
+    from tutti.strategies import (
+        ADPSGD,
+        EASGD,
+        GEM,
+        Clip,
+        DiLoCo,
+        Downpour,
+        EASGDSync,
+        Gossip,
+        Hogwild,
+        Lazy,
+        Local,
+        ParamServer,
+        Solo,
+        Strategy,
+        Sync,
+        Worker,
+    )
 
     __version__: str
 
@@ -51,20 +68,48 @@ _HOMES = {
     "tutti.experiments.config": ("TrainConfig",),
     "tutti.experiments.own_loop": ("distribute", "finish", "init", "mean", "settled", "shard"),
     "tutti.records": ("EpochRecord", "Evaluation", "Summary"),
-    "tutti.strategies": ("Clip", "Solo", "Strategy", "Sync", "Worker"),
+    "tutti.strategies": (
+        "ADPSGD",
+        "EASGD",
+        "GEM",
+        "Clip",
+        "DiLoCo",
+        "Downpour",
+        "EASGDSync",
+        "Gossip",
+        "Hogwild",
+        "Lazy",
+        "Local",
+        "ParamServer",
+        "Solo",
+        "Strategy",
+        "Sync",
+        "Worker",
+    ),
 }
 """Where each public name is defined."""
 
 __all__ = [
+    "ADPSGD",
+    "EASGD",
+    "GEM",
     "BadData",
     "BadModel",
     "BadOption",
     "BadRunFolder",
     "Clip",
     "Communicator",
+    "DiLoCo",
+    "Downpour",
+    "EASGDSync",
     "EpochRecord",
     "Evaluation",
+    "Gossip",
+    "Hogwild",
+    "Lazy",
+    "Local",
     "NotFinite",
+    "ParamServer",
     "PeerLost",
     "RankFailed",
     "Result",

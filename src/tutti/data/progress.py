@@ -20,7 +20,7 @@ class DownloadBar:
     """
 
     def __init__(self, name: str) -> None:
-        console = console_on(sys.stderr, wide=False)
+        console = console_on(sys.stderr, columns=None)
         columns = (
             TextColumn("downloading {task.description}", markup=False),
             BarColumn(),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO, Final
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from tutti.comparisons import APART, STRONG, WEAK, Comparison
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
-from tutti.terminal import console_on
+from tutti.terminal import UNBOUNDED, console_on
 
 NOTE: Final = (
     "speed-up: seconds of one process with one thread / seconds; of all threads: seconds of one process with "
@@ -21,6 +23,15 @@ NOTE: Final = (
 APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
 )
+
+NAME_COLUMNS: Final = 28
+"""Columns of text, a third of the terminal at most, below which names are not folded for numbers."""
+
+_FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
+"""Columns that are left out, one after the other, where a terminal has no room for all."""
+
+_GAP: Final = 2
+"""Columns of text between two columns of a table."""
 
 _SCALINGS: Final = {
     STRONG: "strong scaling: the same samples behind every update",
@@ -32,13 +43,23 @@ _SCALINGS: Final = {
 def show(results: Results, stream: IO[str]) -> None:
     """Print the tables, one for each kind of scaling, and below them what failed and what was fastest.
 
+    On a terminal, long names are folded, and columns that have no room are left out and named. Elsewhere
+    every row is one line with all columns.
+
     Args:
         results: what was found.
         stream: where to.
     """
-    console = console_on(stream)
+    console = console_on(stream, UNBOUNDED)
+    left_out: list[str] = []
     for scaling, rows in by_scaling(results):
-        console.print(_table(results.comparison, rows, scaling))
+        console.print(title(results.comparison, scaling), style="bold")
+        columns = _columns(results.comparison, rows, console)
+        shown = _fitting(columns, console.width)
+        left_out += [column.head for column in columns if column not in shown]
+        console.print(_table(shown, rows, console))
+    if not console.is_terminal:
+        console.print()
     for row in results.rows:
         if row.error is not None:
             last = row.error.splitlines()[-1] if row.error else ""
@@ -48,6 +69,9 @@ def show(results: Results, stream: IO[str]) -> None:
         console.print(said)
     if len(results.rows) > 1:
         console.print(note(results))
+    if left_out:
+        names = "; ".join(dict.fromkeys(left_out))
+        console.print(f"There is no room here for: {names}. A wider terminal, or a pipe, shows all.")
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
@@ -117,13 +141,53 @@ def cells(comparison: Comparison, row: Row) -> list[str]:
     return found + ([] if comparison.target is None else [_number(row.to_target, ".2f")])
 
 
-def _table(comparison: Comparison, rows: Sequence[Row], scaling: str) -> Table:
-    name = title(comparison, scaling)
-    table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for number, head in enumerate(heads(comparison)):
-        table.add_column(head, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*cells(comparison, row), style="red" if row.error is not None else None)
+@dataclass(frozen=True)
+class _Column:
+    """A column: its head, its cells, and the fewest columns of text that it can do with."""
+
+    head: str
+    cells: Sequence[str]
+    least: int
+
+
+def _columns(comparison: Comparison, rows: Sequence[Row], console: Console) -> list[_Column]:
+    (way, names), *numbers = zip(
+        heads(comparison), zip(*(cells(comparison, row) for row in rows), strict=True), strict=True
+    )
+    found = [_Column(way, names, min(max(map(len, (way, *names))), NAME_COLUMNS, console.width // 3))]
+    for head, values in numbers:
+        words = head.split() if console.is_terminal else [head]
+        found.append(_Column(head, values, max(map(len, (*values, *words)))))
+    return found
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """The columns that a terminal of some width has room for."""
+    found = list(columns)
+    for head in _FIRST_TO_GO:
+        if _room_beside(found, width) >= 0:
+            break
+        found = [column for column in found if column.head != head]
+    return found
+
+
+def _room_beside(columns: Sequence[_Column], width: int) -> int:
+    """Columns of text that are left over in a line."""
+    return width - 1 - sum(column.least + _GAP for column in columns)
+
+
+def _table(columns: Sequence[_Column], rows: Sequence[Row], console: Console) -> Table:
+    if console.is_terminal:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0))
+    else:
+        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    ways, *numbers = columns
+    room = max(1, ways.least + _room_beside(columns, console.width))
+    table.add_column(ways.head, width=min(max(map(len, (ways.head, *ways.cells))), room), overflow="fold")
+    for column in numbers:
+        table.add_column(column.head, justify="right", width=column.least, overflow="fold")
+    for row, *texts in zip(rows, *(column.cells for column in columns), strict=True):
+        table.add_row(*texts, style="red" if row.error is not None else None)
     return table
 
 

@@ -172,7 +172,7 @@ class Live:
         )
         # No thread of its own refreshes the bar: it would take time from the ranks.
         self._bar = Progress(
-            *columns, console=console_on(stream, wide=False), auto_refresh=False, transient=True
+            *columns, console=console_on(stream, columns=None), auto_refresh=False, transient=True
         )
         self._task = self._bar.add_task("", figures="")
         self._span, self._step = Span(0, 1), 0

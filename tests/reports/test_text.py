@@ -1,0 +1,110 @@
+"""The tables of a comparison can be read on terminals of any width, and by programs."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from tutti.comparisons import STRONG, Combination, Comparison
+from tutti.reports.results import Results
+from tutti.reports.scaling import Row
+from tutti.reports.text import heads, show
+
+LONG = "batch_size 64, lr 0.003, strategy.compression topk, strategy.every 10"
+
+
+class Terminal(io.StringIO):
+    """Text that a terminal would show."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def results(names: list[str], repeats: int = 3, target: float | None = 0.97) -> Results:
+    rows = []
+    for number, name in enumerate(names):
+        seconds = 1234.56 + 10 * number
+        one = Combination(name, f"f{number}", "sync", 2, 1, STRONG)
+        row = Row(
+            combination=one,
+            seconds=seconds,
+            spread=(seconds - 1, seconds + 1),
+            finished=repeats,
+            samples_per_s=12345.0,
+            speed_up=1.25 + number,
+            speed_up_all=0.75 + number,
+            efficiency=0.625,
+            accuracy=0.9876,
+            to_target=765.43,
+            error=None,
+        )
+        rows.append(row)
+    comparison = Comparison("lenet", "mnist", repeats, target, tuple(row.combination for row in rows))
+    made = Results(comparison, {})
+    made.__dict__["rows"] = tuple(rows)
+    return made
+
+
+def on_terminal(found: Results, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    show(found, stream)
+    return re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue()).splitlines()
+
+
+NAMES = {
+    "one": ["solo, 1 thread"],
+    "four": ["solo, 1 thread", "solo, 2 threads", "sync, 2 workers", "hogwild, 2 workers"],
+    "twelve": [f"strategy{number}, 2 workers" for number in range(12)],
+    "four long": [f"{name}, 2 workers, {LONG}" for name in ("solo", "sync", "easgd_sync", "paramserver")],
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_no_number_is_cut_and_no_line_longer_than_the_terminal(
+    names: list[str], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = on_terminal(results(names), width, monkeypatch)
+    assert max(map(len, lines)) <= width
+    for number, name in enumerate(names):
+        (words,) = [line.split() for line in lines if f" {1234.56 + 10 * number:.2f} " in line]
+        assert {f"{1.25 + number:.2f}", "98.76", "765.43"} <= set(words)
+        assert words[0] == name.split()[0]
+    assert "…" not in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_every_column_is_shown_or_named_as_left_out(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(NAMES["four"])
+    lines = on_terminal(found, width, monkeypatch)
+    begin = next((number for number, line in enumerate(lines) if "no room here" in line), len(lines))
+    left_out = " ".join(lines[begin:])
+    shown = " ".join(line for line in lines if "98.76" in line)
+    values = {"shortest, longest": "1233.56,", "samples/s": "12,345", "of all threads": "0.75"}
+    values |= {"efficiency": "62%"}
+    for head, value in values.items():
+        assert (value in shown) != (head in left_out)
+    assert (begin < len(lines)) == (width < 100)
+
+
+def test_a_pipe_gets_one_line_for_each_row_with_all_columns_and_no_lines_of_dashes() -> None:
+    stream = io.StringIO()
+    show(results(NAMES["four long"]), stream)
+    lines = stream.getvalue().splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert lines[1].split("  ")[0] == heads(results([]).comparison)[0]
+    for number, name in enumerate(NAMES["four long"]):
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert line.removeprefix(name).split() == [
+            *(
+                "2",
+                f"{1234.56 + 10 * number:.2f}",
+                f"{1233.56 + 10 * number:.2f},",
+                f"{1235.56 + 10 * number:.2f}",
+            ),
+            *("12,345", f"{1.25 + number:.2f}", f"{0.75 + number:.2f}", "62%", "98.76", "765.43"),
+        ]
+    assert not set("─━│…") & set(stream.getvalue())
