@@ -113,3 +113,24 @@ class Perturbing(Optimizer):
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:
         raise NotImplementedError("call first_step and second_step")
+
+
+class Polyak(Optimizer):
+    """Moves by the loss over the squared norm of all gradients: Polyak's step size."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+        loss = torch.ones(())
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moved = [
+            (p, group["lr"]) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
+        square = sum(p.grad.square().sum() for p, _ in moved)
+        for p, rate in moved:
+            p.sub_(p.grad * (rate * loss / (square + 1.0)))
+        return loss

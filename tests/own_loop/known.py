@@ -13,8 +13,18 @@ REFUSED: dict[str, tuple[int, ...]] = {
 BROKEN: dict[str, tuple[int, ...]] = {
     "hooks_that_clip": (2, 3),
     "hooks_after_accumulation_that_clip": (2, 3),
+    "gradients_are_held_beyond_zero_grad": (2, 3),
+    "gradients_are_swapped_between_losses": (2, 3),
+    "a_layer_that_is_replaced": (2, 3),
+    "a_layer_that_is_added": (2, 3),
+    "lbfgs_with_a_line_search": (2, 3),
+    "a_rate_that_depends_on_the_loss": (2, 3),
     "a_loader_inside_another": (2, 3),
     "the_next_batch_is_fetched_ahead": (2, 3),
+    "gradients_enabled_inside": (2, 3),
+    "noise_on_the_weights": (2, 3),
+    "batches_with_a_number": (1, 2, 3),
+    "batches_of_graphs": (1, 2, 3),
     "weights_that_are_assigned": (2, 3),
     "a_model_that_is_converted": (2, 3),
 }
@@ -22,3 +32,31 @@ BROKEN: dict[str, tuple[int, ...]] = {
 
 RACY: frozenset[str] = frozenset()
 """Loops that end otherwise on some runs only."""
+
+_BARE = (
+    "step_without_a_gradient",
+    "heads_in_turn_with_adam",
+    "unfreezing",
+    "a_group_added_later",
+    "state_of_the_optimizer_is_read",
+    "going_back_to_a_checkpoint",
+    "a_group_that_counts",
+    "state_that_is_rebound",
+    "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
+)
+_PULLED = (*_BARE, "a_part_of_the_model_is_loaded", "weights_are_scaled_in_place")
+
+BROKEN_WITH: dict[str, tuple[str, ...]] = {
+    "adpsgd": _PULLED,
+    "diloco": _BARE,
+    "downpour": _PULLED,
+    "gossip": _BARE,
+    "hogwild": (*_BARE, "a_sparse_embedding_with_adagrad"),
+    "lazy": _PULLED,
+    "local": _BARE,
+    "paramserver": _PULLED,
+}
+"""Loops that are right with the default strategy, and not with these, on one worker."""
+
+BROKEN_PARTS: tuple[str, ...] = ("Polyak", "inner_loop", "hold_gradients", "backward_in_no_grad")
+"""Optimizers and actions of programs drawn at random that are not right yet."""

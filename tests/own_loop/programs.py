@@ -7,7 +7,7 @@ plain torch takes. Its `run` is a loop like those that are written out.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from tests.own_loop.custom import Counting, Lars, Rebinding
+from tests.own_loop.custom import Counting, Lars, Polyak, Rebinding
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import gradients, weights
 
@@ -142,6 +142,7 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], float, st.SearchStrategy[dict[str, 
     "Lars": (Lars, 0.1, st.just({})),
     "Counting": (Counting, 0.1, st.just({})),
     "Rebinding": (Rebinding, 0.1, st.just({})),
+    "Polyak": (Polyak, 0.3, st.just({})),
 }
 
 
@@ -218,6 +219,8 @@ class _Run:
         self.late: list[list[nn.Parameter]] = []
         self.saved: list[tuple[Any, Any] | None] = []
         self.seen: list[Any] = []
+        self.held: list[list[Tensor | None]] = [[] for _ in program.trained]
+        self.scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in program.trained]
         self.inputs = torch.zeros(0)
         for number, trained in enumerate(program.trained):
             torch.manual_seed(number)
@@ -357,6 +360,69 @@ class _Run:
         if what != "model":
             optimizer.load_state_dict(copy.deepcopy(saved[1]))
 
+    def hold_gradients(self, number: int) -> None:
+        self.held[number] = [parameter.grad for parameter in self.models[number].parameters()]
+        self.seen.append(self.held[number])
+
+    def let_go_of_gradients(self, number: int) -> None:
+        for parameter in self.models[number].parameters():
+            parameter.grad = None
+
+    def add_held_gradients(self, number: int) -> None:
+        for parameter, held in zip(self.models[number].parameters(), self.held[number], strict=False):
+            if held is not None:
+                parameter.grad = held if parameter.grad is None else parameter.grad + held
+
+    def step_by_some(self, number: int) -> None:
+        """An update by the samples that are chosen, of which a rank may have none."""
+        self.zero(number, "optimizer", True)
+        chosen = self.inputs[:, 0] > 0.5
+        if chosen.any():
+            scores = self.models[0](self.inputs)
+            (scores.square().mean(1) * chosen).mean().backward()
+        self.step(number)
+
+    def backward_in_no_grad(self, number: int, head: int) -> None:
+        with torch.no_grad(), torch.enable_grad():
+            self.backward(number, head, 1.0)
+
+    def scaled_step(self, number: int, factor: float) -> None:
+        """An update by a scaled loss; where the factor is inf, without effect but on the scale."""
+        scaler, optimizer = self.scalers[number], self.optimizers[number]
+        if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]:
+            # A first step that is left out leaves torch's momentum without any value.
+            factor = 1.0
+        optimizer.zero_grad()
+        scaler.scale(self.loss(number, 0) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        self.seen.append(scaler.get_scale())
+
+    def noise(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for parameter in self.models[number].parameters():
+                parameter.add_(
+                    torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.1
+                )
+
+    def inner_loop(self, number: int) -> None:
+        """Another loop over the samples of a task, inside of this one."""
+        outer = self.inputs
+        held = torch.linspace(-1, 1, 5 * FEATURES, dtype=torch.float64).view(5, FEATURES)
+        for (inputs,) in self.job.shard([(held,), (held[:2],)]):
+            self.inputs = inputs
+            self.zero(number, "optimizer", True)
+            self.backward(number, 0, 1.0)
+            self.step(number)
+        self.inputs = outer
+
+    def copy_optimizer(self, number: int) -> None:
+        self.seen.append(dict(copy.deepcopy(self.optimizers[number]).state_dict()))
+
+    def reset_state(self, number: int) -> None:
+        self.optimizers[number].state.clear()
+
     def copy_model(self, number: int) -> None:
         copied = copy.deepcopy(self.models[number])
         self.seen.append(weights(copied))
@@ -378,27 +444,6 @@ def _schedule(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
 # How one is drawn
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What may be drawn.
-
-    Attributes:
-        actions: names of actions.
-        models: keys of `MODELS`.
-        optimizers: keys of `OPTIMIZERS`.
-        in_order: each turn zeroes, goes backward once and steps; the other actions come after that.
-        late: whether parameters may come late.
-        states: whether the optimizers' states are compared.
-    """
-
-    actions: tuple[str, ...]
-    models: tuple[str, ...] = tuple(MODELS)
-    optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
-    in_order: bool = False
-    late: bool = True
-    states: bool = True
-
-
 def _values(name: str) -> tuple[st.SearchStrategy[Any], ...]:
     head = st.integers(0, 1)
     return {
@@ -407,6 +452,8 @@ def _values(name: str) -> tuple[st.SearchStrategy[Any], ...]:
         "backward_with_penalty": (head,),
         "zero": (st.sampled_from(["optimizer", "model"]), st.booleans()),
         "rate": (st.sampled_from([0.5, 2.0]),),
+        "backward_in_no_grad": (head,),
+        "scaled_step": (st.sampled_from([1.0, 0.5, float("inf")]),),
         "load": (st.sampled_from(["both", "model", "optimizer"]),),
     }.get(name, ())
 
@@ -436,50 +483,56 @@ ACTIONS = (
     "save_on_one_rank",
     "load",
     "copy_model",
+    "hold_gradients",
+    "let_go_of_gradients",
+    "add_held_gradients",
+    "step_by_some",
+    "backward_in_no_grad",
+    "scaled_step",
+    "noise",
+    "inner_loop",
+    "copy_optimizer",
+    "reset_state",
 )
 """All that a program can do."""
 
 
 @st.composite
-def trained_models(draw: st.DrawFn, choice: Choice) -> Trained:
-    optimizer = draw(st.sampled_from(choice.optimizers))
+def trained_models(draw: st.DrawFn, optimizers: Sequence[str]) -> Trained:
+    optimizer = draw(st.sampled_from(optimizers))
     return Trained(
-        model=draw(st.sampled_from(choice.models)),
+        model=draw(st.sampled_from(list(MODELS))),
         optimizer=optimizer,
         options=tuple(draw(OPTIMIZERS[optimizer][2]).items()),
         groups=draw(st.sampled_from(["one", "two", "each"])),
-        late=draw(st.integers(0, 2)) if choice.late else 0,
+        late=draw(st.integers(0, 2)),
         schedule=draw(st.sampled_from(["none", "before", "after"])),
     )
 
 
 @st.composite
-def actions(draw: st.DrawFn, names: tuple[str, ...], models: int) -> Action:
+def actions(draw: st.DrawFn, names: Sequence[str], models: int) -> Action:
     name = draw(st.sampled_from(names))
     return (name, draw(st.integers(0, models - 1)), *(draw(value) for value in _values(name)))
 
 
 @st.composite
-def programs(draw: st.DrawFn, choice: Choice) -> Program:
-    """Programs of up to four batches and up to two models that make at least one update."""
-    trained = tuple(
-        draw(st.lists(trained_models(choice), min_size=1, max_size=2 if not choice.in_order else 1))
-    )
+def programs(draw: st.DrawFn, without: Collection[str] = ()) -> Program:
+    """Programs of up to four batches and up to two models that make at least one update.
+
+    Args:
+        draw: Hypothesis'.
+        without: keys of `OPTIMIZERS`, and actions, that are left out.
+    """
+    optimizers = [name for name in OPTIMIZERS if name not in without]
+    names = [name for name in ACTIONS if name not in without]
+    trained = tuple(draw(st.lists(trained_models(optimizers), min_size=1, max_size=2)))
     turns = []
     for _ in range(draw(st.integers(1, 4))):
-        drawn = draw(st.lists(actions(choice.actions, len(trained)), max_size=5))
-        if choice.in_order:
-            zero = ("zero", 0, draw(st.sampled_from(["optimizer", "model"])), draw(st.booleans()))
-            drawn = [zero, ("backward", 0, draw(st.integers(0, 1)), 1.0), ("step", 0), *drawn]
+        drawn = draw(st.lists(actions(names, len(trained)), max_size=6))
         turns.append((draw(st.integers(1, 7)), tuple(drawn)))
-    size, last = turns[-1]
-    turns[-1] = (
-        size,
-        (
-            *last,
-            ("zero", len(trained) - 1, "model", True),
-            ("backward", len(trained) - 1, 0, 1.0),
-            ("step", len(trained) - 1),
-        ),
-    )
-    return Program(trained, tuple(turns), choice.states)
+    size, drawn = turns[-1]
+    last = len(trained) - 1
+    update = (("zero", last, "model", True), ("backward", last, 0, 1.0), ("step", last))
+    turns[-1] = (size, (*drawn, *update))
+    return Program(trained, tuple(turns), draw(st.booleans()))

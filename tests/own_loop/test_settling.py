@@ -69,7 +69,6 @@ def _accumulated(comm: Communicator) -> list[dict[str, Tensor]]:
     return weights(model)
 
 
-@pytest.mark.xfail(strict=True)
 @SIZES
 def test_the_passes_that_are_left_over_make_the_last_update(worlds: Worlds, size: int) -> None:
     """Three batches are behind the first update; `finish` makes one of the fourth."""

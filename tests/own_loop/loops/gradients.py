@@ -329,3 +329,53 @@ def the_gradient_of_a_gradient(job: Job) -> Outcome:
         (0.1 * sum(slope.square().sum() for slope in slopes)).backward()
         optimizer.step()
     return weights(model)
+
+
+@loop
+def gradients_are_held_beyond_zero_grad(job: Job) -> Outcome:
+    """`zero_grad` lets go of the tensors, so that who holds one keeps its values."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    held = []
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        held.append([p.grad for p in model.parameters()])
+        optimizer.step()
+    return weights(model), held
+
+
+@loop
+def gradients_are_moved_to_another_model(job: Job) -> Outcome:
+    """A copy is trained by the very gradient tensors of the model."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    other = net()
+    own = torch.optim.SGD(other.parameters(), lr=0.05)
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.grad = theirs.grad
+        optimizer.step()
+        own.step()
+    return weights(model, other)
+
+
+@loop
+def gradients_are_swapped_between_losses(job: Job) -> Outcome:
+    """Gradients of one loss are put aside while those of another come, and then added."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        aside = [p.grad for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(inputs).square().mean().backward()
+        norms = [p.grad.norm() for p in model.parameters()]
+        for parameter, first, norm in zip(model.parameters(), aside, norms, strict=True):
+            parameter.grad.div_(norm).add_(first)
+        optimizer.step()
+    return weights(model)

@@ -400,3 +400,57 @@ def a_sparse_embedding_beside_dense_layers(job: Job) -> Outcome:
             nn.functional.cross_entropy(model["out"](model["words"](part)), targets).backward()
             optimizer.step()
     return weights(model)
+
+
+@loop
+def a_sparse_embedding_that_accumulates(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
+    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
+    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)):
+        (fit(model, part, targets) / 2).backward()
+    optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_sparse_embedding_that_is_also_the_output(job: Job) -> Outcome:
+    """Its gradient is the sum of a sparse and a dense one."""
+    torch.manual_seed(3)
+    model = nn.Embedding(6, 4, sparse=True).double()
+    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
+    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 6), 4)):
+        optimizer.zero_grad()
+        scores = model(part).sum(1) @ model.weight.t()
+        nn.functional.cross_entropy(scores, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_layer_that_is_replaced(job: Job) -> Outcome:
+    """A new head for the same body, with an optimizer of its own."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    torch.manual_seed(9)
+    model[2] = nn.Linear(4, CLASSES).double()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    return weights(model)
+
+
+@loop
+def a_layer_that_is_added(job: Job) -> Outcome:
+    """Progressive growing: the new layer's parameters join the optimizer."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    torch.manual_seed(9)
+    added = nn.Linear(CLASSES, CLASSES).double()
+    model.append(added)
+    optimizer.add_param_group({"params": list(added.parameters())})
+    train(job, model, optimizer, epochs=1)
+    return weights(model)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.own_loop.custom import Counting, Lars, Perturbing, Rebinding
+from tests.own_loop.custom import Counting, Lars, Perturbing, Polyak, Rebinding
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     FEATURES,
@@ -473,3 +473,31 @@ def an_attribute_of_the_optimizer(job: Job) -> Outcome:
     model, optimizer = job.distribute(model, optimizer)
     train(job, model, optimizer)
     return weights(model), optimizer.note, isinstance(optimizer, Rebinding), len(optimizer.param_groups)
+
+
+def _searching(job: Job, make: Callable[[nn.Module], Optimizer]) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, make(model))
+    for inputs, targets in job.shard(batches()):
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            loss = fit(model, inputs, targets)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return weights(model)
+
+
+@loop
+def lbfgs_with_a_line_search(job: Job) -> Outcome:
+    """The search goes by the loss, which is a rank's own."""
+    return _searching(
+        job, lambda m: torch.optim.LBFGS(m.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    )
+
+
+@loop
+def a_rate_that_depends_on_the_loss(job: Job) -> Outcome:
+    return _searching(job, lambda m: Polyak(m.parameters(), lr=0.5))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
@@ -456,3 +456,157 @@ def _fail_once() -> Callable[[Tensor], None]:
             raise ArithmeticError("once")
 
     return hook
+
+
+@loop
+def gradients_enabled_inside(job: Job) -> Outcome:
+    """Gradients are off in the loop, and on where they are wanted."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    with torch.no_grad():
+        for inputs, targets in job.shard(batches()):
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def samples_that_are_masked(job: Job) -> Outcome:
+    """A rank whose samples are all masked has no loss to go back from, but steps."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    inputs, targets = samples(12).tensors
+    masks = [torch.arange(12) < 3, torch.arange(12) > 10, torch.arange(12) % 2 == 0]
+    for part, labels, mask in job.shard([(inputs, targets, mask) for mask in masks]):
+        optimizer.zero_grad()
+        if mask.any():
+            losses = nn.functional.cross_entropy(model(part), labels, reduction="none")
+            (losses * mask).mean().backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_penalty_on_the_weights(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches(size=2, count=5)):
+        optimizer.zero_grad()
+        penalty = sum(p.abs().sum() for p in model.parameters())
+        (fit(model, inputs, targets) + 0.05 * penalty).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_batch_that_all_ranks_have(job: Job) -> Outcome:
+    """Some constant samples that no loader deals, besides those that are dealt."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    anchors, labels = samples(5, seed=4).tensors
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        fit(model, anchors, labels).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_gradient_from_before(job: Job) -> Outcome:
+    model = net()
+    optimizer = sgd(model)
+    fit(model, *samples(5, seed=4).tensors).backward()
+    model, optimizer = job.distribute(model, optimizer)
+    optimizer.step()
+    for inputs, targets in job.shard(batches()):
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_loader_that_is_shuffled_by_the_seed(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    torch.manual_seed(5)
+    for _ in range(2):
+        for inputs, targets in job.shard(DataLoader(samples(), 4, shuffle=True)):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+@loop
+def noise_on_the_weights(job: Job) -> Outcome:
+    """Langevin dynamics: the noise is that of the program's seed, on a loader that is shuffled by it."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    torch.manual_seed(5)
+    for _ in range(2):
+        for inputs, targets in job.shard(DataLoader(samples(), 4, shuffle=True)):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=0.01)
+    return weights(model)
+
+
+@loop
+def a_loader_of_ready_batches(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    ready = [samples(7).tensors, samples(5, seed=2).tensors]
+    for inputs, targets in job.shard(DataLoader(ready, batch_size=None)):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(samples())
+
+
+@loop
+def a_loader_of_a_stream(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(DataLoader(Stream(), 4)):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_with_a_number(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    weight = torch.tensor(0.5, dtype=torch.float64)
+    for inputs, targets, share in job.shard([(*samples(7).tensors, weight)]):
+        optimizer.zero_grad()
+        (share * fit(model, inputs, targets)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def batches_of_graphs(job: Job) -> Outcome:
+    """There are more edges than nodes: cutting both by the same rule would lose some."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    nodes, targets = samples(6).tensors
+    edges = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [0, 2], [1, 3], [2, 4]])
+    for inputs, labels, pairs in job.shard([(nodes, targets, edges)] * 2):
+        optimizer.zero_grad()
+        linked = inputs.index_add(0, pairs[:, 0], inputs[pairs[:, 1]])
+        fit(model, linked, labels).backward()
+        optimizer.step()
+    return weights(model)
