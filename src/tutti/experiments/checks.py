@@ -1,7 +1,7 @@
 """What is refused of a job without its ranks and its data: names, options, and how many ranks there are.
 
-Whoever starts the ranks asks first, where asking takes less time than starting them. The ranks ask again:
-nobody else does where an MPI launcher starts them.
+Whoever starts the ranks asks first, if it has torch. The ranks ask too: nobody else has where an MPI launcher
+started them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from tutti.errors import BadOption
 from tutti.experiments.candidates import Choices
 from tutti.experiments.config import Options, TrainConfig
-from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.cores import Cores
 from tutti.launch.letters import Address, Letterbox
 from tutti.launch.plan import Plan, make_plan
 from tutti.launch.start import start
@@ -237,8 +237,8 @@ def _refuse_loggers(job: TrainJob) -> None:
 def check_early(job: Job, plan: Plan) -> None:
     """Refuse what no rank could mend, before any is started.
 
-    That takes torch, whose import lasts as long as the start of a rank on each core. So the ranks are left to
-    find out for themselves where they are no more than the cores, unless torch is here already.
+    That takes torch. Where this process has not imported it the ranks find out for themselves: they are there
+    as soon as it would be here.
 
     Args:
         job: what is to be done.
@@ -250,7 +250,7 @@ def check_early(job: Job, plan: Plan) -> None:
     config = job.config
     if isinstance(job, TrainJob) and not plan.hosts:
         check_writable(config.out if job.write else None)
-    if "torch" in sys.modules or plan.servers or len(plan.hosts) > 1 or plan.ranks > allowed_cores().usable:
+    if "torch" in sys.modules or plan.servers or len(plan.hosts) > 1:
         from tutti.experiments.checks import check_job
 
         check_job(job, plan.ranks, max(1, len(plan.hosts)))
