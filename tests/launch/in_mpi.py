@@ -14,7 +14,9 @@ from tutti.launch.start import start
 
 def main() -> None:
     if sys.argv[1] == "start":
-        result = start(f"launch.entries:{sys.argv[2]}", sys.argv[3].encode(), make_plan(), announce=print)
+        result = start(
+            f"tests.launch.entries:{sys.argv[2]}", sys.argv[3].encode(), make_plan(), announce=print
+        )
         print(f"result {result}")
         return
     comm = join()

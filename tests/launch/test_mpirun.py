@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,8 @@ def test_letters_arrive_whole_and_only_from_those_who_know_the_token() -> None:
             MpiStart.from_text(MpiStart("m:f", None, None, address, ["a b"], []).as_text()).address == address
         )
         assert address.payload_here() == b"payload"
-        stranger = type(address)(address.payload, address.letters, "00" * 16)
+        assert (address.is_here(), address.process) == (True, os.getpid())
+        stranger = replace(address, token="00" * 16)
         assert (stranger.payload_here(), stranger.send(Arrived(0, ()))) == (None, False)
         big = Report(0, 1.0, value=b"x" * 3_000_000)
         assert address.send(Arrived(1, ("/dev/shm/x",)))

@@ -11,8 +11,9 @@ import tutti
 from tutti.cli.command import Command
 from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError
 from tutti.launch.allocator import keep_memory
+from tutti.launch.ancestors import follow_launcher
 from tutti.launch.reports import output_closed
-from tutti.launch.surroundings import started_by
+from tutti.launch.surroundings import mpi_place, started_by
 
 COMMANDS = {
     "train": "train a network in parallel",
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     keep_memory()
     try:
+        if mpi_place(os.environ) is not None:
+            follow_launcher()
         code = _run(words)
         _flush()
         return code

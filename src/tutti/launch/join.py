@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from tutti.errors import PeerLost, UserError
 from tutti.launch.allocator import keep_memory
+from tutti.launch.ancestors import follow_launcher
 from tutti.launch.surroundings import started_by
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ def _join() -> Communicator:
 def join_mpi(threads: int | None) -> Communicator:
     """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores.
 
-    The rank keeps the memory that it frees.
+    The rank keeps the memory that it frees, and ends when the launcher does.
     """
+    follow_launcher()
     import torch
 
     from tutti.comm.mpi import MpiCommunicator

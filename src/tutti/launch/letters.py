@@ -31,11 +31,20 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the files of the process that ran mpirun are, as its ranks see them."""
+    """Where the process that ran mpirun and its files are, as its ranks see them."""
 
+    process: int
     payload: str
     letters: str
     token: str
+
+    def is_here(self) -> bool:
+        """Whether that process is on this host, and lives."""
+        try:
+            with open(self.payload, "rb") as file:
+                return file.read(TOKEN_BYTES).hex() == self.token
+        except OSError:
+            return False
 
     def payload_here(self) -> bytes | None:
         """The payload; None on another host."""
@@ -48,10 +57,9 @@ class Address:
 
     def send(self, letter: object) -> bool:
         """Append a letter; whether that was possible, which it is not on another host."""
+        if not self.is_here():
+            return False
         try:
-            with open(self.payload, "rb") as file:
-                if file.read(TOKEN_BYTES).hex() != self.token:
-                    return False
             target = os.open(self.letters, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError:
             return False
@@ -78,7 +86,9 @@ class Letterbox:
         with open(self._payload, "wb", closefd=False) as file:
             file.write(token + payload)
         files = f"/proc/{os.getpid()}/fd"
-        self.address = Address(f"{files}/{self._payload}", f"{files}/{self._letters}", token.hex())
+        self.address = Address(
+            os.getpid(), f"{files}/{self._payload}", f"{files}/{self._letters}", token.hex()
+        )
 
     def letters(self) -> list[object]:
         """All letters that have come so far."""

@@ -10,14 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
+from tutti.launch.ancestors import follow, follow_launcher, mpi_segments
 from tutti.launch.cores import allowed_cores
 from tutti.launch.entry import load_entry
-from tutti.launch.leash import die_with_parent
 from tutti.launch.letters import Address, Arrived
 from tutti.launch.plan import share_host
 from tutti.launch.reports import Report, failure, without_launcher
@@ -66,8 +65,9 @@ class MpiStart:
 def main() -> None:
     """Be a rank of an MPI job, as the environment says."""
     start = MpiStart.from_text(os.environ.pop(START))
-    # The parent is mpirun, or its daemon on this host; ranks that survived it would wait for ever.
-    die_with_parent(os.getppid())
+    follow_launcher()
+    if start.address.is_here():
+        follow([start.address.process])
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = start.arguments
     try:
@@ -81,7 +81,7 @@ def _run(start: MpiStart) -> None:
 
     comm = join_mpi(_settle_in(start))
     adopt(comm)
-    start.address.send(Arrived(comm.rank, _segments()))
+    start.address.send(Arrived(comm.rank, mpi_segments()))
     value = load_entry(start.entry)(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(_done(value))
@@ -123,12 +123,6 @@ def workers_here(rank: int, local_size: int, crew: Sequence[tuple[int, int]]) ->
             return workers
         first += ranks
     return local_size
-
-
-def _segments() -> tuple[str, ...]:
-    """The shared-memory files that the MPI library has mapped here."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return tuple({line.split()[-1] for line in lines if "/dev/shm/sm_segment" in line})
 
 
 def _payload(start: MpiStart, comm: Communicator) -> bytes:

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import TuttiError, UserError
+from tutti.launch.ancestors import remove_session
 from tutti.launch.cores import allowed_cores
 from tutti.launch.hosts import Host
 from tutti.launch.letters import Arrived, Letterbox
@@ -243,7 +243,7 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     assert process.stderr is not None
     process.stderr.close()
     # Open MPI removes its folder itself, unless it is killed.
-    shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{process.pid}"), ignore_errors=True)
+    remove_session(process.pid)
 
 
 def _sweep(letters: Sequence[object]) -> None:

@@ -1,0 +1,32 @@
+"""A program for `mpirun -n N python followers.py MOMENT FOLDER`: it notes its processes, and never ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tutti.launch.ancestors import follow_launcher, mpi_segments
+
+
+def main() -> None:
+    moment, folder = sys.argv[1], Path(sys.argv[2])
+    if moment == "beginning":
+        follow_launcher()
+    else:
+        import tutti
+
+        tutti.init().barrier()
+    child = subprocess.Popen(["sleep", "600"])
+    note = {"processes": [os.getpid(), child.pid], "launcher": os.getppid(), "segments": mpi_segments()}
+    path = folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}"
+    path.with_suffix(".new").write_text(json.dumps(note))
+    path.with_suffix(".new").rename(path)
+    while True:
+        sum(range(1_000_000))
+
+
+if __name__ == "__main__":
+    main()
