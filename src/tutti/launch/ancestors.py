@@ -49,16 +49,20 @@ def follow(processes: Sequence[int]) -> None:
 
 
 def _wait(processes: Sequence[int]) -> None:
+    _end(_first_gone(processes))
+
+
+def _first_gone(processes: Sequence[int]) -> int:
+    """Return when one of them is gone: which."""
     poll, followed = select.poll(), {}
     for process in processes:
         try:
             descriptor = os.pidfd_open(process)
         except ProcessLookupError:
-            return _end(process)
+            return process
         followed[descriptor] = process
         poll.register(descriptor, select.POLLIN)
-    ((descriptor, _), *_) = poll.poll()
-    _end(followed[descriptor])
+    return followed[poll.poll()[0][0]]
 
 
 def _end(gone: int) -> None:
