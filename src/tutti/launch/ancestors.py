@@ -89,7 +89,7 @@ def remove_session(launcher: int) -> None:
 
 
 def _ancestors() -> Iterator[tuple[int, str]]:
-    """This process's parent, its parent, and so on: their numbers and names."""
+    """The parent of this process, its parent, and so on: their numbers and names."""
     process = os.getppid()
     while process > 1:
         found = _stat(process)
