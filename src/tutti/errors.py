@@ -18,6 +18,7 @@ Every message says what was found, what was expected, and what to do next.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from types import UnionType
 
@@ -113,6 +114,15 @@ class RankFailed(TuttiError):
 
     def __reduce__(self) -> tuple[type, tuple[int, str]]:
         return type(self), (self.rank, self.traceback)
+
+
+def no_room(error: OSError) -> UserError | None:
+    """What the user can do about a file that could not be written for lack of room; None: that is not why."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    limit = error.errno == errno.EFBIG
+    remedy = "raise the limit on the size of files (ulimit -f)" if limit else "free some space on that disk"
+    return UserError(f"cannot write {error.filename or 'a file'}: {error.strerror}; {remedy}")
 
 
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:

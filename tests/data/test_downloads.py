@@ -15,6 +15,7 @@ import pytest
 
 from tutti.data import downloads
 from tutti.data.downloads import IDX_FILES, Published, published_files
+from tutti.data.progress import Limits
 from tutti.errors import BadData
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,6 +45,7 @@ def publish(served, write_idx, images, monkeypatch, tmp_path):
     """Lets 'mnist' be a small data set that is served here; gives the folder, its address and the cache."""
     monkeypatch.delenv("TUTTI_DATA", raising=False)
     monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(downloads, "SCHEMES", ("http",))
     folder, address = served
     x, y = images
     hashes = {}
@@ -153,3 +155,50 @@ def test_the_checksums_are_those_of_the_real_files(real_data, name):
     for file, path in published_files(name).items():
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert hashlib.sha256(content).hexdigest() == downloads.PUBLISHED[name].files[file]
+
+
+@pytest.mark.parametrize("name", downloads.PUBLISHED)
+def test_published_files_are_downloaded_by_https_alone(name):
+    assert all(server.startswith("https://") for server in downloads.PUBLISHED[name].servers)
+
+
+def test_an_address_without_https_is_not_asked(publish, monkeypatch):
+    monkeypatch.setattr(downloads, "SCHEMES", ("https",))
+    with pytest.raises(BadData, match=r"127\.0\.0\.1.*is not to be had by https, but by http"):
+        published_files("mnist")
+
+
+class Detour(Quiet):
+    def do_GET(self):
+        self.send_response(302)
+        self.send_header("Location", "ftp://127.0.0.1/file")
+        self.end_headers()
+
+
+def test_a_detour_without_https_is_not_followed(publish, served, monkeypatch):
+    monkeypatch.setattr(Quiet, "do_GET", Detour.do_GET, raising=False)
+    with pytest.raises(BadData, match=r"ftp://127\.0\.0\.1/file is not to be had by http, but by ftp"):
+        published_files("mnist")
+
+
+def test_a_download_that_is_too_large_is_refused(publish, monkeypatch):
+    monkeypatch.setattr(downloads, "MOST_BYTES", 10)
+    with pytest.raises(BadData, match="it has more than 10 bytes"):
+        published_files("mnist")
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(publish, monkeypatch):
+    monkeypatch.setattr(downloads, "MOST_UNPACKED_BYTES", 10)
+    with pytest.raises(BadData, match="more than 10 bytes when it is unpacked"):
+        published_files("mnist")
+
+
+def test_a_download_is_limited_in_bytes_and_in_time():
+    limits = Limits(100, most_s=60.0)
+    limits.count(100)
+    limits.restart()
+    limits.count(100)
+    with pytest.raises(ValueError, match="more than 100"):
+        limits.count(1)
+    with pytest.raises(ValueError, match="came in 0 s"):
+        Limits(100, most_s=0.0).count(1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
+import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -56,9 +59,9 @@ def test_a_truncated_gzip_file_is_refused(tmp_path, write_idx):
         read_idx(path)
 
 
-def test_a_damaged_gzip_file_is_refused(tmp_path):
-    path = tmp_path / "a.gz"
-    content = bytearray(gzip.compress(bytes(1000)))
+def test_a_damaged_gzip_file_is_refused(tmp_path, write_idx):
+    path = write_idx(tmp_path / "a.gz", np.zeros(1000, np.uint8))
+    content = bytearray(path.read_bytes())
     content[-6] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(BadData, match=r"a\.gz is damaged"):
@@ -105,3 +108,51 @@ def test_a_file_that_is_no_zip_is_no_npz_file(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"text of somebody")
     with pytest.raises(BadData, match="is no NPZ file: it begins with the bytes 74 65 78 74"):
         read_npz(tmp_path / "a.npz")
+
+
+def npz_with(path, header, content=b""):
+    """An archive with one array whose header is given."""
+    text = header.encode() + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (422212465065984,)}",  # 3 PiB
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}",
+        "(" * 5000,
+        "{'descr': '<f8'}",
+        "1" * 9000,
+        "",
+    ],
+)
+def test_an_array_whose_header_is_false_is_refused_before_there_is_room_for_it(tmp_path, header):
+    with pytest.raises(BadData, match="damaged"):
+        read_npz(npz_with(tmp_path / "a.npz", header))
+
+
+def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x_train=np.zeros(10_000))
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    with pytest.raises(BadData, match="80,128 bytes of data, and this machine has 10,000 bytes"):
+        read_npz(path)
+
+
+def test_a_packed_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(bytes([0, 0, 8, 2]) + b"\xff" * 8 + b"\0" * 100))
+    with pytest.raises(BadData, match="18,446,744,065,119,617,025 bytes"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize("read", [read_idx, read_npz])
+def test_pipes_and_devices_are_refused_at_once(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(BadData, match="pipe, a socket or a device"):
+            read(tmp_path / name)

@@ -9,11 +9,13 @@ from importlib import import_module
 
 import tutti
 from tutti.cli.command import Command
-from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError
+from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room
 from tutti.launch.allocator import keep_memory
 from tutti.launch.ancestors import follow_launcher
 from tutti.launch.reports import output_closed
 from tutti.launch.surroundings import mpi_place, started_by
+from tutti.output import lasting_output
+from tutti.reading import printable
 
 COMMANDS = {
     "train": "train a network in parallel",
@@ -40,11 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `tutti`; by default those of this process.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 130 interrupted,
-        141 nobody reads what is printed.
+        The exit code: 0 done, 1 a rank failed, the verdict is no or what was printed is not all there, 2 the
+        input is wrong, 130 interrupted, 141 nobody reads what is printed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     keep_memory()
+    with lasting_output() as output:
+        code = _main(words)
+        if output.problem is not None:
+            print(f"tutti: error: standard output is not all there: {output.problem}", file=sys.stderr)
+            code = code or TuttiError.exit_code
+        return code
+
+
+def _main(words: list[str]) -> int:
     try:
         if mpi_place(os.environ) is not None:
             follow_launcher()
@@ -58,14 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return OutputClosed.exit_code
     except TuttiError as error:
-        _flush()
-        if not _repeated():
-            print(f"tutti: error: {error}", file=sys.stderr)
-        return error.exit_code
+        return _say(error)
+    except OSError as error:
+        known = no_room(error)
+        if known is None:
+            raise
+        return _say(known)
     except KeyboardInterrupt:
         _flush()
         print("tutti: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _say(error: TuttiError) -> int:
+    """Print the error, after all that was printed before; returns its exit code."""
+    _flush()
+    if not _repeated():
+        print(f"tutti: error: {printable(str(error), lines=True)}", file=sys.stderr)
+    return error.exit_code
 
 
 def _run(words: list[str]) -> int:

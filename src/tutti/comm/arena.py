@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from tutti.comm import anonymous
 from tutti.comm.anonymous import FIXED, Address
+from tutti.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -79,16 +80,19 @@ class Arena:
                 the system grants it, down to 4 GiB.
 
         Raises:
-            OSError: the system grants none.
+            UserError: the system grants none.
         """
         fd = os.memfd_create("tutti", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             size = _grow(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
             arena = cls(fd)
-        except OSError:
+        except OSError as error:
             os.close(fd)
-            raise
+            raise UserError(
+                f"the system grants no shared memory: {error.strerror}; raise the limits on the size of "
+                "files and of memory: ulimit -f unlimited -v unlimited"
+            ) from error
         arena._header[_NEXT_WORD], arena._header[_SIZE_WORD] = FIRST, size
         arena._header[_MAGIC_WORD] = _MAGIC
         return arena

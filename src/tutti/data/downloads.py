@@ -9,9 +9,22 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
 
 from tutti.errors import BadData
+
+SCHEMES: Final = ("https",)
+"""How files are downloaded."""
+
+MOST_BYTES: Final = 64 << 20
+"""The largest download: no file of a published data set has half of it."""
+
+MOST_UNPACKED_BYTES: Final = 1 << 30
+"""The most that a downloaded file may hold when it is unpacked."""
+
+MOST_S: Final = 600.0
+"""How long the download of a file may take, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,10 @@ PUBLISHED = {
         ),
     ),
     "fashion-mnist": Published(
-        servers=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        servers=(
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+            "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+        ),
         files=dict(
             zip(
                 IDX_FILES,
@@ -164,16 +180,46 @@ def _cause(error: BaseException) -> str:
 
 
 def _fetch(url: str, to: Path) -> None:
+    """Download a file.
+
+    Raises:
+        OSError, ValueError: that failed, it is too large or takes too long, or is not to be had by HTTPS.
+    """
     # Imported here because only a download needs them: they would slow every start.
     import pooch
 
-    from tutti.data.progress import DownloadBar
+    from tutti.data.progress import DownloadBar, Limits
 
-    with DownloadBar(f"{url.rsplit('/', 1)[-1]} from {urlsplit(url).netloc}") as bar:
+    def refuse_detour(answer: Any, *_: object, **__: object) -> None:
+        if answer.is_redirect:
+            _refuse_open(urljoin(answer.url, answer.headers["location"]))
+
+    _refuse_open(url)
+    limits = Limits(MOST_BYTES, MOST_S)
+    with DownloadBar(f"{url.rsplit('/', 1)[-1]} from {urlsplit(url).netloc}", limits) as bar:
         # pooch reports failures as requests' exceptions, which are OSErrors, or as ValueError.
-        pooch.HTTPDownloader(progressbar=bar, timeout=30)(url, str(to), None)
+        fetch = pooch.HTTPDownloader(progressbar=bar, timeout=30, hooks={"response": refuse_detour})
+        fetch(url, str(to), None)
+
+
+def _refuse_open(url: str) -> None:
+    """Refuse an address that others could read along with, or answer for."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise ValueError(f"{url} is not to be had by {' or '.join(SCHEMES)}, but by {scheme or 'nothing'}")
 
 
 def _content_sha256(path: Path) -> str:
+    """The SHA-256 of what a gzip file holds.
+
+    Raises:
+        ValueError: that is too much.
+    """
+    found, left = hashlib.sha256(), MOST_UNPACKED_BYTES
     with gzip.open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            found.update(chunk)
+            left -= len(chunk)
+            if left < 0:
+                raise ValueError(f"it holds more than {MOST_UNPACKED_BYTES:,} bytes when it is unpacked")
+    return found.hexdigest()

@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tutti.terminal import console_on
+
+
+class Limits:
+    """How much may come, and until when.
+
+    Args:
+        most_bytes: of the whole download.
+        most_s: seconds from now on.
+    """
+
+    def __init__(self, most_bytes: int, most_s: float) -> None:
+        self._most_bytes, self._most_s = most_bytes, most_s
+        self._bytes, self._began = 0, time.monotonic()
+
+    def count(self, size: int) -> None:
+        """So many more bytes have come.
+
+        Raises:
+            ValueError: they are too many, or took too long.
+        """
+        self._bytes += size
+        self.expect(self._bytes)
+        if time.monotonic() - self._began > self._most_s:
+            raise ValueError(f"only {self._bytes:,} bytes of it came in {self._most_s:g} s")
+
+    def expect(self, size: float) -> None:
+        """So many bytes will have come in all.
+
+        Raises:
+            ValueError: they are too many.
+        """
+        if size > self._most_bytes:
+            raise ValueError(f"it has more than {self._most_bytes:,} bytes")
+
+    def restart(self) -> None:
+        """The bytes are counted from none again."""
+        self._bytes = 0
 
 
 class DownloadBar:
@@ -17,9 +55,11 @@ class DownloadBar:
 
     Args:
         name: what is downloaded, from where.
+        limits: of the download, which it ends.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limits: Limits) -> None:
+        self._limits = limits
         console = console_on(sys.stderr, columns=None)
         columns = (
             TextColumn("downloading {task.description}", markup=False),
@@ -48,14 +88,21 @@ class DownloadBar:
 
     @total.setter
     def total(self, size: float) -> None:
+        self._limits.expect(size)
         self._progress.update(self._task, total=size)
 
     def update(self, size: int) -> None:
-        """So many more bytes have come."""
+        """So many more bytes have come.
+
+        Raises:
+            ValueError: they are too many, or took too long.
+        """
+        self._limits.count(size)
         self._progress.advance(self._task, size)
 
     def reset(self) -> None:
         """Back to nothing: pooch resets before it fills the bar for good."""
+        self._limits.restart()
         self._progress.update(self._task, completed=0)
 
     def close(self) -> None:

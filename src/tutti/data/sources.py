@@ -21,6 +21,7 @@ from tutti.data.files import read_path
 from tutti.data.targets import read_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.imports import call_with_options, load_object, names_object, takes_option
+from tutti.reading import printable
 
 DATA_HINT = "Or give a path (IDX, IDX.gz, NPZ, a folder), 'package.module:factory' or 'file.py:factory'."
 
@@ -76,7 +77,7 @@ def read_source(data: object, options: Mapping[str, object]) -> Source:
                 f"{found.parts['train'].shape}; all parts need one shape for each target"
             )
     parts = {part: Arrays(a.inputs, found.parts[part]) for part, a in arrays.items()}
-    return Source(contents.name, parts, found.classes, found.labels)
+    return Source(printable(contents.name), parts, found.classes, tuple(map(printable, found.labels)))
 
 
 def _contents(data: object, options: dict[str, object]) -> tuple[Contents, int | None]:

@@ -18,6 +18,7 @@ from tutti.experiments.assemble import reseed, seeded
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import Outcome, TrainJob, run
 from tutti.experiments.objects import by_name, named_or_given
+from tutti.output import lasting_output
 from tutti.records import EpochRecord, Summary
 from tutti.strategies import Strategy
 from tutti.training.weights import bring_back
@@ -113,7 +114,8 @@ def train(
     config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
     write = config.out is not None
     job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace)
-    outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
+    with lasting_output():
+        outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
     if outcome is None:
         raise BadOption(
             "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"

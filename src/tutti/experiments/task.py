@@ -51,6 +51,12 @@ class Task:
     metrics: tuple[Metric, ...]
     arithmetic: Arithmetic
 
+    @property
+    def nbytes(self) -> int:
+        """How much its weights take, of the whole model where this rank holds a portion of it."""
+        own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
+        return max(own, self.parameters * torch.float32.itemsize)
+
     def described(self) -> str:
         """Model and data, in a line each."""
         data = self.dataset

@@ -252,7 +252,7 @@ def _run_folder(
         yield None
         return
     data, scale = task.dataset, task.dataset.train.scale
-    folder = RunFolder.create(job.config.out, task.name, data.name)
+    folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     told = job.starter is not None and job.starter.send(folder.path.absolute())
     try:
         folder.write_config(config.as_json())

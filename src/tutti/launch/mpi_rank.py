@@ -21,6 +21,7 @@ from tutti.launch.letters import Address, Arrived
 from tutti.launch.plan import share_host
 from tutti.launch.reports import Report, failure, without_launcher
 from tutti.launch.surroundings import started_by
+from tutti.output import lasting_output
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -70,10 +71,11 @@ def main() -> None:
         follow([start.address.process])
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = start.arguments
-    try:
-        _run(start)
-    except BaseException as error:
-        _fail(start, error, without_launcher(error.__traceback__))
+    with lasting_output():
+        try:
+            _run(start)
+        except BaseException as error:
+            _fail(start, error, without_launcher(error.__traceback__))
 
 
 def _run(start: MpiStart) -> None:

@@ -16,6 +16,7 @@ from tutti.launch.allocator import keep_memory
 from tutti.launch.entry import load_entry
 from tutti.launch.fork_server import Descriptors, Start
 from tutti.launch.reports import Report, failure, without_launcher
+from tutti.output import lasting_output
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class Job:
 
 def run(start: Start, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
-    try:
-        job = _settle_in(start, files)
-        report = _run(start, job, files.arena)
-    except BaseException as error:
-        _fail(start.rank, files.reports, error, without_launcher(error.__traceback__))
-    _send(files.reports, report)
+    with lasting_output():
+        try:
+            job = _settle_in(start, files)
+            report = _run(start, job, files.arena)
+        except BaseException as error:
+            _fail(start.rank, files.reports, error, without_launcher(error.__traceback__))
+        _send(files.reports, report)
 
 
 def _settle_in(start: Start, files: Descriptors) -> Job:

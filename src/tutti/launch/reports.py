@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError
+from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError, no_room
 
 _LENGTH = 8
 _NAMES = {int(one): one.name for one in signal.Signals}
@@ -101,6 +101,8 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None, at: f
     """The report of an exception, with the traceback of these frames."""
     if isinstance(error, BrokenPipeError) and output_closed():
         error = OutputClosed("nobody reads standard output any more")
+    if isinstance(error, OSError):
+        error = no_room(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     known = isinstance(error, UserError | PeerLost | OutputClosed)
     pickled = _pickled(error) if known and isinstance(error, TuttiError) else None

@@ -50,7 +50,7 @@ def write_report(results: Results, page: Path) -> Path:
     text = template.render(**_words(results), figures=shown, specs=specs, library=_library())
     try:
         _write_pictures(converter, specs, page.parent / PICTURES)
-        page.write_text(text, encoding="utf-8")
+        page.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise BadRunFolder(
             f"cannot write the report to {page}: {error.strerror}; name a place that you may write with --out"

@@ -101,7 +101,7 @@ def read_comparison(folder: Path) -> Results:
                 except BadRunFolder as error:
                     notes.append(f"{error}; it is left out")
     notes += [note for found in runs.values() for run in found for note in run.damage]
-    return Results(comparison, runs, errors, notes)
+    return Results(comparison, runs, errors, [printable(note) for note in notes])
 
 
 def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
@@ -135,7 +135,7 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
         if not run.finished
     ]
     runs = {one.folder: [run] for one, run in zip(ways, found, strict=True)}
-    return Results(Comparison(model, data, 1, None, ways), runs, {}, notes)
+    return Results(Comparison(model, data, 1, None, ways), runs, {}, [printable(note) for note in notes])
 
 
 def _combination(name: str, run: Run) -> Combination:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -97,18 +98,19 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: str | Path | None, model: str, data: str) -> RunFolder:
+    def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
         """Make the folder of a new run.
 
         Args:
             path: where; None: `runs/DATE-MODEL-DATA`, numbered if it exists. An empty folder is used.
             model: name of the model.
             data: name of the data.
+            needed_bytes: how large its largest file will be, about.
 
         Raises:
-            BadRunFolder: it cannot be written, or has something in it.
+            BadRunFolder: it cannot be written, has something in it, or the disk has no room.
         """
-        check_writable(path)
+        check_writable(path, needed_bytes)
         chosen = Path(path) if path is not None else _unused(RUNS / folder_name(model, data))
         with _refusing(chosen):
             (chosen / RANKS).mkdir(parents=True, exist_ok=True)
@@ -258,7 +260,7 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
 
     Args:
         path: where the run folder is to be; None: in `runs` of the working directory.
-        needed_bytes: how much will be written.
+        needed_bytes: how large the largest file will be that is written.
 
     Raises:
         BadRunFolder: it cannot be written, has something in it, or the disk has no room.
@@ -277,6 +279,12 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
         raise BadRunFolder(
             f"the disk of run folder {folder} has {free:,} bytes free, and the run will write about "
             f"{needed_bytes:,}; free some space, or name another place with --out"
+        )
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest != resource.RLIM_INFINITY and largest < needed_bytes:
+        raise BadRunFolder(
+            f"a file may have {largest:,} bytes here, and the run will write one of about {needed_bytes:,}; "
+            "raise that limit: ulimit -f unlimited"
         )
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.heartbeats import Heartbeat
+from tutti.reading import printable
 from tutti.records import EpochRecord, Evaluation
 from tutti.training.progress import SHARES, Span, duration, figures
 from tutti.watching.health import Condition, Health
@@ -40,7 +41,7 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
 def headline(run: Snapshot, health: Health) -> str:
     """The run and how it is, in one line."""
     config, front = run.config or {}, _front(run)
-    what = f"{run.folder}: "
+    what = f"{printable(str(run.folder))}: "
     if config:
         what += f"{config.get('model')} on {config.get('data')}, {config.get('strategy')}, "
         what += f"{run.workers} rank{'' if run.workers == 1 else 's'}, "
@@ -75,7 +76,7 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
                 f"{'their hosts do' if many else 'its host does'} not see this folder"
             ),
         )
-    yield from ((False, sentence) for sentence in run.damage)
+    yield from ((False, printable(sentence)) for sentence in run.damage)
 
 
 def rank_line(run: Snapshot, beat: Heartbeat) -> str:

@@ -1,0 +1,101 @@
+"""Standard output and standard error that outlast a full disk: what cannot be written is lost, work goes on.
+
+A reader that has gone is another matter (`tutti ... | head`): whoever prints is told, by `BrokenPipeError`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_DESCRIPTORS: Final = (0, 1, 2)
+
+
+class LastingFile(io.FileIO):
+    """A file whose writes never fail, but for a reader that has gone.
+
+    Args:
+        descriptor: of the file; it stays open.
+
+    Attributes:
+        problem: why the first write that failed did so; None as long as none did.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.problem: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write `data`, or lose it; returns its length."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.problem = self.problem or error
+            return len(memoryview(data).cast("B"))
+
+
+class Output:
+    """What this process prints.
+
+    Args:
+        files: standard output, and standard error; None: somebody else sees to it.
+    """
+
+    def __init__(self, files: dict[str, LastingFile]) -> None:
+        self._files = files
+
+    @property
+    def problem(self) -> str | None:
+        """Why something is missing on standard output, in the words of the system; None: nothing is."""
+        stdout = self._files.get("stdout")
+        return None if stdout is None or stdout.problem is None else stdout.problem.strerror
+
+
+@contextmanager
+def lasting_output() -> Iterator[Output]:
+    """Have what this process prints outlast a full disk, inside of the block.
+
+    Streams that are not those that the process began with, as in a notebook, are left alone. A descriptor
+    that was closed (`>&-`) becomes one of /dev/null: the next file to be opened would be taken for it else.
+    """
+    for descriptor in _DESCRIPTORS:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is this one.
+            os.open(os.devnull, os.O_RDWR)
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    files: dict[str, LastingFile] = {}
+    for descriptor, (name, stream) in enumerate(before.items(), start=1):
+        if stream is None or (stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper)):
+            files[name] = LastingFile(descriptor)
+            setattr(sys, name, _text_on(files[name], stream))
+    try:
+        yield Output(files)
+    finally:
+        for name in files:
+            with suppress(BrokenPipeError):
+                getattr(sys, name).flush()
+            setattr(sys, name, before[name])
+
+
+def _text_on(file: LastingFile, like: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    """A text stream to a file; what its encoding does not have is written out."""
+    if like is not None:
+        with suppress(OSError):
+            like.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=None if like is None else like.encoding,
+        errors="backslashreplace",
+        line_buffering=True if like is None else like.line_buffering,
+    )
