@@ -125,6 +125,14 @@ def test_ranks_cannot_write_what_nobody_reads() -> None:
     os.close(writing)
 
 
+def test_ranks_go_on_where_what_they_print_finds_no_room() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with relayed(1, (full, full)) as ends:
+        for _ in range(200):  # More than a pipe holds: somebody takes it.
+            os.write(ends[0][0], b"x" * 1000 + b"\n")
+    os.close(full)
+
+
 def write_for_ever(descriptor: int) -> None:
     while True:
         os.write(descriptor, b"x" * 1000 + b"\n")

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from tutti.errors import no_room
+
 _PIECE: Final = 1 << 16
 _CLEAR: Final = b"\r\x1b[K"
 
@@ -56,6 +58,10 @@ class _Target:
                 rest = rest[os.write(self.descriptor, rest) :]
             except BlockingIOError:
                 select.select([], [self.descriptor], [])
+            except OSError as error:
+                if no_room(error) is None:
+                    raise
+                return  # What finds no room is lost: see `tutti.output`.
 
 
 @dataclass
