@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from tutti import models
 from tutti.errors import BadOption, UnknownName
 from tutti.experiments.arguments import as_arguments
 from tutti.experiments.assemble import reseed, seeded
-from tutti.experiments.config import TrainConfig
+from tutti.experiments.config import Options, TrainConfig
 from tutti.experiments.job import Outcome, TrainJob, run
 from tutti.experiments.objects import by_name, named_or_given
 from tutti.output import lasting_output
@@ -43,6 +44,39 @@ class Result:
     folder: Path | None
 
 
+class TrainOptions(TypedDict, total=False):
+    """The fields of `TrainConfig` that are not arguments of their own of `tutti.train`: its `**options`."""
+
+    model_options: Options
+    data_options: Options
+    validation: float
+    validate: str
+    strategy_options: Options
+    parallel: str | None
+    parallel_options: Options
+    hosts: str | None
+    servers: int
+    levels: int
+    climb_every: int | None
+    balance: str
+    threads: int | None
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    optimizer_options: Options
+    lr: float | None
+    schedule_options: Options
+    clip_norm: float | None
+    clip_value: float | None
+    precision: str
+    layout: str
+    device: str
+    cuda_graph: str
+    seed: int
+    log: str
+    out: str | None
+
+
 @as_arguments()
 def train(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
@@ -56,7 +90,7 @@ def train(
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     quiet: bool = False,
     trace: bool = False,
-    **options: Any,
+    **options: Unpack[TrainOptions],
 ) -> Result:
     """Train a model in parallel, and wait for the result.
 
@@ -97,7 +131,7 @@ def train(
 
     Example:
         >>> result = tutti.train("lenet", "mnist", workers=2, epochs=5, schedule="one_cycle", lr=0.003)
-        >>> result.summary.test.metrics["accuracy"]
+        >>> print(result.summary.test)
     """
     _refuse_unknown(options)
     for name, value in (("model", model), ("data", data)):
@@ -125,11 +159,12 @@ def train(
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 
 
-def _refuse_unknown(options: dict[str, Any]) -> None:
-    known = [f.name for f in fields(TrainConfig)]
+def _refuse_unknown(options: Mapping[str, object]) -> None:
     for name in options:
-        if name not in known:
-            raise UnknownName("argument", name, [*known, "quiet"], "See help(tutti.train).")
+        if name not in TrainOptions.__annotations__:
+            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
+            known.remove("options")
+            raise UnknownName("argument", name, known, "See help(tutti.train).")
 
 
 def _trained_model(model: object, job: TrainJob, outcome: Outcome) -> nn.Module:

@@ -26,6 +26,7 @@ from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 from tutti.training.evaluate import average_buffers
 
 Model = TypeVar("Model", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 Closure = Callable[[], Tensor]
 """Computes the loss and its gradients once more, as torch's optimizers may be given it."""
@@ -96,12 +97,12 @@ def init() -> Communicator:
 
 def distribute(
     model: Model,
-    optimizer: Optimizer,
+    optimizer: AnyOptimizer,
     strategy: Strategy | str | None = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
     reduction: str = "mean",
-) -> tuple[Model, Optimizer]:
+) -> tuple[Model, AnyOptimizer]:
     """Train `model` on all ranks; nothing else in the program changes.
 
     Every rank goes on from rank 0's weights. With the default strategy `parameter.grad` is the gradient of
