@@ -18,12 +18,13 @@ def two():
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    layers = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+    return nn.Sequential(*layers).double()
 
 
 def batch():
     torch.manual_seed(1)
-    return torch.randn(12, 8), torch.randn(12, 4)
+    return torch.randn(12, 8).double(), torch.randn(12, 4).double()
 
 
 def alone():
@@ -38,7 +39,7 @@ def alone():
 
 
 def close(found, expected):
-    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+    return all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(found, expected, strict=True))
 
 
 def train(model, rank, size=2):
@@ -121,7 +122,7 @@ def with_tensor_parallel(rank):
 
 def test_tensor_parallel_computes_what_the_dense_model_does(two):
     for found in two.run(with_tensor_parallel):
-        torch.testing.assert_close(found, net()(batch()[0]).detach(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(found, net()(batch()[0]).detach(), atol=1e-12, rtol=0)
 
 
 def in_a_pipeline(rank):

@@ -143,7 +143,7 @@ KERNELS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_short_way_to_a_kernel_gives_what_step_gives(name: str) -> None:
-    module, plain = mlp(), mlp()
+    module, plain = mlp().double(), mlp().double()
     for parameter in plain.parameters():
         parameter.grad = torch.zeros_like(parameter)
     replica = Replica(module)
@@ -158,7 +158,7 @@ def test_the_short_way_to_a_kernel_gives_what_step_gives(name: str) -> None:
         sharded.step()
         theirs.step()
     for found, expected in zip(module.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_subclass_is_never_moved_by_its_parents_kernel() -> None:

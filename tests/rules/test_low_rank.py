@@ -29,9 +29,9 @@ def test_one_step_by_hand() -> None:
 
 def test_a_matrix_of_that_rank_is_exact() -> None:
     generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(9, 2, generator=generator) @ torch.randn(2, 7, generator=generator)
-    found, _ = approximation(matrix, first_right(7, 2, torch.float32, seed=1))
-    assert torch.allclose(found, matrix, atol=1e-5)
+    left, right = (torch.randn(shape, generator=generator).double() for shape in ((9, 2), (2, 7)))
+    found, _ = approximation(left @ right, first_right(7, 2, torch.float64, seed=1))
+    assert torch.allclose(found, left @ right, rtol=0, atol=1e-12)
 
 
 def test_steps_from_the_last_factor_come_to_the_best_approximation() -> None:

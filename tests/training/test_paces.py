@@ -14,16 +14,18 @@ from tutti.comm.base import Communicator, cut
 from tutti.comm.virtual import VirtualWorld
 from tutti.data import Batches, Part, Queue
 from tutti.replica import Replica
+from tutti.training.arithmetic import Arithmetic
 from tutti.training.loop import Trainer
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 BATCH, SEED = 20, 5
+FP64 = Arithmetic("fp64")
 
 
 def trainer(comm: Communicator, passes: int = 1, queue: bool = False, **rest) -> Trainer:
-    module = model()
+    module = FP64.prepare(model())
     train = rest.pop("train", TRAIN)
     replica = Replica(module)
     optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
@@ -38,6 +40,7 @@ def trainer(comm: Communicator, passes: int = 1, queue: bool = False, **rest) ->
         batches=Queue(batches, comm.counter().add) if queue else batches,
         loss=LOSSES["cross_entropy"],
         metrics=[METRICS["accuracy"]],
+        arithmetic=FP64,
         **{**({} if "steps" in rest else {"epochs": 2}), **rest},
     )
 
@@ -51,13 +54,13 @@ def own_batches(part: Part, rank: int, size: int, epochs: int) -> list[Tensor]:
 
 def alone(batches: list[Tensor], part: Part = TRAIN) -> tuple[nn.Module, list[Tensor]]:
     """Plain training on some batches."""
-    module = model()
+    module = FP64.prepare(model())
     optimizer, trajectory = SGD(module.parameters(), lr=0.1, momentum=0.9), []
     for indices in batches:
         if len(indices):
             inputs, targets = part.take(indices)
             optimizer.zero_grad()
-            functional.cross_entropy(module(inputs), targets).backward()
+            functional.cross_entropy(module(inputs.double()), targets).backward()
             optimizer.step()
             trajectory.append(nn.utils.parameters_to_vector(module.parameters()).detach())
     return module, trajectory
@@ -75,10 +78,10 @@ def test_each_worker_makes_its_own_updates_from_its_own_batches(ranks: int, pass
     found = VirtualWorld(ranks).run(program)
     expected = [alone(own_batches(TRAIN, rank, ranks, 2))[1][-1] for rank in range(ranks)]
     for (own, _), wanted in zip(found, expected, strict=True):
-        assert (own - wanted).norm() < 1e-5 * wanted.norm()
+        assert (own - wanted).norm() < 1e-12 * wanted.norm()
     mean = torch.stack(expected).mean(0)
     for _, final in found:
-        assert (final - mean).norm() < 1e-5 * mean.norm()
+        assert (final - mean).norm() < 1e-12 * mean.norm()
 
 
 def test_a_rank_without_samples_skips_so_that_all_make_the_same_number_of_calls() -> None:
@@ -114,8 +117,8 @@ def test_settled_weights_are_evaluated_and_training_goes_on_from_the_worker_s_ow
     ends = [alone(own_batches(TRAIN, rank, 2, 1))[1][-1] for rank in range(2)]
     nn.utils.vector_to_parameters(torch.stack(ends).mean(0), module.parameters())
     with torch.no_grad():
-        expected = functional.cross_entropy(module(VALIDATION.inputs), VALIDATION.targets)
-    assert loss == pytest.approx(expected.item(), rel=1e-5)
+        expected = functional.cross_entropy(module(VALIDATION.inputs.double()), VALIDATION.targets)
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_steps_and_schedules_count_a_worker_s_own_updates() -> None:
