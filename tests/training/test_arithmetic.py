@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.replica import Replica
 from tutti.training.arithmetic import Arithmetic
+from tutti.training.evaluate import average_buffers
 
 
 class Notes(nn.Module):
@@ -93,3 +97,36 @@ def test_a_model_that_returns_no_tensor_is_refused() -> None:
 
     with pytest.raises(BadModel, match="returns a tuple, not a tensor"):
         Arithmetic().forward(Pair(), torch.zeros(1))
+
+
+class OfKeras(nn.Module):
+    """As a model of Keras: told in each call whether it is training, with statistics as parameters."""
+
+    __module__ = "keras.src.models"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.mean = nn.Parameter(torch.zeros(2, 1), requires_grad=False)
+        self.drawn = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor, training: bool = False) -> torch.Tensor:
+        return inputs * self.weight * (2 if training else 1)
+
+
+def test_a_model_of_keras_is_told_in_each_call_whether_it_is_training() -> None:
+    module, inputs = OfKeras(), torch.ones(1, 2)
+    assert Arithmetic().forward(module.train(), inputs).tolist() == [[2, 2]]
+    assert Arithmetic().forward(module.eval(), inputs).tolist() == [[1, 1]]
+
+
+def test_statistics_of_a_model_of_keras_are_averaged_as_buffers_are() -> None:
+    def program(comm: Communicator) -> tuple[list[list[float]], int]:
+        module = OfKeras()
+        replica = Replica(module)
+        module.mean.fill_(comm.rank)
+        module.drawn.fill_(comm.rank)
+        average_buffers(replica, comm)
+        return module.mean.tolist(), int(module.drawn)
+
+    assert VirtualWorld(2).run(program) == [([[0.5], [0.5]], 0), ([[0.5], [0.5]], 1)]

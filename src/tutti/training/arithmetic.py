@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -80,17 +82,18 @@ class Arithmetic:
         """`targets` where the model's outputs are, floating-point ones in their precision."""
         return self._placed(targets)
 
-    def forward(self, module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
+    def forward(self, module: Callable[..., object], inputs: Tensor) -> Tensor:
         """The outputs of `module`, in fp32 or fp64 so that loss and metrics are computed in full precision.
 
         Raises:
             BadModel: the module returns something that is no tensor.
         """
+        told = {"training": module.training} if is_of_keras(module) and isinstance(module, nn.Module) else {}
         if self.precision == "bf16":
             with torch.autocast(self.device, dtype=torch.bfloat16):
-                outputs = module(inputs)
+                outputs = module(inputs, **told)
         else:
-            outputs = module(inputs)
+            outputs = module(inputs, **told)
         if not isinstance(outputs, Tensor):
             raise BadModel(
                 f"the model returns a {type(outputs).__name__}, not a tensor; "
@@ -105,6 +108,19 @@ class Arithmetic:
         if self.precision == "fp64" and tensor.is_floating_point():
             tensor = tensor.double()
         return tensor
+
+
+def is_of_keras(model: object) -> bool:
+    """Whether a model is one of Keras: `train()` tells it nothing, each call must say whether it is training.
+
+    Its statistics (BatchNorm's) are parameters that are not trained, where torch's are buffers.
+    """
+    return _is_of_keras(cast("Hashable", type(model)))
+
+
+@cache
+def _is_of_keras(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "keras" for base in kind.__mro__)
 
 
 def _no_gpu() -> str:

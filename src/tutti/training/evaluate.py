@@ -12,7 +12,7 @@ from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
 from tutti.records import Evaluation
 from tutti.replica import Replica
-from tutti.training.arithmetic import FP32, Arithmetic
+from tutti.training.arithmetic import FP32, Arithmetic, is_of_keras
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
 from tutti.training.tally import Tally
@@ -116,8 +116,12 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
     """
     if comm.size == 1:
         return
-    for buffer in replica.buffers:
+    statistics = list(replica.buffers)
+    if is_of_keras(replica.module):
+        fixed = (p.detach() for p in replica.module.parameters() if not p.requires_grad)
+        statistics += [parameter for parameter in fixed if parameter.is_floating_point()]
+    for buffer in statistics:
         # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
-        mean = buffer.to(device="cpu", dtype=torch.float64)
+        mean = buffer.to(device="cpu", dtype=torch.float64).flatten()
         comm.all_reduce(mean)
-        buffer.copy_(mean.div_(comm.size))
+        buffer.copy_(mean.div_(comm.size).view(buffer.shape))
