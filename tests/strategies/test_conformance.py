@@ -10,7 +10,7 @@ import pytest
 
 import tutti
 from tests.comm.ranks import World
-from tests.contracts.strategy import CHECKS, NAMES, RIGHT, assert_alike, brisk, learning
+from tests.contracts.strategy import CHECKS, NAMES, RIGHT, Setting, assert_alike, brisk, learning, setting
 from tests.contracts.training import Run, clouds, train, train_until_killed
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tutti.errors import BadOption, PeerLost
@@ -22,8 +22,8 @@ PARALLEL = [name for name in NAMES if brisk(STRATEGIES[name]).most_workers() != 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_on_virtual_ranks(check: Callable[[type[Strategy]], None], name: str) -> None:
-    check(STRATEGIES[name])
+def test_on_virtual_ranks(check: Callable[[type[Strategy], Setting], None], name: str) -> None:
+    check(STRATEGIES[name], setting(STRATEGIES[name]))
 
 
 class Processes:
