@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
-from tutti.centre import AddRule, ElasticRule, OptimizerRule, Rule, join_centre, serve
+from tutti.centre import AddRule, ElasticRule, OptimizerRule, Rule, join_centre, serve, visitors
 from tutti.centre.hyperparameters import Hyperparameters
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual import Fault, Network, VirtualWorld
@@ -124,15 +124,15 @@ def test_two_levels_lose_no_message(make: object, expected: float, climb_every: 
 
 
 def two_levels(comm: Communicator, steps: int) -> list[float]:
-    """One worker for each host, whose weights are a number, pulls at its centre, and that at the top."""
-    module = nn.Linear(1, 1, bias=False)
+    """Each worker, whose weights are a number, pulls at the centre of its host, and that at the top."""
+    module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         module.weight.fill_(1.0)
     if comm.servers is not None and comm.servers.serving:
         serve(comm.servers, Replica(module), ElasticRule(0.8, 1))
         return []
     replica = place(module, comm, Home.PRIVATE)
-    centre = join_centre(comm, replica, ElasticRule(0.8, 1))
+    centre = join_centre(comm, replica, ElasticRule(0.8, visitors(comm)))
     weights = replica.flats[0].weights
     found = []
     for _ in range(steps):
@@ -146,23 +146,28 @@ def two_levels(comm: Communicator, steps: int) -> list[float]:
     return [*found, float(weights[0])]
 
 
-@pytest.mark.parametrize("climb_every", [2, 100])
-def test_elastic_centres_pull_at_each_other(climb_every: int) -> None:
-    x, host, top, expected = [1.0, 1.0], [1.0, 1.0], 1.0, [[], []]
-    for step in range(4):
-        for rank in range(2):  # They finish in this order, as their speeds hardly differ.
+@pytest.mark.parametrize("hosts", [(2, 1), (1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("climb_every", [2, 3, 100])
+def test_elastic_centres_pull_at_each_other(climb_every: int, hosts: tuple[int, int]) -> None:
+    """Each centre by the number of those who come to it."""
+    of_rank = [host for host, workers in enumerate(hosts) for _ in range(workers)]
+    x, host, top, exchanges = [1.0 for _ in of_rank], [1.0, 1.0], 1.0, [0, 0]
+    expected: list[list[float]] = [[] for _ in of_rank]
+    for _ in range(4):
+        for rank, of in enumerate(of_rank):  # They finish in this order, as their speeds hardly differ.
             x[rank] += rank + 1
-            d = 0.8 * (x[rank] - host[rank])
-            x[rank], host[rank] = x[rank] - d, host[rank] + d
+            d = 0.8 / hosts[of] * (x[rank] - host[of])
+            x[rank], host[of] = x[rank] - d, host[of] + d
             expected[rank].append(x[rank])
-            if (step + 1) % climb_every == 0:
-                d = 0.8 / 2 * (host[rank] - top)
-                host[rank], top = host[rank] - d, top + d
+            exchanges[of] += 1
+            if exchanges[of] % climb_every == 0:
+                d = 0.8 / 2 * (host[of] - top)
+                host[of], top = host[of] - d, top + d
     for centre in host:  # Both go up once more before the one above is read.
         top += 0.8 / 2 * (centre - top)
-    found = VirtualWorld(2, 1, servers=1, levels=2, climb_every=climb_every).run(two_levels, 4)
-    for rank in range(2):
-        assert found[rank] == pytest.approx([*expected[rank], top], rel=1e-5)
+    found = VirtualWorld(sum(hosts), hosts, servers=1, levels=2, climb_every=climb_every).run(two_levels, 4)
+    for rank in range(len(of_rank)):
+        assert found[rank] == pytest.approx([*expected[rank], top], rel=1e-12)
 
 
 def test_more_climbs_bring_the_hosts_closer() -> None:
