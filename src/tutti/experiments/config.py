@@ -328,6 +328,9 @@ def _check(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < smallest:
             raise BadOption(f"{flag(name)} is {value}; the smallest possible is {smallest}")
+    for name in ("threads", "servers"):
+        if (getattr(config, name) or 0) > MOST_RANKS:
+            raise BadOption(f"{flag(name)} is {getattr(config, name)}; the largest possible is {MOST_RANKS}")
     if config.parallel is None and config.parallel_options:
         raise BadOption(
             f"--parallel.{next(iter(config.parallel_options))} is given, but no --parallel; name a way, such "
