@@ -1,6 +1,7 @@
 """The backend is found, and the ranks find each other, whoever starts them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ LIMIT_S = 110
 
 
 def run(command):
+    """What the program prints, without the names that 'tutti run' puts before the lines of its ranks."""
     outcome = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
-    return sorted(line for line in outcome.stdout.splitlines() if " of " in line or "mpi4py" in line)
+    lines = [re.sub(r"^\[rank \d+\] ", "", line) for line in outcome.stdout.splitlines()]
+    return sorted(line for line in lines if " of " in line or "mpi4py" in line)
 
 
 def expected(size):
