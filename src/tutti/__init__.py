@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tutti.backend.registration import register_with_torch
+from tutti.launch.ancestors import follow_launcher
 from tutti.launch.environment import meeting
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ __all__ = [
 
 # What `torch.distributed.init_process_group("tutti")` needs.
 register_with_torch(meeting)
+
+follow_launcher()
 
 
 def __getattr__(name: str) -> object:

@@ -8,16 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tutti.launch.ancestors import follow_launcher, mpi_segments
+import tutti
+from tutti.launch.ancestors import mpi_segments
 
 
 def main() -> None:
     moment, folder = sys.argv[1], Path(sys.argv[2])
-    if moment == "beginning":
-        follow_launcher()
-    else:
-        import tutti
-
+    if moment == "computing":
         tutti.init().barrier()
     child = subprocess.Popen(["sleep", "600"])
     note = {"processes": [os.getpid(), child.pid], "launcher": os.getppid(), "segments": mpi_segments()}

@@ -68,6 +68,7 @@ def test_the_launcher_and_what_is_between_are_followed(
     names: list[str], followed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setattr(ancestors, "_ancestors", lambda: iter(enumerate(names, start=100)))
     monkeypatch.setattr(ancestors, "follow", seen.extend)
     ancestors.follow_launcher()

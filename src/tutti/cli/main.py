@@ -11,9 +11,8 @@ import tutti
 from tutti.cli.command import Command
 from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room
 from tutti.launch.allocator import keep_memory
-from tutti.launch.ancestors import follow_launcher
 from tutti.launch.reports import output_closed
-from tutti.launch.surroundings import mpi_place, started_by
+from tutti.launch.surroundings import started_by
 from tutti.output import lasting_output
 from tutti.reading import printable
 
@@ -57,8 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     try:
-        if mpi_place(os.environ) is not None:
-            follow_launcher()
         code = _run(words)
         _flush()
         return code

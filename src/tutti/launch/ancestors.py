@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from tutti.errors import UserError
+from tutti.launch.surroundings import mpi_place
 
 LAUNCHERS: Final = (
     *("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted"),
@@ -31,7 +32,13 @@ _followed: set[int] = set()
 
 
 def follow_launcher() -> None:
-    """End this process soon after the launcher among its ancestors, if there is one, is gone."""
+    """In a rank of an MPI job, end soon after the launcher is gone. `import tutti` sees to it."""
+    try:
+        if mpi_place(os.environ) is None:
+            return
+    except UserError:
+        # Whoever starts something in parallel is told.
+        return
     known = {name[:_NAME_BYTES] for name in LAUNCHERS}
     ancestors = list(_ancestors())
     last = max((place for place, (_, name) in enumerate(ancestors) if name in known), default=-1)
@@ -85,6 +92,9 @@ def mpi_segments() -> tuple[str, ...]:
 
 def remove_session(launcher: int) -> None:
     """Remove the folder that Open MPI's launcher, a process that was killed, has left."""
+    import shutil  # `import tutti` imports this module, and is to be quick.
+    import tempfile
+
     shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{launcher}"), ignore_errors=True)
 
 

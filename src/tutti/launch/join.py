@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 
 from tutti.errors import PeerLost, UserError
 from tutti.launch.allocator import keep_memory
-from tutti.launch.ancestors import follow_launcher
 from tutti.launch.surroundings import started_by
 
 if TYPE_CHECKING:
@@ -68,9 +67,8 @@ def _join() -> Communicator:
 def join_mpi(threads: int | None) -> Communicator:
     """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores.
 
-    The rank keeps the memory that it frees, and ends when the launcher does.
+    The rank keeps the memory that it frees.
     """
-    follow_launcher()
     import torch
 
     from tutti.comm.mpi import MpiCommunicator

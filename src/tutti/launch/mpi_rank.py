@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
-from tutti.launch.ancestors import follow, follow_launcher, mpi_segments
+from tutti.launch.ancestors import follow, mpi_segments
 from tutti.launch.cores import allowed_cores
 from tutti.launch.entry import load_entry
 from tutti.launch.letters import Address, Arrived
@@ -66,7 +66,6 @@ class MpiStart:
 def main() -> None:
     """Be a rank of an MPI job, as the environment says."""
     start = MpiStart.from_text(os.environ.pop(START))
-    follow_launcher()
     if start.address.is_here():
         follow([start.address.process])
     sys.path += [folder for folder in start.path if folder not in sys.path]
