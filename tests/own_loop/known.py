@@ -30,8 +30,13 @@ BROKEN: dict[str, tuple[int, ...]] = {
 }
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""
 
-RACY: frozenset[str] = frozenset()
-"""Loops that end otherwise on some runs only."""
+BROKEN_BY_MESSAGES: tuple[str, ...] = (
+    "gradients_by_autograd_grad",
+    "gradients_of_each_sample",
+    "a_backward_pass_that_fails",
+    "sparse_adam",
+)
+"""Loops that end otherwise where gradients are reduced by messages."""
 
 _BARE = (
     "step_without_a_gradient",

@@ -7,9 +7,10 @@ import warnings
 import pytest
 
 from tests.own_loop.jobs import Outcome, Refused, differences, run_plain
-from tests.own_loop.known import BROKEN, RACY, REFUSED
+from tests.own_loop.known import BROKEN, BROKEN_BY_MESSAGES, REFUSED
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
+from tutti.strategies import Strategy, Sync
 
 _plain: dict[str, Outcome] = {}
 
@@ -23,16 +24,30 @@ def plain(name: str) -> Outcome:
 
 
 def _case(name: str, size: int) -> object:
-    if name in RACY and size > 1:
-        return pytest.param(name, size, marks=pytest.mark.xfail(run=False))
     broken = size in BROKEN.get(name, ())
     return pytest.param(name, size, marks=pytest.mark.xfail(strict=True) if broken else ())
 
 
 @pytest.mark.parametrize(("name", "size"), [_case(name, size) for name in LOOPS for size in (1, 2, 3)])
 def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str, size: int) -> None:
+    _compare(worlds, name, size, Sync())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True) if name in BROKEN_BY_MESSAGES else ())
+        for name in LOOPS
+        if 2 not in BROKEN.get(name, ())
+    ],
+)
+def test_loop_ends_as_with_plain_torch_where_gradients_go_round_a_ring(worlds: Worlds, name: str) -> None:
+    _compare(worlds, name, 2, Sync(collective="ring"))
+
+
+def _compare(worlds: Worlds, name: str, size: int, strategy: Strategy) -> None:
     wanted = plain(name)
-    for rank, found in enumerate(worlds.run(LOOPS[name], size)):
+    for rank, found in enumerate(worlds.run(LOOPS[name], size, strategy)):
         if isinstance(found, BaseException):
             raise found
         if size in REFUSED.get(name, ()):
