@@ -50,9 +50,12 @@ def test_without_the_option_nothing_is_traced(out: Path) -> None:
     assert not [path for path in out.iterdir() if path.name.startswith(("trace", "profile"))]
 
 
-def test_the_profiler_looks_at_the_given_steps_of_the_given_ranks(out: Path) -> None:
+def test_the_profiler_looks_at_the_given_steps_of_the_given_ranks(
+    out: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     asked = ("--profile", "4-6", "--profile-ranks", "1")
     assert main([*RUN, "-n", "2", *asked, "--out", str(out)]) == 0
+    assert "USDT" not in capfd.readouterr().err
     assert not (out / "profile-rank0.txt").exists()
     assert "aten::addmm" in (out / "profile-rank1.txt").read_text()
     events = json.loads((out / "profile-rank1.json").read_text())["traceEvents"]

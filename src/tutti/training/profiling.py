@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 ROWS = 40
 """Of the table: the operators that take longest."""
+
+QUIET: Final = ("KINETO_LOG_LEVEL", "6")
+"""What keeps the profiler from printing lines such as "USDT: ... profiler_start". It silences its errors,
+too, which without a GPU tell nothing that a user could act on."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Profiler:
             self.close()
         elif self._profile is None and self.found is None and self._first - 1 <= made < self._last:
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            if not gpu:
+                os.environ.setdefault(*QUIET)
             self._profile = profile(activities=[ProfilerActivity.CPU, *gpu])
             self._profile.start()
 
