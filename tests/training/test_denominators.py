@@ -115,13 +115,19 @@ def network(name: str) -> nn.Module:
 
 
 def trained(
-    ranks: int, name: str, passes: int = 1, strategy: Strategy | None = None, **rest: int
+    ranks: int,
+    name: str,
+    passes: int = 1,
+    strategy: Strategy | None = None,
+    slow: int | None = None,
+    **rest: int,
 ) -> list[tuple[list[EpochRecord], Tensor]]:
     """Each rank's history and final weights."""
     given = {"epochs": EPOCHS} if "steps" not in rest else rest
 
     def program(comm: Communicator) -> tuple[list[EpochRecord], Tensor]:
-        return rank_s_run(comm, name, strategy or Sync(every=passes), **given)
+        seconds = {} if slow is None else {"seconds_per_sample": 20.0 if comm.rank == slow else 1.0}
+        return rank_s_run(comm, name, strategy or Sync(every=passes), **seconds, **given)
 
     return VirtualWorld(ranks).run(program)
 
@@ -179,10 +185,18 @@ def test_training_is_that_of_torch_however_a_batch_is_cut(name: str, ranks: int,
         assert mine.train.metrics == one.train.metrics
 
 
-def test_a_parameter_server_gets_gradients_of_the_right_weight() -> None:
-    expected = by_torch("without labels")
-    for _, weights in trained(3, "without labels", strategy=ParamServer()):
+@pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight"])
+def test_a_parameter_server_divides_by_what_came(name: str) -> None:
+    expected = by_torch(name)
+    for _, weights in trained(3, name, strategy=ParamServer()):
         assert (weights - expected).norm() / expected.norm() < 1e-12
+
+
+def test_a_quorum_does_not_wait_for_the_denominators_of_the_late() -> None:
+    """Rank 2 needs ten times as long as the others together, who go on without it."""
+    history, weights = trained(3, "without labels", strategy=ParamServer(quorum=0.5), slow=2)[0]
+    assert history[-1].ranks[2].skipped > 0
+    assert weights.isfinite().all()
 
 
 class Noting(Worker):

@@ -19,9 +19,12 @@ from tutti.replica import Flat, Replica
 ROUNDING: Final = 1e-9
 """How far a sum of shares may be from what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
 
+EPSILON: Final = 1e-14
+"""How far a sum of weights may be from 1 for having been rounded."""
+
 
 class Rounds(Rule):
-    """c = optimizer(c, clip(sum of the gradients / sum of their shares)) of those that have come: a round.
+    """c = optimizer(c, clip(sum of the gradients / sum of their weights)) of those that have come: a round.
 
     A gradient belongs to the round whose number it has. The round closes when those that have come stand for
     the quorum of the update's samples, or when all workers' have; then their workers are answered. A gradient
@@ -37,7 +40,8 @@ class Rounds(Rule):
         value: the largest absolute value of an element, limited before the norm. None: any.
 
     Attributes:
-        share: which part of the update's samples the next message is the gradient of, weighted by it.
+        share: which part of the update's samples the next message is the gradient of.
+        weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
     """
 
@@ -56,9 +60,11 @@ class Rounds(Rule):
     ) -> None:
         self._inner = OptimizerRule(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
-        self.share, self.round = 1 / workers, 0
+        self.share = self.weight = 1 / workers
+        self.round = 0
         self._came: dict[int, Tensor] = {}
         self._shares: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
         self._closed: dict[int, Tensor] = {}
 
     @override
@@ -75,6 +81,7 @@ class Rounds(Rule):
         numbers = [slot.number for slot in slots]
         self._came = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
         self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
+        self._weights = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
 
     @override
@@ -85,6 +92,7 @@ class Rounds(Rule):
             total.add_(message)
         self._came[desk.slot] += 1
         self._shares[desk.slot] += self.share
+        self._weights[desk.slot] += self.weight
         if not self._is_complete(desk.slot):
             return Outcome.HELD
         self._close(desk)
@@ -96,28 +104,29 @@ class Rounds(Rule):
         return self._quorum < 1 and float(self._shares[slot]) >= self._quorum - ROUNDING
 
     def _close(self, desk: Desk) -> None:
-        totals, share = self._inner.inbox(desk.slot), float(self._shares[desk.slot])
+        totals, weight = self._inner.inbox(desk.slot), float(self._weights[desk.slot])
         # Without any sample there is nothing to learn, and no mean.
-        if share > ROUNDING:
-            if abs(share - 1) > ROUNDING:
+        if weight > 0:
+            if abs(weight - 1) > EPSILON:
                 for total in totals:
-                    total.div_(share)
+                    total.div_(weight)
             clip(totals, self._norm, self._value)
             self._inner.apply(Desk(desk.slot, desk.centre, totals, None))
         for total in totals:
             total.zero_()
         self._came[desk.slot].zero_()
         self._shares[desk.slot].zero_()
+        self._weights[desk.slot].zero_()
         self._closed[desk.slot] += 1
 
     @override
     def settings(self) -> list[float]:
-        return [self.share, self.round, *self._inner.settings()]
+        return [self.share, self.weight, self.round, *self._inner.settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        self.share, self.round = settings[0], int(settings[1])
-        self._inner.use(settings[2:])
+        self.share, self.weight, self.round = settings[0], settings[1], int(settings[2])
+        self._inner.use(settings[3:])
 
     @override
     def above(self, hosts: int) -> Rule:

@@ -127,7 +127,6 @@ class Parallel:
         loss = self._forward_backward(update)
         gradient = end_to_end(self.portion.state(gradient_of), self._names)
         self.portion.data.all_reduce(gradient)
-        self.worker.share = sum(batch.share for batch in update.passes)
         self.worker.step()
         if self._schedule is not None:
             self._schedule.step()
@@ -135,6 +134,7 @@ class Parallel:
 
     def _forward_backward(self, update: Update) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
+        self.worker.share = sum(batch.share for batch in update.passes)
         total, weight = torch.zeros(1, dtype=torch.float64), 0.0
         for batch in update.passes:
             if self.portion.compute is not None:
@@ -152,6 +152,7 @@ class Parallel:
         if not self.task.loss.weighed:
             return total.item()
         whole = divide_by_weight(self.replica, self.portion.peers, weight, update.samples)
+        self.worker.share = weight / whole if whole else 0.0
         return total.item() * update.samples / whole if whole else 0.0
 
 

@@ -73,11 +73,19 @@ class Worker(ABC):
         traffic: what its exchanges were like; the loop takes the counts once an epoch.
         updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
         share: which part of the update's samples is this rank's, 0 to 1; its gradient has been weighted by
-            it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others.
+            it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others. Where
+            the loss has a denominator of its own, it is the part of that, unless the worker `divides`.
+        weight: where the worker `divides`, what its gradient stands for in the sum by which all are divided;
+            None: its share.
+        divides: whether the sum of the gradients is divided by the sum of their weights here. Otherwise the
+            loop does so before the step, with an exchange among all ranks.
     """
+
+    divides: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.share = 1.0
+        self.weight: float | None = None
         self.traffic = Traffic()
         self.updating = Stopwatch()
 

@@ -68,6 +68,8 @@ class ParamServer(Centred):
 
 
 class _ParamServerWorker(CentredWorker):
+    divides: ClassVar[bool] = True
+
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, Clip())
@@ -77,6 +79,7 @@ class _ParamServerWorker(CentredWorker):
     def step(self) -> None:
         self.prepare()
         self._rule.share = self.share
+        self._rule.weight = self.share if self.weight is None else self.weight
         receipt = self.centre.exchange(self.grads, self.weights)
         self._rule.round += 1
         # Nothing is lost of a worker that had no sample.

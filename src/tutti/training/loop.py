@@ -240,11 +240,11 @@ class Trainer:
                 stages.start()
             loaded = self._schedule_until(update.round)
             late = self.worker.is_late()
-            samples, computed = (0, stages.last) if late else self._compute(update, epoch, tally)
+            samples, weight = (0, 0.0) if late else self._compute(update, epoch, tally)
+            computed = stages.last
             self._lr = self.optimizer.param_groups[0]["lr"]
             if not late and (samples or not self.batches.own):
-                if not self.batches.own:
-                    self.worker.share = sum(batch.share for batch in update.passes)
+                self._divide(update, samples, weight)
                 self.worker.step()
                 self._steps += 1
             else:
@@ -274,26 +274,32 @@ class Trainer:
         return self._stages.lap("update")
 
     def _compute(self, update: Update, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Forward and backward of this rank's part of an update; returns its samples, and the time then."""
+        """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
         before, weight = tally.samples, 0.0
         together = self.compute is not None
         for batch in update.passes:
             if batch.share or together:
                 weight += self._pass(batch, epoch, tally)
-        if self.loss.weighed:
-            own = self.batches.own
-            divide_by_weight(
-                self.replica,
-                None if own else self.comm,
-                weight,
-                tally.samples - before if own else update.samples,
-            )
-            self._stages.lap("backward")
         if isinstance(tally.loss, Tensor):
             self._refuse_sum(epoch, self._lookout.note(tally.loss, self._step + 1))
             self._stages.lap("backward")
         self._charge(tally.samples - before)
-        return tally.samples - before, self._stages.last
+        return tally.samples - before, weight
+
+    def _divide(self, update: Update, samples: int, weight: float) -> None:
+        """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
+        worker, own = self.worker, self.batches.own
+        if not own:
+            worker.share = sum(batch.share for batch in update.passes)
+        if not self.loss.weighed:
+            return
+        if own:
+            divide_by_weight(self.replica, None, weight, samples)
+        elif worker.divides:
+            worker.weight = weight / update.samples
+        else:
+            whole = divide_by_weight(self.replica, self.comm, weight, update.samples)
+            worker.share = weight / whole if whole else 0.0
 
     def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
         """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
