@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from tutti.errors import BadModel, BadRunFolder
@@ -179,6 +180,14 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
         folder.load_weights(nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("tied", ["[1]", '{"bias": "nowhere"}', '{"bias": 3}', "[" * 100_000, "no JSON"])
+def test_weights_with_odd_metadata_are_named(tmp_path: Path, tied: str) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(3, 4)}, path, metadata={"tied": tied})
+    with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
+        RunFolder(tmp_path).load_weights(nn.Linear(4, 3))
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

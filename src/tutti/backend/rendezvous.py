@@ -136,7 +136,7 @@ def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) 
     """
     places = registry.gather("mpi", _mpi_place(len(names)))
     for name, host, place in zip(names, hosts, places, strict=True):
-        if not place.isdigit():
+        if not place.isdecimal():
             raise Unusable(
                 f"the ranks are on several hosts ({', '.join(sorted(set(hosts)))}), and rank {name} on "
                 f"{host} cannot reach the others with MPI: {place}. Start them all with the mpirun of the "

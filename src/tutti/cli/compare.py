@@ -184,7 +184,7 @@ def _numbers(text: str) -> list[int]:
 
         return [allowed_cores().usable]
     words = _words(text)
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() for word in words):
         raise BadOption(f"--workers is '{text}'; give whole numbers with commas, such as 1,2,4, or auto")
     return [int(word) for word in words]
 

@@ -54,7 +54,9 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
 
 def _fits(config: TrainConfig) -> bool:
     """Whether this machine has room for the ranks and threads of the run; then the figures are the same."""
-    return config.workers.isdigit() and int(config.workers) * (config.threads or 1) <= allowed_cores().usable
+    return (
+        config.workers.isdecimal() and int(config.workers) * (config.threads or 1) <= allowed_cores().usable
+    )
 
 
 COMMAND = Command(

@@ -96,7 +96,7 @@ def _words(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[int]:
     words = _words(text)
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() for word in words):
         raise BadOption(f"--batch-sizes is '{text}'; give whole numbers with commas, such as 64,128")
     return [int(word) for word in words]
 

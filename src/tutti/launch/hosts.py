@@ -75,7 +75,7 @@ def _host(where: str, entry: str) -> Host:
         raise BadOption(
             f"{where}: '{entry}' is not a host; write a name and its number of ranks, such as node1:4"
         )
-    if number and not (number.isdigit() and int(number) >= 1):
+    if number and not (number.isdecimal() and int(number) >= 1):
         raise BadOption(
             f"{where}: '{name}' has '{number}' ranks; give a whole number of at least 1: {name}:4"
         )

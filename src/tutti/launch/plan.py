@@ -174,7 +174,7 @@ def _wanted(workers: str | int) -> int | None:
     if workers == "auto":
         return None
     text = str(workers)
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise BadOption(f"--workers is '{workers}'; give a whole number of at least 1, or auto")
     return int(text)
 

@@ -169,7 +169,7 @@ def _require_mpi4py(found: Surroundings) -> None:
 
 def _known(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:

@@ -18,7 +18,7 @@ def whole_numbers(option: str, value: object) -> list[int]:
         parts = list(value)
     else:
         parts = [value]
-    numbers = [int(part) if isinstance(part, str) and part.isdigit() else part for part in parts]
+    numbers = [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts]
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise BadOption(f"option '{option}' is {value!r}; give whole numbers above 0, such as 256,128")
     return [number for number in numbers if isinstance(number, int)]

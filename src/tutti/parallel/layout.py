@@ -153,7 +153,7 @@ def _sizes(text: str) -> dict[str, int | None]:
             raise UnknownName("way of --parallel", name, [*WAYS, DATA], "Write it as data=2,tensor=2.")
         if name in sizes:
             raise BadOption(f"--parallel {text} has '{name}' twice; give each once, as in data=2,tensor=2")
-        if equals and not (number.isdigit() and int(number) >= 1):
+        if equals and not (number.isdecimal() and int(number) >= 1):
             raise BadOption(f"--parallel {text} has {name}={number}; give a whole number from 1")
         sizes[name] = int(number) if equals else None
     return sizes
