@@ -53,6 +53,7 @@ class Heartbeat:
         per_epoch: of one epoch.
         steps_per_s: updates per second, lately.
         samples_per_s: training samples of this rank per second, lately.
+        waits: whether it waited for other ranks, or exchanged something with them, as it gave this sign.
         error: why it failed, in one line; None as long as it did not.
     """
 
@@ -69,6 +70,7 @@ class Heartbeat:
     per_epoch: int = 0
     steps_per_s: float = 0.0
     samples_per_s: float = 0.0
+    waits: bool = False
     error: str | None = None
 
     def check(self) -> None:

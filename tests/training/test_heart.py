@@ -6,10 +6,12 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from tutti.comm.host import HostCommunicator
 from tutti.errors import NotFinite
 from tutti.heartbeats import FAILED, FINISHED, TESTING, TRAINING, Heartbeat, read_heartbeats
 from tutti.records import EpochRecord, Evaluation, RankRecord
@@ -82,6 +84,28 @@ def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
         assert beat.began is not None
         heart.doing(TESTING)
         assert wait_until(run, TESTING).step == 20
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_sign_says_whether_the_rank_waits_for_others(run: Path) -> None:
+    """Whoever waits does so in a method of a communicator, which goes on once both signs have been seen."""
+    comm = HostCommunicator.alone()
+    with Heart(run, 0):
+        wait_until_it(run, waits=False)
+
+        def until_seen() -> Generator[bool, None, None]:
+            wait_until_it(run, waits=True)
+            yield True
+
+        comm._run(until_seen())
+        wait_until_it(run, waits=False)
+    comm.close()
+
+
+def wait_until_it(run: Path, *, waits: bool) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while [beat.waits for beat in read_heartbeats(run).records] != [waits]:
+        assert time.monotonic() < deadline
 
 
 def test_the_last_sign_is_that_the_rank_has_finished(run: Path) -> None:

@@ -106,6 +106,51 @@ def test_ranks_that_live_and_make_no_step_are_stuck() -> None:
     assert "py-spy dump --pid 1000" in first.remedy
 
 
+def test_of_ranks_that_make_no_step_those_that_wait_for_it_are_not_to_blame() -> None:
+    run = seen(
+        beat(0, moved=LONG_AGO, waits=True), beat(1, moved=LONG_AGO), beat(2, moved=LONG_AGO, waits=True)
+    )
+    (found,) = findings(run)
+    assert (found.rank, found.lost) == (1, True)
+    assert not examine(run, LIMITS).well
+
+
+def test_ranks_that_all_wait_for_each_other_are_all_named() -> None:
+    waits = [beat(rank, moved=LONG_AGO, waits=True) for rank in range(2)]
+    assert [(found.rank, found.lost) for found in findings(seen(*waits))] == [(0, True), (1, True)]
+
+
+def test_a_first_step_that_takes_long_does_not_lose_the_run() -> None:
+    run = seen(beat(0, moved=LONG_AGO, steps_per_s=0.0), beat(1, moved=LONG_AGO, steps_per_s=0.0, waits=True))
+    (found,) = findings(run)
+    assert (found.rank, found.lost) == (0, False)
+    assert examine(run, LIMITS).well
+
+
+@pytest.mark.parametrize(("state", "what"), [("stopped", "is stopped"), ("gone", "is gone")])
+def test_a_server_is_named_by_what_its_host_sees(state: str, what: str) -> None:
+    waits = [beat(rank, moved=LONG_AGO, waits=True) for rank in range(2)]
+    run = seen(*waits, usage=(usage("sleeping", "sleeping", "sleeping", state),))
+    (found,) = findings(run)
+    assert (found.rank, found.lost) == (3, True)
+    assert found.what == f"(server 1, on a) {what}"
+    assert not examine(run, LIMITS).well
+
+
+def test_a_rank_whose_process_is_not_there_any_more_is_named_before_it_is_silent() -> None:
+    (found,) = findings(seen(beat(0), beat(1, time=NOW - 3.0), ended=frozenset({1})))
+    assert (found.rank, found.lost) == (1, True)
+    assert found.what.startswith("is gone")
+
+
+def test_a_run_whose_processes_are_not_there_any_more_has_failed_at_once() -> None:
+    beats = [beat(rank, time=NOW - 3.0) for rank in range(2)]
+    samples = (usage("running", "running", age=3.0),)
+    assert examine(seen(*beats, usage=samples), LIMITS).condition is Condition.RUNNING
+    run = seen(*beats, usage=samples, ended=frozenset({0, 1}))
+    assert examine(run, LIMITS).condition is Condition.FAILED
+
+
 def test_ranks_that_wait_for_a_lost_one_are_not_named() -> None:
     run = seen(beat(0, moved=LONG_AGO), beat(1, moved=LONG_AGO, time=LONG_AGO))
     assert [found.rank for found in findings(run)] == [1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,18 @@ def test_what_is_no_run_folder_is_refused(make: object, said: str, tmp_path: Pat
 def test_a_folder_that_is_taken_back_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadRunFolder, match="is gone"):
         Watched(tmp_path / "run").read(NOW)
+
+
+def test_a_rank_is_looked_for_on_its_host_once_it_gives_no_signs(tmp_path: Path) -> None:
+    """Not elsewhere, and not in a container of that name: who gives signs lives."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    here = {"host": socket.gethostname(), "process": gone.pid}
+    late = {"time": NOW - 3.0}
+    beats = [
+        beat(0, **here, **late),
+        beat(1, **here),
+        beat(2, process=gone.pid, **late),
+        beat(3, **(here | {"process": os.getpid()}), **late),
+    ]
+    assert Watched(write_run(tmp_path / "run", *beats)).read(NOW).ended == {0}

@@ -19,6 +19,8 @@ from tutti.training.progress import Moment, Span
 SMOOTH_S: Final = 10.0
 """How many seconds of training a rank's rates are of, about: in one second ranks differ by chance."""
 
+_COMMUNICATORS: Final = "tutti.comm."
+
 
 class Heart:
     """Leaves a sign of life about once a second while the block goes on, and a last one when it is left.
@@ -37,6 +39,7 @@ class Heart:
         self._folder = folder
         self._beat = Heartbeat(rank, socket.gethostname(), os.getpid(), time.time())
         self._before = (0, 0, 0.0, 0)
+        self._trains = threading.get_ident()
         self._over, self._able = threading.Event(), True
         self._thread = threading.Thread(target=self._go_on, name="tutti-heart", daemon=True)
 
@@ -114,7 +117,8 @@ class Heart:
         """Write the file; whether that can be tried again."""
         assert self._folder is not None
         try:
-            write_heartbeat(self._folder, replace(self._beat, time=time.time()))
+            beat = replace(self._beat, time=time.time(), waits=_communicates(self._trains))
+            write_heartbeat(self._folder, beat)
         except FileNotFoundError:
             # Rank 0 takes the folder back when a run fails early, and the failure speaks for itself.
             self._able = False
@@ -123,3 +127,13 @@ class Heart:
             what = f"rank {self._beat.rank} cannot leave signs of life in {self._folder}: {error.strerror}"
             print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
         return self._able
+
+
+def _communicates(thread: int) -> bool:
+    """Whether a thread of this process is in an operation of a communicator."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_COMMUNICATORS):
+            return True
+        frame = frame.f_back
+    return False

@@ -5,7 +5,7 @@ a rank is      when
 failed         it says so itself
 stopped, gone  the sampler of its host sees its process like that
 silent         its last sign of life is older than `Limits.silent_s`: it was stopped, or has died, or its host
-stuck          it lives, but has made no step for so long, and no other rank is to blame
+stuck          it lives, but has made no step for so long, and waits for no other rank; or all of them do
 behind         it has made `Limits.behind` steps fewer than the others, and 3 s worth of their steps
 slow           it computes less than half as many samples per second as the others
 """
@@ -112,6 +112,7 @@ def examine(run: Snapshot, limits: Limits) -> Health:
     if condition in (Condition.WAITING, Condition.FINISHED):
         return Health(condition)
     lost = [found for beat in run.beats if (found := _lost(run, beat, limits)) is not None]
+    lost += _lost_servers(run)
     named = {one.rank for one in lost}
     well = [beat for beat in run.beats if beat.rank not in named]
     slow: list[Finding] = []
@@ -128,9 +129,13 @@ def examine(run: Snapshot, limits: Limits) -> Health:
 def _condition(run: Snapshot, limits: Limits) -> Condition:
     if run.summary is not None:
         return Condition.FINISHED
-    ages = [run.now - beat.time for beat in run.beats if beat.state not in (FINISHED, FAILED)]
+    lives = [beat for beat in run.beats if beat.rank not in run.ended]
+    ages = [run.now - beat.time for beat in lives if beat.state not in (FINISHED, FAILED)]
     sampled = any(
-        one.state != GONE for host in run.usage if run.now - host.time <= FRESH_S for one in host.ranks
+        one.state != GONE and one.rank not in run.ended
+        for host in run.usage
+        if run.now - host.time <= FRESH_S
+        for one in host.ranks
     )
     if sampled or any(age <= limits.silent_s for age in ages):
         return Condition.RUNNING
@@ -151,7 +156,7 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> Finding | None:
     if state in STOPPED:
         remedy = f"somebody has stopped {place}; 'kill -CONT {beat.process}' there lets it go on"
         return Finding(beat.rank, True, f"is stopped in step {beat.step:,}", remedy)
-    if state == GONE:
+    if state == GONE or beat.rank in run.ended:
         return Finding(
             beat.rank, True, f"is gone since step {beat.step:,}", f"{place} has ended; see its output"
         )
@@ -159,6 +164,24 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> Finding | None:
         remedy = f"is {place} stopped or dead, is the host up, and can it write this folder?"
         return Finding(beat.rank, True, f"has been silent for {age:.0f} s, since step {beat.step:,}", remedy)
     return None
+
+
+def _lost_servers(run: Snapshot) -> list[Finding]:
+    """Servers of a parameter centre that are stopped or gone; they leave no signs of life."""
+    found = []
+    for host in run.usage:
+        for one in host.ranks:
+            if one.rank < run.workers or run.now - host.time > FRESH_S:
+                continue
+            server = f"(server {one.rank - run.workers}, on {host.host})"
+            if one.state in STOPPED:
+                remedy = "somebody has stopped its process; 'kill -CONT' with its number there lets it go on"
+                found.append(Finding(one.rank, True, f"{server} is stopped", remedy))
+            elif one.state == GONE:
+                found.append(
+                    Finding(one.rank, True, f"{server} is gone", "its process has ended; see its output")
+                )
+    return found
 
 
 def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> Finding | None:
@@ -205,10 +228,15 @@ def _step_at(time: float, beat: Heartbeat) -> float:
 
 def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[Finding]:
     """The ranks that live and make no step, though no other rank keeps them from it."""
-    found = []
+    stuck = []
     for beat in well:
         still, usual = beat.time - beat.moved, 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S
         if beat.state == TRAINING and still > max(limits.silent_s, LONG_STEPS * usual):
-            remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
-            found.append(Finding(beat.rank, False, f"has made no step for {still:.0f} s", remedy))
+            stuck.append(beat)
+    found = []
+    for beat in [beat for beat in stuck if not beat.waits] or stuck:
+        what = f"has made no step for {beat.time - beat.moved:.0f} s"
+        remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
+        # The first step of a large model may take a long time.
+        found.append(Finding(beat.rank, beat.steps_per_s > 0, what, remedy))
     return found

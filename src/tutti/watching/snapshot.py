@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.heartbeats import RANKS, Heartbeat, read_heartbeats
+from tutti.heartbeats import EVERY_S, RANKS, Heartbeat, read_heartbeats
 from tutti.json_lines import Json, Lines, last_record, parse_record, read_record
 from tutti.reading import MOST_RANKS, read_file
 from tutti.records import EpochRecord, Summary, read_history
@@ -18,6 +20,9 @@ CONFIG: Final = "config.json"
 HISTORY: Final = "history.jsonl"
 SUMMARY: Final = "summary.json"
 COMPARISON: Final = "comparison.json"
+
+SIGNS: Final = 2
+"""How many signs of life in turn a rank must have left out to be looked for among the processes."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Snapshot:
         summary: of a finished run; None while it is not.
         beats: the newest sign of life of each rank that has left one, by rank.
         usage: the newest sample of each host.
+        ended: ranks whose processes were on this host, and are not there any more.
         damage: one sentence for each record that could not be read.
     """
 
@@ -44,6 +50,7 @@ class Snapshot:
     summary: Summary | None = None
     beats: tuple[Heartbeat, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
+    ended: frozenset[int] = frozenset()
     damage: tuple[str, ...] = ()
 
     @property
@@ -116,6 +123,7 @@ class Watched:
             summary=summary,
             beats=tuple(beats.records),
             usage=_usage(self.folder),
+            ended=_ended(beats.records, now),
             damage=(*self._history.damage, *beats.damage, *damage),
         )
 
@@ -124,6 +132,16 @@ class Watched:
         size = path.stat().st_size if path.exists() else 0
         if size != self._size:
             self._history, self._size = read_history(path), size
+
+
+def _ended(beats: Sequence[Heartbeat], now: float) -> frozenset[int]:
+    """The ranks whose processes were on this host, and are not there any more.
+
+    A rank that still gives signs is one of another host of that name, such as a container's.
+    """
+    here = socket.gethostname()
+    late = [beat for beat in beats if beat.host == here and now - beat.time > SIGNS * EVERY_S]
+    return frozenset(beat.rank for beat in late if not Path(f"/proc/{beat.process}").exists())
 
 
 def _newest(folder: Path) -> float | None:
