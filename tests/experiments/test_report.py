@@ -70,7 +70,7 @@ def test_validation_beside_training_tells_what_it_cost() -> None:
     )
 
 
-CONFIG = TrainConfig(epochs=3, lr=0.001, loss="cross_entropy", metrics="accuracy,top5")
+CONFIG = TrainConfig(epochs=3, lr=0.001)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,17 @@ CONFIG = TrainConfig(epochs=3, lr=0.001, loss="cross_entropy", metrics="accuracy
         ),
     ],
 )
-def test_what_is_learned_and_how_is_said_in_two_lines(config: TrainConfig, together: bool, line: str) -> None:
-    first, second = report.training("10 classes", config, together).splitlines()
-    assert first == "task: 10 classes; loss cross_entropy, metrics accuracy, top5"
-    assert second == line
+def test_how_a_model_is_trained_is_said_in_a_line(config: TrainConfig, together: bool, line: str) -> None:
+    assert report.training(config, together) == line
+
+
+def test_what_is_learned_is_said_in_a_line() -> None:
+    line = report.task("10 classes", "cross_entropy", ["accuracy", "top5"])
+    assert line == "task: 10 classes; loss cross_entropy, metrics accuracy, top5"
+    assert (
+        report.task("regression of 1 number", "own", [])
+        == "task: regression of 1 number; loss own, no metrics"
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,22 +23,24 @@ def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape:
     return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {size}"
 
 
-def training(kind: str, config: TrainConfig, together: bool) -> str:
-    """What is learned, and how, in a line each.
+def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
+    """What is to be learned, in a line."""
+    return f"task: {kind}; loss {loss}, {'metrics ' + ', '.join(metrics) if metrics else 'no metrics'}"
+
+
+def training(config: TrainConfig, together: bool) -> str:
+    """How a model is trained, in a line.
 
     Args:
-        kind: what the targets are taken for.
         config: of the run, with all that was left open filled in.
         together: whether the workers make each update together.
     """
-    loss, optimizer = (name.removeprefix("object:") for name in (config.loss, config.optimizer))
     schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
     of = "" if together else " of each worker"
     length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
     return (
-        f"task: {kind}; loss {loss}, metrics {config.metrics.replace(',', ', ')}\n"
-        f"training: {length} by {optimizer}, learning rate {config.lr:g}, {schedule}, batch size "
-        f"{config.batch_size:,}{of}"
+        f"training: {length} by {config.optimizer.removeprefix('object:')}, learning rate {config.lr:g}, "
+        f"{schedule}, batch size {config.batch_size:,}{of}"
     )
 
 

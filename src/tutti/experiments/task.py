@@ -58,9 +58,10 @@ class Task:
         return max(own, self.parameters * torch.float32.itemsize)
 
     def described(self) -> str:
-        """Model and data, in a line each."""
+        """Model, data and what is to be learned, in a line each."""
         data = self.dataset
-        return report.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
+        sizes = report.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
+        return f"{sizes}\n{report.task(self.kind, self.loss.name, [one.name for one in self.metrics])}"
 
     @property
     def kind(self) -> str:

@@ -196,7 +196,7 @@ def _run(
     speaks = comm.rank == 0 and not job.quiet
     if speaks:
         together = not trainer.batches.own
-        print(task.described(), report.training(task.kind, job.config, together), sep="\n", flush=True)
+        print(task.described(), report.training(job.config, together), sep="\n", flush=True)
     # Whoever repeats the run writes another folder.
     config = replace(job.config, out=None)
     state: dict[str, Any] = {}
