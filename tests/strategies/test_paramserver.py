@@ -192,3 +192,22 @@ def test_it_has_one_level() -> None:
     world = partial(VirtualWorld, 3, (2, 1), servers=1, levels=2)
     with pytest.raises(BadOption, match="--levels 1"):
         run(Setting(ParamServer(), sgd(LR)), world())
+
+
+def test_a_late_worker_needs_nobody_who_waits_for_it_elsewhere() -> None:
+    """As in a loop of one's own, where the ranks meet to deal batches, and none leaves out a step."""
+
+    def train(comm: Communicator) -> int:
+        module, strategy = Point(), ParamServer(quorum=0.6)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        for _ in range(3):
+            for _ in range(4):
+                replica.flats[0].grads.fill_(1.0)
+                comm.compute((1.0, 1.1, 6.0)[comm.rank])
+                worker.step()
+            comm.barrier()
+        worker.finish()
+        return worker.traffic.dropped
+
+    assert VirtualWorld(3).run(train) == [0, 0, 12]

@@ -37,7 +37,9 @@ class ADPSGD(Strategy):
         passive 1   │ step         └ x1 -= d, d ───┘  step │          d = (x1 - x0) / 2
 
     `graph`: "all" (any other worker) or "ring" (the two beside it). A batch is one worker's own, and so is
-    the optimizer's state. What is evaluated and kept is the average of all workers.
+    the optimizer's state. What is evaluated and kept is the average of all workers. The paper averages in
+    every step (`every` 1), while the gradient is computed; here that is between two computations on one host,
+    and beside them between hosts.
 
     Source: Lian, Zhang, Zhang, Liu 2018, "Asynchronous Decentralized Parallel Stochastic Gradient Descent",
     arXiv:1710.06952, algorithm 1; active and passive workers: section 3.

@@ -43,7 +43,9 @@ class GEM(Centred):
     The worker pulls before its first step; a batch is one worker's own. The paper's optimizer is plain SGD,
     as the momentum is the proxy's; any other makes the updates just as well. Without limits (`least` -inf,
     `most` inf) this is the algorithm as it is printed, where an update may be turned round or grow without
-    bound; the authors' own program has the limits 0 and 5.
+    bound; the authors' own program has the limits 0 and 5. That program also serves one worker at a time,
+    from its pull to its push, and lets a worker go on from w + pi dw; here others may come between the two,
+    and a worker goes on from w, as printed.
 
     Source: Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.

@@ -42,6 +42,8 @@ class Gossip(Strategy):
         worker 1   backward │ x1 ─┼──>──┼─ x1 = (x1 + x0 + x2) / 3 │ step
         worker 2   backward │ x2 ─┘     └─ x2 = (x2 + x1 + x3) / 3 │ step
 
+    The paper averages in every step (`every` 1), beside the computation of the gradient; here after it.
+
     On one host the neighbours' rows in shared memory are read; between hosts weights are sent.
 
     Source: Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study
