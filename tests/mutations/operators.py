@@ -33,6 +33,12 @@ CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
 }
 
+UNTOUCHED = {"annotation", "returns", "decorator_list", "type_params", "bases", "keywords"}
+"""What is no part of what a function or class does; the keywords of calls are."""
+
+COMMUTATIVE = {"add", "addcmul", "addcmul_", "dot", "max", "maximum", "min", "minimum", "mul"}
+"""Functions whose first two arguments may be swapped."""
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -41,6 +47,8 @@ class Mutant:
     Attributes:
         source: the module, unchanged.
         line: where.
+        lines: a test may notice it if it runs one of them: the first line of its statement, any line of the
+            function whose signature it is in, or any line at all.
         function: the qualified name of the outermost function or method around it; "" outside of all.
         change: the code before and after, on one line.
         place: the number of the syntax node.
@@ -49,6 +57,7 @@ class Mutant:
 
     source: str
     line: int
+    lines: range
     function: str
     change: str
     place: int
@@ -62,42 +71,41 @@ class Mutant:
 def mutants(source: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its lines."""
     found = []
-    for place, (node, function) in enumerate(_places(ast.parse(source))):
+    for place, (node, function, lines) in enumerate(_places(ast.parse(source))):
         for way, change in enumerate(_changes(node)):
             before = _shown(node)
             after = _shown(change(copy.deepcopy(node)))
-            found.append(Mutant(source, node.lineno, function, f"{before}  ->  {after}", place, way))
+            found.append(Mutant(source, node.lineno, lines, function, f"{before}  ->  {after}", place, way))
     return sorted(found, key=lambda one: one.line)
 
 
 def _changed(source: str, place: int, way: int) -> ast.Module:
     tree = ast.parse(source)
-    node = next(one for at, (one, _) in enumerate(_places(tree)) if at == place)
+    node = next(one for at, (one, *_) in enumerate(_places(tree)) if at == place)
     after = list(_changes(node))[way](node)
     if after is not node:
         tree = _Replacing(node, ast.copy_location(after, node)).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
-def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """What may be changed: no texts, no types, nothing that an error says."""
+def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, range]]:
+    """What may be changed, with its function and lines: no texts, no types, nothing that an error says."""
+    everywhere = range(1, len(ast.unparse(tree)) + 1)
 
-    def walk(node: ast.AST, path: tuple[str, ...], function: str) -> Iterator[tuple[ast.AST, str]]:
+    def walk(
+        node: ast.AST, path: tuple[str, ...], function: str, lines: range
+    ) -> Iterator[tuple[ast.AST, str, range]]:
+        if isinstance(node, ast.stmt) and function:
+            lines = range(node.lineno, node.lineno + 1)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             path = (*path, node.name)
             if not isinstance(node, ast.ClassDef):
                 function = function or ".".join(path)
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
         if hasattr(node, "lineno"):
-            yield node, function
+            yield node, function, lines
         for name, value in ast.iter_fields(node):
-            if name in (
-                "annotation",
-                "returns",
-                "decorator_list",
-                "type_params",
-                "bases",
-                "keywords",
-            ) and not (name == "keywords" and isinstance(node, ast.Call)):
+            if name in UNTOUCHED and not isinstance(node, ast.Call):
                 continue
             if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
                 continue
@@ -105,9 +113,9 @@ def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    yield from walk(child, path, function)
+                    yield from walk(child, path, function, lines)
 
-    yield from walk(tree, (), "")
+    yield from walk(tree, (), "", everywhere)
 
 
 def _is_type(node: ast.AST) -> bool:
@@ -148,7 +156,7 @@ def _changes(node: ast.AST) -> Iterator[Callable[[ast.AST], ast.AST]]:
         case ast.Continue():
             yield lambda _: ast.Break()
         case ast.Call(args=[first, second, *_]) if not isinstance(first, ast.Starred | ast.Constant) and not (
-            isinstance(second, ast.Starred | ast.Constant) or _is_check(node)
+            isinstance(second, ast.Starred | ast.Constant) or _is_symmetric(node)
         ):
             yield lambda one: _set(one, args=[one.args[1], one.args[0], *one.args[2:]])
 
@@ -160,9 +168,11 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def _is_check(node: ast.Call) -> bool:
-    """Calls whose arguments cannot be swapped without any program failing at once."""
-    return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass", "cast", "getattr")
+def _is_symmetric(node: ast.Call) -> bool:
+    """Whether its first two arguments can be swapped without a change, or never without an error."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    checks = {"isinstance", "issubclass", "cast", "getattr"}
+    return name in COMMUTATIVE | checks or ast.dump(node.args[0]) == ast.dump(node.args[1])
 
 
 def _set(node: ast.AST, **fields: object) -> ast.AST:

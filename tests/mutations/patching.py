@@ -51,7 +51,9 @@ def with_hits(tree: ast.Module) -> ast.Module:
 
         def generic_visit(self, node: ast.AST) -> ast.AST:
             super().generic_visit(node)
-            if isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.ExceptHandler):
+            if isinstance(
+                node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.ExceptHandler | ast.match_case
+            ):
                 node.body = list(_marked(node.body, node))
                 for part in ("orelse", "finalbody"):
                     if getattr(node, part, None):

@@ -174,6 +174,8 @@ class Session:
                 code = os.waitstatus_to_exitcode(os.waitpid(one.process, 0)[1])
                 what = SURVIVED if code == 0 else HUNG if code == -signal.SIGKILL else NOTICED
                 self.found.append((one.target, one.mutant, what))
+                if what == SURVIVED:
+                    _say(f"{what}: {one.target.path}:{one.mutant.line}: {one.mutant.change}")
                 if len(self.found) % 50 == 0:
                     _say(f"{len(self.found)} of {total}")
             for one in running.values():
@@ -182,17 +184,12 @@ class Session:
 
 
 def _tests_of(target: Target, mutant: Mutant, usable: dict[int, dict]) -> list[int]:
-    """The tests that run the mutant's line; those that run any line of the module, outside of functions."""
-    ran = {}
-    for at, one in usable.items():
-        lines = {line for name, line in one["hits"] if name == target.module}
-        if lines:
-            ran[at] = lines
-    if not mutant.function:
-        return list(ran)
-    lines = sorted({line for found in ran.values() for line in found if line <= mutant.line})
-    # A statement may have several lines; its hit is at the first of them.
-    return [at for at, found in ran.items() if lines and lines[-1] in found]
+    """The tests that run one of the mutant's lines."""
+    return [
+        at
+        for at, one in usable.items()
+        if any(name == target.module and line in mutant.lines for name, line in one["hits"])
+    ]
 
 
 def _try(session: pytest.Session, target: Target, mutant: Mutant, tests: Sequence[int]) -> None:

@@ -54,6 +54,8 @@ def load() -> Iterator[object]:
         ("a += b", {"a += b  ->  a -= b", "a += b  ->  pass"}),
         ("a.b = c", {"a.b = c  ->  pass"}),
         ("f(a, b)", {"f(a, b)  ->  pass", "f(a, b)  ->  f(b, a)"}),
+        ("f(a, a)", {"f(a, a)  ->  pass"}),
+        ("x = min(a, b)", set()),
         ("while a:\n    break", {"break  ->  continue"}),
         ("b if a else c", {"b if a else c  ->  b if True else c", "b if a else c  ->  b if False else c"}),
         ("raise E(a + b)", {"raise E(a + b)  ->  pass"}),
@@ -68,6 +70,16 @@ def test_each_place_is_changed_in_its_ways(source: str, changes: set[str]) -> No
 def test_a_mutant_knows_its_line_and_function() -> None:
     (mutant,) = mutants("class A:\n    def f(self):\n        return self.a + self.b\n")
     assert (mutant.line, mutant.function) == (3, "A.f")
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [("1  ->  2", {3, 4, 6}), ("2  ->  3", {3, 4, 6}), ("3  ->  4", {4}), ("4  ->  5", {6})],
+)
+def test_a_mutant_knows_the_lines_that_a_test_must_run_to_notice_it(change: str, lines: set[int]) -> None:
+    source = "a = 1\n\ndef f(x=2):\n    y = (\n 3)\n    return 4\n"
+    (mutant,) = [one for one in mutants(source) if one.change == change]
+    assert lines == {3, 4, 6}.intersection(mutant.lines)
 
 
 def test_whoever_has_imported_a_function_runs_the_change(load) -> None:

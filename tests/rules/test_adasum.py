@@ -21,6 +21,11 @@ def test_the_equation_by_hand() -> None:
     assert adasum([1.0, 0.0], [2.0, 2.0]) == [1.75, 1.75]
 
 
+def test_a_gradient_that_is_zero_has_the_coefficient_one() -> None:
+    assert coefficients(0.0, 0.0, 4.0) == (1.0, 1.0)
+    assert coefficients(0.0, 4.0, 0.0) == (1.0, 1.0)
+
+
 def test_orthogonal_gradients_are_added() -> None:
     assert adasum([3.0, 0.0], [0.0, 4.0]) == [3.0, 4.0]
 

@@ -49,6 +49,20 @@ def test_int8_has_a_scale_for_each_bucket() -> None:
     assert found.tolist() == pytest.approx([1270.0, 10.0, 12.7, 0.1, 0.0])
 
 
+def test_a_bucket_has_512_numbers_unless_another_number_is_given() -> None:
+    # In a bucket with 127, 0.1 is nearest to level 0; in its own it is level 127.
+    vector = torch.zeros(513)
+    vector[511], vector[512] = 127.0, 0.1
+    found = there_and_back(Int8(), vector)
+    assert (found[511].item(), found[512].item()) == (127.0, pytest.approx(0.1))
+
+
+def test_places_have_eight_bytes_where_four_are_too_few() -> None:
+    # Two numbers, each of 4 bytes beside its place.
+    assert TopK(1e-9).nbytes((1 << 31) - 1, torch.float32) == 2 * (4 + 4)
+    assert TopK(1e-9).nbytes(1 << 31, torch.float32) == 2 * (4 + 8)
+
+
 def test_top_k_sends_the_largest_and_nothing_else() -> None:
     found = there_and_back(TopK(keep=0.4), torch.tensor([0.5, -3.0, 0.1, 2.0, -1.0]))
     assert found.tolist() == [0.0, -3.0, 0.0, 2.0, 0.0]

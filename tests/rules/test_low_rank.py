@@ -69,7 +69,7 @@ def test_the_first_factor_depends_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "rank", "worth"),
-    [(100, 50, 2, True), (3, 3, 2, False), (10, 1, 1, False), (4, 4, 9, False)],
+    [(100, 50, 2, True), (3, 3, 2, False), (6, 3, 2, False), (10, 1, 1, False), (4, 4, 9, False)],
 )
 def test_factors_are_worthwhile_when_they_are_smaller(
     rows: int, columns: int, rank: int, worth: bool

@@ -13,9 +13,10 @@ def scalar(value: float) -> Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([1.0, 4.0], 2.5), ([1.0, 4.0, -2.0], 1.0)])
-def test_the_mean(values: list[float], expected: float) -> None:
-    vectors, out = [scalar(value) for value in values], scalar(9.0)
+def test_the_mean(values: list[float], expected: float, dtype: torch.dtype) -> None:
+    vectors, out = [scalar(value).to(dtype) for value in values], scalar(9.0).to(dtype)
     mean(out, vectors)
     assert out.item() == expected
     assert [vector.item() for vector in vectors] == values
@@ -25,6 +26,12 @@ def test_the_mean_may_take_the_place_of_the_first() -> None:
     first = scalar(1.0)
     mean(first, [first, scalar(4.0), scalar(-2.0)])
     assert first.item() == 1.0
+
+
+def test_wide_numbers_keep_all_their_digits() -> None:
+    out = scalar(0.0)
+    mean(out, [scalar(1 + 2**-40)] * 3)
+    assert out.item() == 1 + 2**-40
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -102,10 +109,17 @@ def test_who_sends_to_a_rank_is_who_it_gets_from_in_the_same_turn(graph: str, si
 
 def test_the_neighbours_of_each_graph() -> None:
     assert links("ring", 0, 5, 0) == [(1, 4), (4, 1)]
+    assert links("ring", 0, 3, 0) == [(1, 2), (2, 1)]
     assert links("ring", 0, 2, 0) == [(1, 1)]
     assert links("exponential", 0, 8, 0) == [(1, 7), (2, 6), (4, 4)]
     assert links("all", 1, 3, 0) == [(2, 0), (0, 2)]
+    assert links("all", 0, 4, 0) == [(1, 3), (2, 2), (3, 1)]
     assert [links("shift_one", 0, 4, step) for step in range(3)] == [[(2, 2)], [(3, 3)], [(2, 2)]]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_rank_alone_has_no_neighbour(graph: str) -> None:
+    assert links(graph, 0, 1, 0) == []
 
 
 def test_one_of_an_odd_number_rests() -> None:

@@ -38,3 +38,13 @@ def test_the_adaptive_strength_follows_the_running_mean_of_squares() -> None:
     compensate_adaptively(gradient, mean_square, scalar(7.0), scalar(5.0), strength=2.0, decay=0.75)
     assert mean_square.item() == pytest.approx(5.25)
     assert gradient.item() == pytest.approx(3 + 36 / math.sqrt(5.25), rel=1e-6)
+
+
+def test_the_adaptive_strength_is_bounded_where_gradients_are_small() -> None:
+    # s = 0.5 * 0 + 0.5 * 1e-6; 1e-3 + 2 / sqrt(s + 1e-7) * 1e-6 * 2
+    gradient, mean_square = scalar(1e-3), scalar(0.0)
+    compensate_adaptively(gradient, mean_square, scalar(7.0), scalar(5.0), strength=2.0, decay=0.5)
+    assert gradient.item() == pytest.approx(1e-3 + 4e-6 / math.sqrt(6e-7), rel=1e-12)
+    gradient, mean_square = scalar(0.0), scalar(0.0)
+    compensate_adaptively(gradient, mean_square, scalar(7.0), scalar(5.0), strength=2.0, decay=0.5)
+    assert gradient.item() == 0.0
