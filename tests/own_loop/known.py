@@ -7,6 +7,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "steps_inside_the_backward_pass": (2, 3),
     "the_gradient_of_a_gradient": (2, 3),
     "an_embedding_with_a_largest_norm": (2, 3),
+    "weights_that_are_assigned": (2, 3),
 }
 """Loops that are refused before the first update, with the world sizes on which they are."""
 
@@ -25,8 +26,6 @@ BROKEN: dict[str, tuple[int, ...]] = {
     "noise_on_the_weights": (2, 3),
     "batches_with_a_number": (1, 2, 3),
     "batches_of_graphs": (1, 2, 3),
-    "weights_that_are_assigned": (2, 3),
-    "a_model_that_is_converted": (2, 3),
 }
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""
 

@@ -55,6 +55,7 @@ class GradientExchange:
         self._models: list[JointGradients] = []
         self._cells: list[Cell] = []
         self._first: list[int] = []
+        self._numbers: set[int] = set()
         self._nodes: list[Any] = []
         self._touched: dict[int, None] = {}
         self._task = -1
@@ -77,6 +78,7 @@ class GradientExchange:
         self._sums.append(sums)
         self._shares.append(1.0)
         self._cells.extend(model.cells)
+        self._numbers.update(id(cell.parameter) for cell in model.cells)
         for number, cell in enumerate(model.cells, first):
             self._watch(number, cell.parameter)
             if model.records:
@@ -86,6 +88,10 @@ class GradientExchange:
         if self._comm.hosts == 1:
             # Two tables, used in turn: who writes to one has met all who have read it.
             self._tables = self._comm.node.shared(2, self._comm.size, width, dtype=torch.int64)
+
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Whether the gradient of a parameter is exchanged."""
+        return id(parameter) in self._numbers
 
     def weigh(self, own: int, whole: int) -> None:
         """Say how this rank's gradients count from now on.
@@ -99,7 +105,7 @@ class GradientExchange:
             # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
             share = float(size if own else 0) if sums else size * own / whole if whole else 0.0
             model.share = own / whole if whole else 0.0
-            if share == self._shares[at]:
+            if share == self._shares[at] == 1:
                 continue
             self._shares[at] = share
             for number in range(self._first[at], self._first[at] + len(model.cells)):
@@ -188,8 +194,7 @@ class GradientExchange:
                 at_end_of_backward(self._end)
 
         parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-        # What adds up the gradient lives as long as somebody knows it; hooks on it live with it.
-        self._nodes.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+        self._nodes.append(_adder(parameter))
         parameter.requires_grad_(trained)
 
     def _weigh(self, number: int) -> None:
@@ -197,8 +202,10 @@ class GradientExchange:
 
         Only gradients that are added to `.grad` come here, not those that `torch.autograd.grad` returns.
         """
-        if number in self._handles:
+        node = _adder(self._cells[number].parameter)
+        if number in self._handles and node is self._nodes[number]:
             return
+        self._nodes[number] = node
         of = bisect_right(self._first, number) - 1
         model, at = self._models[of], number - self._first[of]
         parameter = model.cells[at].parameter
@@ -292,6 +299,16 @@ class GradientExchange:
         table[self._comm.rank].copy_(mine)
         self._comm.barrier()
         return table
+
+
+def _adder(parameter: nn.Parameter) -> Any:
+    """What adds gradients to a parameter's. It lives while somebody knows it, and its hooks with it."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    found = parameter.view_as(parameter).grad_fn
+    parameter.requires_grad_(trained)
+    assert found is not None, "it is a function of a parameter that is trained"
+    return found.next_functions[0][0]
 
 
 MOST_KNOWN: Final = 256

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -23,6 +24,7 @@ from tutti.experiments.gradient_exchange import GradientExchange, Purpose
 from tutti.launch.join import join
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.divided import DividedOptimizer
 from tutti.training.evaluate import average_buffers
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -143,6 +145,8 @@ def distribute(
             f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "
             f"({job.pace.value}): they need other batches; give both the same strategy"
         )
+    if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in job.steppers):
+        return model, optimizer
     clip = Clip(clip_norm, clip_value)
     if chosen.joins_gradients:
         stepper: Stepper = _joint(model, optimizer, chosen, clip, reduction == "sum", job)
@@ -167,15 +171,16 @@ def _strategy(strategy: Strategy | str | None) -> Strategy:
 def _joint(
     model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: Job
 ) -> JointStepper:
-    comm, known = job.comm, [one for one in job.steppers if one.replica.module is model]
+    comm = job.comm
+    known = [one for one in job.steppers if isinstance(one, JointStepper) and one.replica.module is model]
     if known:
-        replica = known[0].replica
+        replica, copies = known[0].replica, known[0].copies
     else:
         _refuse_known(model, job)
         if comm.size > 1:
             _refuse_lookups_that_write(model)
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        memory, _ = strategies.visible_memory(comm)
+        memory, copies = strategies.visible_memory(comm)
         replica = strategies.place(model, comm, Home.PRIVATE, memory, frozen=True)
         if comm.size > 1 and replica.scattered:
             raise BadModel(
@@ -187,7 +192,7 @@ def _joint(
         joint = strategy.joint(replica, comm)
         if comm.size > 1 or joint.records:
             job.exchange.add(joint, sums)
-    return JointStepper(replica, optimizer, strategy, clip, sums, job, len(job.steppers))
+    return JointStepper(replica, optimizer, strategy, clip, sums, job, copies)
 
 
 def _refuse_lookups_that_write(model: nn.Module) -> None:
@@ -379,7 +384,7 @@ class JointStepper(Stepper):
         clip: gradient clipping.
         sums: losses are sums over samples, not means.
         job: the ranks.
-        number: of the stepper in the job.
+        copies: for each of the replica's vectors of weights, those of all ranks of this host.
     """
 
     def __init__(
@@ -390,16 +395,23 @@ class JointStepper(Stepper):
         clip: Clip,
         sums: bool,
         job: Job,
-        number: int,
+        copies: list[list[Tensor]],
     ) -> None:
         super().__init__(replica, strategy, sums)
-        self._optimizer, self._clip, self._job, self._number = optimizer, clip, job, number
+        self._optimizer, self._clip, self._job, self.copies = optimizer, clip, job, copies
+        self._number = len(job.steppers)
         self._native: Callable[..., Any] = optimizer.step
+        self._divided = DividedOptimizer(optimizer, replica, copies, job.comm.node)
         self._pending: dict[nn.Parameter, Tensor] = {}
+        self._lists: list[tuple[list[nn.Parameter], int]] = []
+
+    def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether this is the stepper of both."""
+        return self.replica.module is model and self._optimizer is optimizer
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
-        self._native = native
+        self._native = partial(self._divide, native)
         self._meet()
         if self._passes > 1:
             loss = _evaluate(closure)
@@ -409,14 +421,25 @@ class JointStepper(Stepper):
             return loss
         if closure is None:
             self._limit()
-            return native()
+            return self._native()
 
         def limited() -> Tensor:
             loss = closure()
             self._limit()
             return loss
 
-        return native(limited)
+        return self._native(limited)
+
+    def _divide(self, native: Callable[..., Any], closure: Closure | None = None) -> Any:
+        """Step the optimizer, with the other ranks of the host if it allows that."""
+        if self._job.comm.size == 1:
+            return native() if closure is None else native(closure)
+        if not self._divided.fits():
+            self._divided.release()
+            return native() if closure is None else native(closure)
+        loss = _evaluate(closure)  # these optimizers want it once, at the beginning
+        found = self._divided.step(native)
+        return found if closure is None else loss
 
     @override
     def skip(self) -> None:
@@ -432,10 +455,35 @@ class JointStepper(Stepper):
         if comm.size == 1:
             return
         self._job.exchange.bring_unseen()
-        details = (self._number, _hash_of(self._optimizer))
+        self._refuse_strangers()
+        fits = self._divided.fits()
+        if fits:
+            self._divided.bring_weights()
+        changed = fits and self._divided.changed()
+        details = (self._number, _hash_of(self._optimizer), int(changed))
         table = self._job.exchange.meet(Purpose.STEP, details)
         if len(table):
             _refuse_difference(table, self._optimizer, comm)
+        if changed:
+            self._divided.adopt()
+
+    def _refuse_strangers(self) -> None:
+        """Refuse parameters that have come to the optimizer, and that no model has: nobody exchanges them."""
+        lists = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
+        if len(lists) == len(self._lists) and all(
+            new is old and length == known
+            for (new, length), (old, known) in zip(lists, self._lists, strict=True)
+        ):
+            return
+        for number, (parameters, _) in enumerate(lists):
+            for parameter in parameters:
+                if parameter.requires_grad and not self._job.exchange.knows(parameter):
+                    raise BadOption(
+                        f"param group {number} of the optimizer has a parameter of shape "
+                        f"{tuple(parameter.shape)} that no model had when distribute() was given it; make "
+                        "the model whole, and load weights with assign=True, before distribute()"
+                    )
+        self._lists = lists
 
     def _limit(self) -> None:
         parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
@@ -638,6 +686,11 @@ def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) 
         raise BadOption(
             f"the ranks step different optimizers at the same time: by rank, in the order of distribute(), "
             f"{table[:, 1].tolist()}; let every rank make the same steps"
+        )
+    if bool((table[:, 3] != table[0, 3]).any()):
+        raise BadOption(
+            "the optimizer's state was loaded or changed on some ranks and not on others: by rank, "
+            f"{table[:, 3].tolist()}; do it on every rank"
         )
     everyone = cast("list[list[dict[str, object]]]", comm.all_gather_objects(_options_of(optimizer)))
     for rank, theirs in enumerate(everyone):

@@ -121,7 +121,7 @@ class Run:
         fused = is_fused(user, theirs, self._parameters)
         if fused:
             self._own["fused"] = True
-        self._kernel = kernel_of(type(user)) if fused and _is_plain(theirs) else None
+        self._kernel = kernel_of(type(user)) if fused and is_plain(theirs) else None
         self.optimizer = _bare_copy(user, self._own)
         for parameter, stretch in zip(self._parameters, stretches, strict=True):
             state = _whole_state(user, stretch) if whole else _cut_state(user, stretch, fused)
@@ -156,7 +156,8 @@ def progress(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[object, ...
     return (*sorted(state), *(float(state[name]) for name in COUNTERS if name in state))
 
 
-def _is_plain(group: dict[str, Any]) -> bool:
+def is_plain(group: dict[str, Any]) -> bool:
+    """Whether all options of a param group are numbers of Python's."""
     values = [value for name, value in group.items() if name not in ("params", "betas")]
     return not any(isinstance(value, Tensor) for value in (*values, *group.get("betas", ())))
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.errors import BadModel
 from tutti.optim.sparse import sparse_tables
 from tutti.reduction import Layout, Reduction
 from tutti.replica import ALIGNMENT, Flat, Replica, view_like
@@ -44,6 +45,7 @@ class Cell:
         flat: the number of its vector.
         span: where it lies there.
         sparse: whether its gradient is one of rows of an embedding table.
+        address: of the view.
     """
 
     parameter: nn.Parameter
@@ -51,6 +53,15 @@ class Cell:
     flat: int
     span: slice
     sparse: bool
+    address: int
+
+    def holds(self, gradient: Tensor) -> bool:
+        """Whether a gradient lies in this cell."""
+        return (
+            not gradient.is_sparse
+            and gradient.data_ptr() == self.address
+            and gradient.dtype == self.view.dtype
+        )
 
 
 @dataclass
@@ -64,6 +75,11 @@ class Incoming:
 
     gradient: Tensor
     before: Tensor | None
+
+
+def _cell(flat: Flat, number: int, parameter: nn.Parameter, span: slice, sparse: bool) -> Cell:
+    view = view_like(flat.grads[span], parameter)
+    return Cell(parameter, view, number, span, sparse, view.data_ptr())
 
 
 class JointGradients(ABC):
@@ -83,7 +99,7 @@ class JointGradients(ABC):
         self.comm, self.flats = comm, replica.flats
         tables = {id(table) for table in sparse_tables(replica.module)}
         self.cells = tuple(
-            Cell(parameter, view_like(flat.grads[span], parameter), number, span, id(parameter) in tables)
+            _cell(flat, number, parameter, span, id(parameter) in tables)
             for number, flat in enumerate(replica.flats)
             for parameter, span in zip(flat.parameters, flat.spans, strict=True)
         )
@@ -142,7 +158,7 @@ class MeanGradients(JointGradients):
             number
             for number, cell in enumerate(self.cells)
             if (gradient := cell.parameter.grad) is not None
-            and gradient is not cell.view
+            and not cell.holds(gradient)
             and gradient is not self._tables.get(cell.parameter)
         ]
 
@@ -151,13 +167,19 @@ class MeanGradients(JointGradients):
         for number in numbers:
             cell = self.cells[number]
             gradient = cell.parameter.grad
-            if gradient is cell.view or cell.sparse:
+            if cell.sparse or (gradient is not None and cell.holds(gradient)):
                 continue
+            if cell.parameter.dtype != cell.view.dtype:
+                raise BadModel(
+                    f"a parameter of shape {tuple(cell.parameter.shape)} was converted from "
+                    f"{cell.view.dtype} to {cell.parameter.dtype} after distribute(); convert it before"
+                )
             if gradient is None:
                 cell.view.zero_()
             else:
                 cell.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            cell.parameter.grad = cell.view
+            # Not the view itself: converting a module exchanges what its gradients hold.
+            cell.parameter.grad = cell.view.detach()
 
     @override
     def reduce(self, numbers: Sequence[int]) -> None:
