@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from types import MethodType
@@ -45,6 +45,13 @@ class Dealt:
     all: int = 1
 
 
+@dataclass(eq=False)
+class Open:
+    """An iteration over dealt batches that goes on, and the counts of its batch."""
+
+    dealt: Dealt | None = None
+
+
 @dataclass
 class Job:
     """What `init` found, what the loop deals, and the models that `distribute` was given.
@@ -54,6 +61,7 @@ class Job:
         dealt: the batch that is trained on.
         steppers: one for each optimizer.
         last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        open: the iterations that go on, the innermost last.
         exchange: of the models' gradients.
     """
 
@@ -61,6 +69,7 @@ class Job:
     dealt: Dealt
     steppers: list[Stepper] = field(default_factory=list)
     last: Dealt = field(default_factory=Dealt)
+    open: list[Open] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.exchange = GradientExchange(self.comm)
@@ -308,9 +317,20 @@ class shard:
         )
         own = _from_loader(cast("DataLoader[Any]", self.batches), job) if loads else None
         if job.pace is Pace.TOGETHER:
-            yield from own or (_own_part(batch, job) for batch in self.batches)
+            dealt = own or (_own_part(batch, job) for batch in self.batches)
         else:
-            yield from own or _whole_batches(self.batches, job)
+            dealt = own or _whole_batches(self.batches, job)
+        mine = Open()
+        job.open.append(mine)
+        try:
+            for batch in dealt:
+                mine.dealt = replace(job.dealt)
+                yield batch
+        finally:
+            job.open.remove(mine)
+            if job.open and job.open[-1].dealt is not None:
+                # The loop around goes on with the batch that it has.
+                job.deal(job.open[-1].dealt)
 
     def __len__(self) -> int:
         init()
@@ -426,7 +446,8 @@ class JointStepper(Stepper):
         def limited() -> Tensor:
             loss = closure()
             self._limit()
-            return loss
+            # An optimizer that looks at the loss must see the same on all ranks.
+            return mean(loss, self._job.dealt.own) if self._job.comm.size > 1 else loss
 
         return self._native(limited)
 
@@ -788,22 +809,44 @@ def _complete_round(batches: int, job: Job) -> None:
 
 def _own_part(batch: Any, job: Job) -> Any:
     comm, length = job.comm, _length(batch)
+    if comm.size == 1:
+        return _deal(batch, Dealt(length, length))
+    _check_lengths(batch, length)
     part = cut(length, comm.size)[comm.rank]
     deal = Dealt(part.stop - part.start, length)
-    return _deal(_map(batch, lambda x: x[part] if deal.own else x[:1]), deal)
+    return _deal(_map(batch, lambda x: (x[part] if deal.own else x[:1]) if x.dim() else x), deal)
+
+
+def _check_lengths(batch: Any, length: int) -> None:
+    for tensor in _tensors(batch):
+        if tensor.dim() and len(tensor) != length:
+            raise BadOption(
+                f"a batch has tensors of {length} and of {len(tensor)} along the first dimension; shard() "
+                "cuts batches whose tensors all have the samples along it"
+            )
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, dict)):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(value)
 
 
 def _deal(batch: Any, deal: Dealt) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
     _current().deal(deal)
     if deal.own == 0 and not torch.is_grad_enabled():
-        return _map(batch, lambda x: x[:0])
+        return _map(batch, lambda x: x[:0] if x.dim() else x)
     return batch
 
 
 def _map(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Tensor):
         return function(batch)
+    if batch is None or isinstance(batch, (int, float, str, bytes)):
+        return batch
     if isinstance(batch, dict):
         return {key: _map(value, function) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -816,10 +859,9 @@ def _map(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _length(batch: Any) -> int:
-    while isinstance(batch, (tuple, list, dict)) and len(batch):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    if isinstance(batch, Tensor) and batch.dim():
-        return len(batch)
+    for tensor in _tensors(batch):
+        if tensor.dim():
+            return len(tensor)
     raise BadOption(
         f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
     )

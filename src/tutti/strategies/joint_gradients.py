@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +152,7 @@ class MeanGradients(JointGradients):
         self._rows = [flat.rows.unbind() for flat in self.flats]
         self._plans: dict[tuple[int, ...], _Shared] = {}
         self._tables: dict[nn.Parameter, Tensor] = {}
+        self._out: dict[int, ref[Tensor]] = {}
 
     @override
     def unseen(self) -> list[int]:
@@ -174,12 +176,21 @@ class MeanGradients(JointGradients):
                     f"a parameter of shape {tuple(cell.parameter.shape)} was converted from "
                     f"{cell.view.dtype} to {cell.parameter.dtype} after distribute(); convert it before"
                 )
+            self._release(number)
             if gradient is None:
                 cell.view.zero_()
             else:
                 cell.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            # Not the view itself: converting a module exchanges what its gradients hold.
-            cell.parameter.grad = cell.view.detach()
+            # Not the cell's view itself: converting a module exchanges what its gradients hold.
+            out = cell.view.detach()
+            cell.parameter.grad, self._out[number] = out, ref(out)
+
+    def _release(self, number: int) -> None:
+        """Give the gradient that lay in this rank's row memory of its own, if the loop still holds it."""
+        last = self._out.pop(number, None)
+        held = None if last is None else last()
+        if held is not None:
+            held.data = held.clone()
 
     @override
     def reduce(self, numbers: Sequence[int]) -> None:
