@@ -30,7 +30,6 @@ BROKEN: dict[str, tuple[int, ...]] = {
 BROKEN_BY_MESSAGES: tuple[str, ...] = (
     "gradients_by_autograd_grad",
     "gradients_of_each_sample",
-    "a_backward_pass_that_fails",
     "sparse_adam",
 )
 """Loops that end otherwise where gradients are reduced by messages."""

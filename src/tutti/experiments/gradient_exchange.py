@@ -105,13 +105,13 @@ class GradientExchange:
             # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
             share = float(size if own else 0) if sums else size * own / whole if whole else 0.0
             model.share = own / whole if whole else 0.0
-            if share == self._shares[at] == 1:
+            if share == self._shares[at] == 1 and not model.records:
                 continue
             self._shares[at] = share
             for number in range(self._first[at], self._first[at] + len(model.cells)):
-                if share != 1:
+                if share != 1 or model.records:
                     self._weigh(number)
-                elif not model.records and number in self._handles:
+                elif number in self._handles:
                     self._handles.pop(number).remove()
 
     @torch.no_grad()
@@ -217,7 +217,8 @@ class GradientExchange:
                 gradient = gradient * share if share else torch.zeros_like(gradient)
             if model.records:
                 known = model.incoming.get(at)
-                if known is not None:
+                # Without a gradient it is what is left of a pass that has failed.
+                if known is not None and parameter.grad is not None:
                     known.gradient = known.gradient + gradient.detach()
                 else:
                     kept = None if parameter.grad is None else parameter.grad.clone()
@@ -229,7 +230,8 @@ class GradientExchange:
     @torch.no_grad()
     def _end(self) -> None:
         self._task = -1
-        touched = tuple(self._touched)
+        # What a pass that failed has brought may have been zeroed since.
+        touched = tuple(n for n in self._touched if self._cells[n].parameter.grad is not None)
         self._touched.clear()
         if not touched:
             return

@@ -183,12 +183,12 @@ def _joint(
     comm = job.comm
     known = [one for one in job.steppers if isinstance(one, JointStepper) and one.replica.module is model]
     if known:
-        replica, copies = known[0].replica, known[0].copies
+        replica, copies, gradients = known[0].replica, known[0].copies, known[0].gradients
     else:
         _refuse_known(model, job)
         if comm.size > 1:
             _refuse_lookups_that_write(model)
-        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        own = [(parameter, parameter.grad) for parameter in model.parameters()]
         memory, copies = strategies.visible_memory(comm)
         replica = strategies.place(model, comm, Home.PRIVATE, memory, frozen=True)
         if comm.size > 1 and replica.scattered:
@@ -196,12 +196,14 @@ def _joint(
                 f"parameter '{replica.scattered[0][0]}' of the model is divided by torch.distributed; "
                 "distribute() takes models that each rank has whole"
             )
-        for parameter, gradient in gradients:
+        for parameter, gradient in own:
             parameter.grad = gradient
         joint = strategy.joint(replica, comm)
+        # What is reduced as a whole uses the rows for something else between the steps.
+        gradients = [torch.zeros_like(flat.grads) if joint.records else flat.grads for flat in replica.flats]
         if comm.size > 1 or joint.records:
             job.exchange.add(joint, sums)
-    return JointStepper(replica, optimizer, strategy, clip, sums, job, copies)
+    return JointStepper(replica, optimizer, strategy, clip, sums, job, copies, gradients)
 
 
 def _refuse_lookups_that_write(model: nn.Module) -> None:
@@ -405,6 +407,7 @@ class JointStepper(Stepper):
         sums: losses are sums over samples, not means.
         job: the ranks.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
+        gradients: a vector of gradients for each of them, for the optimizer.
     """
 
     def __init__(
@@ -416,12 +419,14 @@ class JointStepper(Stepper):
         sums: bool,
         job: Job,
         copies: list[list[Tensor]],
+        gradients: list[Tensor],
     ) -> None:
         super().__init__(replica, strategy, sums)
-        self._optimizer, self._clip, self._job, self.copies = optimizer, clip, job, copies
+        self._optimizer, self._clip, self._job = optimizer, clip, job
+        self.copies, self.gradients = copies, gradients
         self._number = len(job.steppers)
         self._native: Callable[..., Any] = optimizer.step
-        self._divided = DividedOptimizer(optimizer, replica, copies, job.comm.node)
+        self._divided = DividedOptimizer(optimizer, replica, copies, gradients, job.comm.node)
         self._pending: dict[nn.Parameter, Tensor] = {}
         self._lists: list[tuple[list[nn.Parameter], int]] = []
 

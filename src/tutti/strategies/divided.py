@@ -202,19 +202,25 @@ class DividedOptimizer:
         optimizer: the user's.
         replica: the model.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
+        gradients: vectors of the same lengths for the gradients, which may be where they lie already.
         node: these ranks.
     """
 
     def __init__(
-        self, optimizer: Optimizer, replica: Replica, copies: Sequence[Sequence[Tensor]], node: Communicator
+        self,
+        optimizer: Optimizer,
+        replica: Replica,
+        copies: Sequence[Sequence[Tensor]],
+        gradients: Sequence[Tensor],
+        node: Communicator,
     ) -> None:
         self._optimizer, self._node = optimizer, node
-        self._flats, self._copies = replica.flats, copies
+        self._flats, self._copies, self._vector_of = replica.flats, copies, gradients
         self._parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
         self._places = [(number, span) for number, flat in enumerate(replica.flats) for span in flat.spans]
         self._number = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self._gradients = [
-            view_like(self._flats[flat].grads[span], parameter)
+            view_like(gradients[flat][span], parameter)
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
         self._weights = [
@@ -475,7 +481,7 @@ class DividedOptimizer:
             if not within:
                 continue  # a gap between two parameters
             parameter = nn.Parameter(self._copies[flat][rank][place])
-            parameter.grad = self._flats[flat].grads[place]
+            parameter.grad = self._vector_of[flat][place]
             yield Part(parameter, group_of[numbers[0]], flat, place, slice(within[0], within[-1] + 1))
 
     def _progress(self, number: int) -> tuple[object, ...]:
