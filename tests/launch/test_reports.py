@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
 from tutti.errors import BadModel, PeerLost, RankFailed, TuttiError, UserError
+from tutti.launch import rank as ranks
 from tutti.launch.reports import Death, Report, cause, failure
 
 
@@ -80,3 +82,16 @@ def test_a_report_is_read_when_it_is_complete() -> None:
     assert Report.decode(data[:4]) is None
     assert Report.decode(data[:-1]) is None
     assert Report.decode(data + b"more") == sent
+
+
+def test_a_rank_that_fails_when_nobody_listens_any_more_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    reading, writing = os.pipe()
+    os.close(reading)
+    ranks._fail(1, writing, ValueError("as on rank 0"), None)
+    os.close(writing)
+    assert codes == [1]
+    assert capfd.readouterr() == ("", "")

@@ -107,7 +107,9 @@ def _read(descriptor: int) -> bytes:
 
 def _fail(rank: int, reports: int, error: BaseException, frames: TracebackType | None) -> None:
     """Report the exception and be gone at once: the peers notice, the supervisor ends them."""
-    _send(reports, failure(rank, error, frames))
+    # After another rank's failure nobody may be there to read this one.
+    with suppress(BrokenPipeError):
+        _send(reports, failure(rank, error, frames))
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):
             stream.flush()
