@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.mpi.mpirun import needs_mpirun
 from tutti.cli.main import main
 from tutti.errors import PeerLost
 from tutti.experiments.config import TrainConfig
 from tutti.experiments.job import TrainJob, run
+from tutti.launch.hosts import Host
+from tutti.launch.mpirun import command_line, find_mpirun, settings
+from tutti.training.run_folder import RunFolder
+from tutti.training.taking_back import take_back_after_me
 
 KILLED = """
 import os, signal
@@ -90,3 +100,61 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
     monkeypatch.setattr("tutti.experiments.plan.start", start)
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
+
+
+RAISING = """
+from torch import nn
+from tutti.launch.surroundings import started_by
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if self.training and started_by().rank == 1:
+            raise ValueError("seven is not a colour")
+        return super().forward(x)
+
+def make():
+    return Net(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@needs_mpirun
+@pytest.mark.mpi
+def test_under_the_users_mpirun_a_run_that_fails_in_its_first_epoch_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text(RAISING)
+    model, out = f"{tmp_path / 'raising.py'}:make", tmp_path / "run"
+    program = [sys.executable, "-m", "tutti", "train", model, "--out", str(out), "--batch-size", "8"]
+    found, hosts = find_mpirun(), (Host("localhost", 2),)
+    command = command_line(found, hosts, [], [])
+    environment = {**os.environ, **settings(found, hosts, os.environ)}
+    done = subprocess.run(
+        [*command[: command.index(sys.executable)], *program],
+        env=environment,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "ValueError: seven is not a colour" in done.stderr
+    wait_until(lambda: not out.exists())
+
+
+def test_a_folder_is_taken_back_once_who_made_it_is_gone(tmp_path: Path) -> None:
+    begun, not_begun = (RunFolder.create(tmp_path / name, "mlp", "digits") for name in ("begun", "not"))
+    (begun.path / "history.jsonl").write_text("{}\n")
+    child = os.fork()
+    if child == 0:
+        take_back_after_me(begun)
+        take_back_after_me(not_begun)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    wait_until(lambda: not not_begun.path.exists())
+    assert (begun.path / "history.jsonl").exists()
+
+
+def wait_until(true: Callable[[], bool], patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -47,6 +47,7 @@ from tutti.training.loggers.base import Logbook
 from tutti.training.loop import Trainer, run_length
 from tutti.training.progress import Several, Silent, progress_on
 from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.training.taking_back import take_back_after_me
 
 DEFAULT_EPOCHS = 20
 """Passes over the training samples, when neither epochs nor steps is given."""
@@ -254,6 +255,8 @@ def _run_folder(
     data, scale = task.dataset, task.dataset.train.scale
     folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
     told = job.starter is not None and job.starter.send(folder.path.absolute())
+    if not told and comm.size > 1:
+        take_back_after_me(folder)
     try:
         folder.write_config(config.as_json())
         folder.write_seal(seal(config.as_json()))
