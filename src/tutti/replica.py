@@ -11,7 +11,7 @@ A module of several dtypes has one such vector per dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -87,6 +87,7 @@ class Replica:
         flats: one `Flat` for each dtype, in order of first appearance.
         scattered: the names and trainable parameters that stay where they are, because they are no plain
             tensors in this process's memory: torch.distributed's DTensors.
+        in_own_loop: whether a loop of the user's trains it, which may look at all of torch's objects.
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
 
     Raises:
@@ -95,7 +96,7 @@ class Replica:
     """
 
     def __init__(self, module: nn.Module, memory: Memory = Memory(), frozen: bool = False) -> None:
-        self.module = module
+        self.module, self.in_own_loop = module, False
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             _refuse_unusable(name, tensor)
         named = [
@@ -139,16 +140,22 @@ class Replica:
                 _attach_gradient(parameter, view_like(flat.grads[span], parameter))
 
     @contextmanager
-    def lent_gradients(self) -> Iterator[None]:
+    def lent_gradients(self, present: Collection[nn.Parameter] = ()) -> Iterator[None]:
         """Inside, the parameters' gradients lie in the vector of gradients, zero where there are none.
 
         Outside, they are whatever they were before: tensors that autograd made, or None.
+
+        Args:
+            present: parameters that have a gradient inside, besides those that have one outside.
 
         Raises:
             BadModel: a parameter no longer lies in the vector of weights.
         """
         own = [(parameter, parameter.grad) for flat in self.flats for parameter in flat.parameters]
         self.attach()
+        for parameter, gradient in own:
+            if gradient is None and parameter not in present:
+                parameter.grad = None
         try:
             yield
         finally:

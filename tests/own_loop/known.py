@@ -45,17 +45,14 @@ _BARE = (
     "state_that_is_rebound",
     "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
 )
-_PULLED = (*_BARE, "a_part_of_the_model_is_loaded", "weights_are_scaled_in_place")
+_CENTRED = (*_BARE, "weights_are_scaled_in_place")
 
 BROKEN_WITH: dict[str, tuple[str, ...]] = {
-    "adpsgd": _PULLED,
-    "diloco": _BARE,
-    "downpour": _PULLED,
-    "gossip": _BARE,
-    "hogwild": (*_BARE, "a_sparse_embedding_with_adagrad"),
-    "lazy": _PULLED,
-    "local": _BARE,
-    "paramserver": _PULLED,
+    "adpsgd": ("weights_are_scaled_in_place",),
+    "downpour": _CENTRED,
+    "hogwild": ("a_sparse_embedding_with_adagrad",),
+    "lazy": _CENTRED,
+    "paramserver": _CENTRED,
 }
 """Loops that are right with the default strategy, and not with these, on one worker."""
 

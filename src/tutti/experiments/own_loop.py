@@ -162,9 +162,11 @@ def distribute(
     else:
         _refuse_known(model, job)
         replica = strategies.place(model, comm, chosen.home)
+        replica.in_own_loop = True
         worker = chosen.worker(replica, comm, optimizer, clip)
         stepper = WorkerStepper(replica, worker, chosen, job.dealt, reduction == "sum")
-        model.register_load_state_dict_post_hook(Adopting(worker))  # type: ignore[no-untyped-call]
+        for part in model.modules():
+            part.register_load_state_dict_post_hook(Adopting(worker))  # type: ignore[no-untyped-call]
     stepper.take_over(optimizer)
     job.steppers.append(stepper)
     return model, optimizer
@@ -562,6 +564,7 @@ class WorkerStepper(Stepper):
         self.worker, self._dealt = worker, dealt
         many = self._passes > 1
         self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
+        self._present: set[nn.Parameter] = set()
         self._inside = False
         for parameter in replica.module.parameters():
             parameter.grad = None
@@ -597,6 +600,8 @@ class WorkerStepper(Stepper):
         if self._passes > 1:
             with self.replica.lent_gradients():
                 self._gather(own)
+            for parameter in self.replica.module.parameters():
+                parameter.grad = None
             if self._calls < self._passes:
                 return
             if self._samples:
@@ -616,11 +621,12 @@ class WorkerStepper(Stepper):
             self._skip()
 
     def _use(self, gathered: list[Tensor], scale: float) -> None:
-        with self.replica.lent_gradients():
+        with self.replica.lent_gradients(self._present):
             for flat, pending in zip(self.replica.flats, gathered, strict=True):
                 torch.mul(pending, scale, out=flat.grads)
                 pending.zero_()
             self._step()
+        self._present.clear()
 
     def _step(self) -> None:
         self._inside = True
@@ -647,7 +653,8 @@ class WorkerStepper(Stepper):
                 pending.add_(flat.grads, alpha=1 if self._sums else own)
             flat.grads.zero_()
         for parameter in self.replica.module.parameters():
-            parameter.grad = None
+            if parameter.grad is not None:
+                self._present.add(parameter)
 
 
 class Adopting:

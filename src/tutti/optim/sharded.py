@@ -73,9 +73,12 @@ def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False
 class ShardedOptimizer:
     """Runs the user's optimizer on given slices of a replica's vectors.
 
-    The user's optimizer itself is never stepped: its class, options and param groups are used, and groups are
+    The user's optimizer itself is not stepped: its class, options and param groups are used, and groups are
     read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
     already is carried over.
+
+    In a loop of the user's, where the slices are all of the model, it is the user's optimizer that steps, so
+    that its state and hooks are there where the loop looks for them.
 
     Args:
         optimizer: the user's optimizer, over parameters of the replica.
@@ -99,9 +102,15 @@ class ShardedOptimizer:
         grads: Sequence[Tensor] | None = None,
     ) -> None:
         check_usable(type(optimizer))
+        whole = all(
+            own == slice(0, len(flat.weights)) for own, flat in zip(slices, replica.flats, strict=True)
+        )
+        self._optimizer, self._itself = optimizer, replica.in_own_loop and whole and grads is None
+        self.pieces: tuple[Piece, ...] = ()
+        if self._itself:
+            return
         _check_hooks(optimizer)
         _check_parameters(optimizer, replica)
-        self._optimizer = optimizer
         vectors = [flat.grads for flat in replica.flats] if grads is None else grads
         self.pieces = tuple(
             Piece(optimizer, flat, vector, place)
@@ -112,6 +121,8 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Move the weights of all slices."""
         self.begin()
+        if self._itself:
+            self._optimizer.step()
         for piece in self.pieces:
             piece.step()
 

@@ -117,7 +117,9 @@ def _by_rows(optimizer: Optimizer, group: dict[str, Any], tables: list[nn.Parame
                 f"{type(optimizer).__name__} with {name} = {group[name]} moves more than the rows that a "
                 f"batch touches; leave {name} out, or make the embedding with sparse=False"
             )
-    rows = cls(tables, lr=float(group["lr"]))  # type: ignore[call-arg]
+    # Adagrad uses this one when it is made, and never again.
+    begin = {name: group[name] for name in ("initial_accumulator_value",) if name in group}
+    rows = cls(tables, lr=float(group["lr"]), **begin)  # type: ignore[call-arg]
     own = rows.param_groups[0]
     own.update({name: group[name] for name in own if name in group and name not in _KEPT})
     return rows
