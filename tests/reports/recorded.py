@@ -24,6 +24,7 @@ def write_run(
     config: Mapping[str, object] | None = None,
     labels: Sequence[str] | None = None,
     usage: Sequence[UsageRecord] = (),
+    last_steps: int = 10,
 ) -> None:
     """Write the folder of a run.
 
@@ -38,15 +39,17 @@ def write_run(
         config: the configuration; None: the folder has none.
         labels: names of the classes; None: the folder says nothing of them.
         usage: samples of what the host did meanwhile.
+        last_steps: how many steps the last epoch has; below 10, it is a part of one.
     """
     path.mkdir(parents=True)
     history = []
     for number, (seconds, accuracy) in enumerate(epochs, start=1):
+        steps = last_steps if number == len(epochs) else 10
         history.append(
             EpochRecord(
                 epoch=number,
-                step=10 * number,
-                complete=True,
+                step=10 * (number - 1) + steps,
+                complete=steps == 10,
                 train=Evaluation(SAMPLES, 0.5, {"accuracy": 0.25}),
                 validation=None
                 if accuracy is None

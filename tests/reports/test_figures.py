@@ -14,7 +14,7 @@ from tutti.comparisons import STRONG, Combination, Comparison, run_folder
 from tutti.records import Evaluation
 from tutti.reports.figures import FIGURES
 from tutti.reports.figures.base import COLOURS, coloured
-from tutti.reports.results import Results, read_comparison
+from tutti.reports.results import Results, read_comparison, read_results
 from tutti.usage import UsageRecord
 
 Table = list[dict[str, Any]]
@@ -56,6 +56,27 @@ def test_learning_is_drawn_against_the_time_of_training(results: Results) -> Non
         (2, 1, 2.5, 0.5, 0.5),
         (2, 2, 6.0, 0.75, 0.25),
     }
+
+
+@pytest.mark.parametrize(
+    ("epochs", "last_steps", "found"),
+    [(2, 10, [1, 2]), (3, 5, [1, 2, 2.5]), (1, 5, [None])],
+)
+def test_a_part_of_an_epoch_is_not_drawn_as_one(
+    tmp_path: Path, epochs: int, last_steps: int, found: list[float | None]
+) -> None:
+    config = {
+        "model": "mlp",
+        "data": "digits",
+        "strategy": "solo",
+        "workers": 1,
+        "threads": 1,
+        "device": "cpu",
+    }
+    write_run(tmp_path / "run", [(2.0, 0.5)] * epochs, last_steps=last_steps, config=config)
+    results = read_results([tmp_path / "run"])
+    (table,) = tables(results, "progress")
+    assert [row["epoch"] for row in table] == found
 
 
 def test_the_time_to_the_target_has_every_repeat_and_their_median(results: Results) -> None:

@@ -87,6 +87,14 @@ class Run:
         return [_training_s(record) for record in self.history]
 
     @property
+    def epochs(self) -> list[float | None]:
+        """How many epochs were trained up to each record; None where all that is known is a part of one."""
+        first = self.history[0] if self.history else None
+        if first is None or not first.complete:
+            return [None] * len(self.history)
+        return [round(record.step / first.step * first.epoch, 3) for record in self.history]
+
+    @property
     def seconds(self) -> float:
         """Wall time of training, in seconds, without validation."""
         return sum(self.epoch_seconds)

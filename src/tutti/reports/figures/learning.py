@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import altair as alt
 
 from tutti.reports.figures.base import (
@@ -23,25 +25,28 @@ from tutti.reports.runs import Run
 
 
 def progress(results: Results) -> Picture:
-    """Accuracy and loss against time and against epochs: on the validation part, where there is one."""
+    """Accuracy and loss against time and epochs: on the validation part, where there is one."""
     validated = any(run.validated for _, _, run in results.each())
     data: Data = []
     for row, repeat, run in results.each():
         seconds = 0.0
-        for record, spent in zip(run.history, run.epoch_seconds, strict=True):
+        for record, epochs, spent in zip(run.history, run.epochs, run.epoch_seconds, strict=True):
             seconds += spent
             found = record.validation if validated else record.train
             if found is not None:
                 accuracy = found.metrics.get("accuracy")
                 measured = {"accuracy": accuracy, "loss": found.loss}
-                place = {"repeat": repeat + 1, "epoch": record.epoch, "seconds": round(seconds, 3)}
+                place = {"repeat": repeat + 1, "epoch": epochs, "seconds": round(seconds, 3)}
                 data.append({"way": row.combination.name, **place, **measured})
     if not data:
         return None
     part = "validation" if validated else "training"
     measures = [name for name in ("accuracy", "loss") if any(row[name] is not None for row in data)]
-    epochs = {row["epoch"] for row in data}
-    whole = alt.Axis(format="d", tickCount=min(TICKS, max(epochs) - min(epochs) or 1))
+    trained = [row["epoch"] for row in data if row["epoch"] is not None]
+    axes = {"seconds": alt.Axis()}
+    if trained:
+        count = min(TICKS, math.ceil(max(trained)) - math.floor(min(trained)) or 1)
+        axes["epoch"] = alt.Axis(format="d", tickCount=count)
     base = alt.Chart(table(data)).mark_line(point=True, strokeWidth=1.5)
     panels = [
         base.encode(
@@ -57,7 +62,7 @@ def progress(results: Results) -> Picture:
             ],
         ).properties(width=WIDTH, height=HEIGHT)
         for y in measures
-        for x, axis in (("seconds", alt.Axis()), ("epoch", whole))
+        for x, axis in axes.items()
     ]
     return in_rows([panels[0].add_params(pick("way")), *panels[1:]])
 
