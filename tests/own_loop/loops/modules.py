@@ -454,3 +454,54 @@ def a_layer_that_is_added(job: Job) -> Outcome:
     optimizer.add_param_group({"params": list(added.parameters())})
     train(job, model, optimizer, epochs=1)
     return weights(model)
+
+
+@loop
+def parameters_of_unusual_strides(job: Job) -> Outcome:
+    torch.manual_seed(3)
+    model = nn.ParameterDict(
+        {
+            "turned": nn.Parameter(torch.randn(CLASSES, FEATURES, dtype=torch.float64).t()),
+            "stepped": nn.Parameter(torch.randn(CLASSES, 2, dtype=torch.float64)[:, 0]),
+        }
+    )
+    model, optimizer = job.distribute(model, adam(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(inputs @ model["turned"] + model["stepped"], targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def parameters_that_share_memory(job: Job) -> Outcome:
+    """Views of one tensor that do not overlap."""
+    torch.manual_seed(3)
+    packed = torch.randn(CLASSES + 1, FEATURES, dtype=torch.float64)
+    model = nn.ParameterList([nn.Parameter(packed[:CLASSES]), nn.Parameter(packed[CLASSES:])])
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(inputs @ model[0].t() * (inputs @ model[1].t()), targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_task_for_each_sample(job: Job) -> Outcome:
+    """Meta-learning: a step of each task's own inside of the graph (Finn et al. 2017)."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for inputs, targets in job.shard(batches(size=3, count=8)):
+        optimizer.zero_grad()
+        losses = []
+        for x, y in zip(inputs, targets, strict=True):
+            named = dict(model.named_parameters())
+            inner = nn.functional.cross_entropy(model(x[None]), y[None])
+            slopes = torch.autograd.grad(inner, list(named.values()), create_graph=True)
+            fast = {name: p - 0.1 * slope for (name, p), slope in zip(named.items(), slopes, strict=True)}
+            scores = torch.func.functional_call(model, fast, (x[None].square(),))
+            losses.append(nn.functional.cross_entropy(scores, y[None]))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    return weights(model)

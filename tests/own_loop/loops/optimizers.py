@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.own_loop.custom import Counting, Lars, Perturbing, Polyak, Rebinding
 from tests.own_loop.jobs import Job, Outcome
@@ -18,6 +19,7 @@ from tests.own_loop.loops.base import (
     adam,
     batches,
     fit,
+    gradients,
     loop,
     net,
     samples,
@@ -501,3 +503,136 @@ def lbfgs_with_a_line_search(job: Job) -> Outcome:
 @loop
 def a_rate_that_depends_on_the_loss(job: Job) -> Outcome:
     return _searching(job, lambda m: Polyak(m.parameters(), lr=0.5))
+
+
+def _fused(model: nn.Module) -> Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3, fused=True)
+
+
+@loop
+def hooks_of_all_optimizers(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, _fused(model))
+    seen = []
+    hook = register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append("after"))
+    train(job, model, optimizer)
+    hook.remove()
+    return weights(model), seen
+
+
+@loop
+def a_step_that_the_loop_has_wrapped(job: Job) -> Outcome:
+    model = net()
+    optimizer = _fused(model)
+    calls = []
+    native = optimizer.step
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        calls.append(len(optimizer.param_groups))
+        return native(*arguments, **options)
+
+    optimizer.step = step
+    model, optimizer = job.distribute(model, optimizer)
+    train(job, model, optimizer)
+    return weights(model), calls
+
+
+class _Counted(torch.optim.SGD):
+    """A subclass that does a little more."""
+
+    steps = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        self.steps += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.clamp_(-0.05, 0.05)
+        return super().step(closure)
+
+
+@loop
+def a_subclass_of_sgd(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, _Counted(model.parameters(), lr=0.1, momentum=0.9))
+    train(job, model, optimizer)
+    return weights(model), gradients(model), optimizer.steps
+
+
+@loop
+def an_optimizer_of_named_parameters(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.AdamW(model.named_parameters(), lr=0.01, eps=1e-3))
+    train(job, model, optimizer)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def an_optimizer_in_reverse_order(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(
+        model, torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9, fused=True)
+    )
+    train(job, model, optimizer, epochs=1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(job, model, optimizer, epochs=1)
+    optimizer.load_state_dict(saved)
+    train(job, model, optimizer, epochs=1)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def a_step_without_gradients_of_a_new_optimizer(job: Job) -> Outcome:
+    """The first step has no gradient at all; the second has those of one layer, and the third all."""
+    model = net()
+    model, optimizer = job.distribute(model, _fused(model))
+    optimizer.step()
+    for number, (inputs, targets) in enumerate(job.shard(batches())):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        if number == 0:
+            model[0].weight.grad = model[0].bias.grad = None
+        optimizer.step()
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def options_that_change_on_the_way(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    changes: list[dict[str, Any]] = [
+        {},
+        {"momentum": 0.9},
+        {"nesterov": True},
+        {"weight_decay": 0.1},
+        {"maximize": True},
+    ]
+    for change in changes:
+        optimizer.param_groups[0].update(change)
+        train(job, model, optimizer, epochs=1)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def a_part_of_the_state_is_missing(job: Job) -> Outcome:
+    """As after fine-tuning: a checkpoint that knows some of the parameters only."""
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"][1], state["state"][2]
+    optimizer.load_state_dict(state)
+    train(job, model, optimizer, epochs=1)
+    return weights(model), dict(optimizer.state_dict())
+
+
+@loop
+def state_of_one_parameter_is_edited(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    optimizer.state[model[0].weight]["exp_avg"].mul_(0.1)
+    optimizer.state[model[2].bias]["step"].zero_()
+    del optimizer.state[model[0].bias]
+    train(job, model, optimizer, epochs=1)
+    return weights(model), dict(optimizer.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -271,3 +272,30 @@ def a_model_and_a_temperature(job: Job) -> Outcome:
         (temperature.square() - 2).square().backward()
         tuned.step()
     return weights(model), temperature
+
+
+@loop
+def a_copy_is_distributed_too(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    other = copy.deepcopy(model)
+    other, own = job.distribute(other, adam(other))
+    train(job, other, own, epochs=1)
+    train(job, model, optimizer, epochs=1)
+    return weights(model, other)
+
+
+@loop
+def models_of_a_cross_validation(job: Job) -> Outcome:
+    template = net()
+    start = copy.deepcopy(template.state_dict())
+    ended = []
+    template, optimizer = job.distribute(template, adam(template))
+    empty = copy.deepcopy(optimizer.state_dict())
+    for _ in range(3):
+        template.load_state_dict(start)
+        optimizer.load_state_dict(empty)
+        train(job, template, optimizer, epochs=1)
+        ended.append(weights(template))
+    return ended
