@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tutti.comm import anonymous
-from tutti.comm.anonymous import FIXED, Address
+from tutti.comm.anonymous import FIXED, FileAddress
 from tutti.comm.arena import Arena
 
 
@@ -27,7 +27,7 @@ def become_another_user(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_opens_the_same_file(file: int) -> None:
-    other = Address.parse(str(Address.of(file))).open()
+    other = FileAddress.parse(str(FileAddress.of(file))).open()
     os.write(other, b"seen")
     assert os.pread(file, 4, 0) == b"seen"
     os.close(other)
@@ -37,13 +37,13 @@ def test_a_file_with_a_name_is_refused(tmp_path: Path) -> None:
     with open(tmp_path / "memfd:tutti", "w+b") as named:
         named.truncate(1 << 16)
         with pytest.raises(ValueError, match="memfd:tutti"):
-            Address.of(named.fileno()).open()
+            FileAddress.of(named.fileno()).open()
         with pytest.raises(ValueError, match="memfd:tutti"):
             Arena.attach(named.fileno())
 
 
 def test_a_process_of_another_user_is_refused(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = Address.of(file)
+    address = FileAddress.of(file)
     become_another_user(monkeypatch)
     with pytest.raises(ValueError, match=f"process {os.getpid()} "):
         address.open()
@@ -76,4 +76,4 @@ def test_nobody_can_cut_an_arena_off() -> None:
 @pytest.mark.parametrize("text", ["", "1", "-1 3", "1 /etc/passwd", "1 3 4", "../1 3", "\0"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        Address.parse(text)
+        FileAddress.parse(text)

@@ -91,9 +91,9 @@ def test_another_process_opens_the_arena_by_its_address(arena: Arena) -> None:
     arena.words(offset, 2)[1] = 41
     code = """if True:
         import sys
-        from tutti.comm.anonymous import Address
+        from tutti.comm.anonymous import FileAddress
         from tutti.comm.arena import Arena
-        words = Arena.open(Address.parse(sys.argv[1])).words(int(sys.argv[2]), 2)
+        words = Arena.open(FileAddress.parse(sys.argv[1])).words(int(sys.argv[2]), 2)
         words[0] = words[1] + 1"""
     run(code, arena.address, offset)
     assert arena.words(offset, 1)[0] == 42

@@ -15,7 +15,7 @@ import pytest
 
 from tutti.data import downloads
 from tutti.data.downloads import IDX_FILES, Published, published_files
-from tutti.data.progress import Limits
+from tutti.data.progress import DownloadLimits
 from tutti.errors import BadData
 
 pytestmark = pytest.mark.timeout(60)
@@ -194,11 +194,11 @@ def test_a_file_that_unpacks_to_too_much_is_refused(publish, monkeypatch):
 
 
 def test_a_download_is_limited_in_bytes_and_in_time():
-    limits = Limits(100, most_s=60.0)
+    limits = DownloadLimits(100, most_s=60.0)
     limits.count(100)
     limits.restart()
     limits.count(100)
     with pytest.raises(ValueError, match="more than 100"):
         limits.count(1)
     with pytest.raises(ValueError, match="came in 0 s"):
-        Limits(100, most_s=0.0).count(1)
+        DownloadLimits(100, most_s=0.0).count(1)

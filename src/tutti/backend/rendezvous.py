@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.backend.board import board_bytes
 from tutti.backend.failures import Absent, Unusable
-from tutti.comm.anonymous import Address
+from tutti.comm.anonymous import FileAddress
 from tutti.comm.arena import FIRST, PAGE, Arena
 from tutti.comm.control import Layout, control_bytes
 from tutti.comm.mpi import group_of, world_place
@@ -109,7 +109,7 @@ def share(registry: Registry, rank: int, size: int, members: Sequence[int]) -> P
         registry.tell("arena", str(arena.address))
     else:
         try:
-            arena = Arena.open(Address.parse(registry.ask("arena", leader)))
+            arena = Arena.open(FileAddress.parse(registry.ask("arena", leader)))
         except (OSError, ValueError) as error:
             arena, outcome = Arena.create(), str(error)
     outcomes = registry.gather("opened", outcome)

@@ -20,7 +20,7 @@ FIXED: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """The seals of a file whose length cannot change any more: no mapping of it can lose its pages."""
 
 
-class Address(NamedTuple):
+class FileAddress(NamedTuple):
     """Where a process has an anonymous file open.
 
     Attributes:
@@ -32,12 +32,12 @@ class Address(NamedTuple):
     descriptor: int
 
     @classmethod
-    def of(cls, descriptor: int) -> Address:
+    def of(cls, descriptor: int) -> FileAddress:
         """The address of a file that this process has open."""
         return cls(os.getpid(), descriptor)
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> FileAddress:
         """The address that `str` wrote.
 
         Raises:
@@ -56,10 +56,11 @@ class Address(NamedTuple):
         """Where processes of this host can open the file, as long as that process has it open."""
         return f"/proc/{self.process}/fd/{self.descriptor}"
 
-    def open(self, seals: int = 0) -> int:
-        """A descriptor of the file, with a file description of its own.
+    def open(self, flags: int = 0, seals: int = 0) -> int:
+        """A descriptor of the file, to read and to write, with a file description of its own.
 
         Args:
+            flags: further ones of `os.open`.
             seals: what the file must be sealed against, as for `check`.
 
         Raises:
@@ -71,7 +72,7 @@ class Address(NamedTuple):
         try:
             # Opening something else could block, or act on a device: first see whose process it is.
             _refuse_other_user(os.fstat(folder).st_uid, f"process {self.process}")
-            fd = os.open(f"fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
+            fd = os.open(f"fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC | flags, dir_fd=folder)
         finally:
             os.close(folder)
         try:
@@ -90,9 +91,9 @@ def make(what: str) -> int:
 def make_for_all(what: str, comm: Communicator) -> int:
     """A descriptor of one new file that all ranks have (collective over ranks of one host)."""
     file = make(what) if comm.rank == 0 else None
-    address = comm.broadcast_object(None if file is None else Address.of(file))
+    address = comm.broadcast_object(None if file is None else FileAddress.of(file))
     if file is None:
-        file = cast("Address", address).open()
+        file = cast("FileAddress", address).open()
     # Until all have opened it, rank 0 has to live.
     comm.barrier()
     return file

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.comm import anonymous
-from tutti.comm.anonymous import FIXED, Address
+from tutti.comm.anonymous import FIXED, FileAddress
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Arena:
         return arena
 
     @classmethod
-    def open(cls, address: Address) -> Arena:
+    def open(cls, address: FileAddress) -> Arena:
         """The arena of another process of this host and user, by that process's `address`.
 
         Not for the process that made the arena, which has its descriptor already.
@@ -126,7 +126,7 @@ class Arena:
             OSError: the process is gone, belongs to another user or lives in another container.
             ValueError: the file is no arena of this user.
         """
-        fd = address.open(FIXED)
+        fd = address.open(seals=FIXED)
         try:
             return cls.attach(fd)
         except ValueError:
@@ -134,9 +134,9 @@ class Arena:
             raise
 
     @property
-    def address(self) -> Address:
+    def address(self) -> FileAddress:
         """Where other processes of this host can open the arena, as long as this process lives."""
-        return Address.of(self.fd)
+        return FileAddress.of(self.fd)
 
     def allocate(self, nbytes: int) -> int:
         """Set memory aside; any process of the host may at any time.

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tutti.comm.anonymous import Address
+from tutti.comm.anonymous import FileAddress
 from tutti.comm.arena import Arena
 from tutti.comm.control import control_bytes
 from tutti.comm.host import HostCommunicator
@@ -24,7 +24,7 @@ Gather = Callable[[object], list[object]]
 class Offer:
     """An arena that other ranks may open, and how to know it: the word at `offset` is `secret`."""
 
-    address: Address
+    address: FileAddress
     offset: int
     secret: int
 

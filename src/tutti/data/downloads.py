@@ -188,14 +188,14 @@ def _fetch(url: str, to: Path) -> None:
     # Imported here because only a download needs them: they would slow every start.
     import pooch
 
-    from tutti.data.progress import DownloadBar, Limits
+    from tutti.data.progress import DownloadBar, DownloadLimits
 
     def refuse_detour(answer: Any, *_: object, **__: object) -> None:
         if answer.is_redirect:
             _refuse_open(urljoin(answer.url, answer.headers["location"]))
 
     _refuse_open(url)
-    limits = Limits(MOST_BYTES, MOST_S)
+    limits = DownloadLimits(MOST_BYTES, MOST_S)
     with DownloadBar(f"{url.rsplit('/', 1)[-1]} from {urlsplit(url).netloc}", limits) as bar:
         # pooch reports failures as requests' exceptions, which are OSErrors, or as ValueError.
         fetch = pooch.HTTPDownloader(progressbar=bar, timeout=30, hooks={"response": refuse_detour})

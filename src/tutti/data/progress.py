@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from tutti.terminal import console_on
 
 
-class Limits:
+class DownloadLimits:
     """How much may come, and until when.
 
     Args:
@@ -58,7 +58,7 @@ class DownloadBar:
         limits: of the download, which it ends.
     """
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: DownloadLimits) -> None:
         self._limits = limits
         console = console_on(sys.stderr, columns=None)
         columns = (

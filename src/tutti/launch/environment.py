@@ -81,7 +81,7 @@ def describe_mpi_rank(
 
 
 @dataclass(frozen=True)
-class Meeting:
+class MeetingPlace:
     """Where the ranks of a job meet that is on one host.
 
     Attributes:
@@ -95,13 +95,13 @@ class Meeting:
     variables: dict[str, str]
 
 
-_meeting: Meeting | None = None
+_meeting: MeetingPlace | None = None
 
 
 def meet_in(file: int, environ: Mapping[str, str] = os.environ) -> None:
     """Have this process, a rank as `environ` says, meet the others in the store in a file."""
     global _meeting
-    _meeting = Meeting(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
+    _meeting = MeetingPlace(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
 
 
 def meeting(timeout_s: float) -> int | None:

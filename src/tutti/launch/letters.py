@@ -2,7 +2,7 @@
 
 Two anonymous files of that process, which the ranks open through /proc: one with what they are to do, one to
 which they append letters. Nothing has a name that could be left behind. A rank on another host cannot reach
-them, and knows by the token that it does not read some other process's file.
+them: what has their numbers there is no such file, or has another token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+from tutti.comm import anonymous
+from tutti.comm.anonymous import FileAddress
 
 TOKEN_BYTES: Final = 16
 _LENGTH = 8
@@ -31,37 +35,45 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the process that ran mpirun and its files are, as its ranks see them."""
+    """Where the process that ran mpirun and its files are, as its ranks see them.
+
+    Attributes:
+        process: its number.
+        payload: the descriptor that it has of what the ranks are handed.
+        letters: the descriptor that it has of what they write.
+        token: what the payload begins with, in hexadecimal digits.
+    """
 
     process: int
-    payload: str
-    letters: str
+    payload: int
+    letters: int
     token: str
 
     def is_here(self) -> bool:
         """Whether that process is on this host, and lives."""
-        try:
-            with open(self.payload, "rb") as file:
-                return file.read(TOKEN_BYTES).hex() == self.token
-        except OSError:
-            return False
+        return self._read(TOKEN_BYTES) is not None
 
     def payload_here(self) -> bytes | None:
         """The payload; None on another host."""
+        content = self._read()
+        return None if content is None else content[TOKEN_BYTES:]
+
+    def _read(self, count: int = -1) -> bytes | None:
+        """The first bytes of the file with the payload, the token before it; None on another host."""
         try:
-            with open(self.payload, "rb") as file:
-                token, content = file.read(TOKEN_BYTES), file.read()
-        except OSError:
+            with os.fdopen(FileAddress(self.process, self.payload).open(), "rb") as file:
+                content = file.read(count)
+        except (OSError, ValueError):
             return None
-        return content if token.hex() == self.token else None
+        return content if content[:TOKEN_BYTES].hex() == self.token else None
 
     def send(self, letter: object) -> bool:
         """Append a letter; whether that was possible, which it is not on another host."""
         if not self.is_here():
             return False
         try:
-            target = os.open(self.letters, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        except OSError:
+            target = FileAddress(self.process, self.letters).open(os.O_APPEND)
+        except (OSError, ValueError):
             return False
         body = pickle.dumps(letter)
         try:
@@ -81,19 +93,14 @@ class Letterbox:
 
     def __init__(self, payload: bytes) -> None:
         token = os.urandom(TOKEN_BYTES)
-        self._payload = os.memfd_create("tutti-payload", os.MFD_CLOEXEC)
-        self._letters = os.memfd_create("tutti-letters", os.MFD_CLOEXEC)
+        self._payload, self._letters = anonymous.make("payload"), anonymous.make("letters")
         with open(self._payload, "wb", closefd=False) as file:
             file.write(token + payload)
-        files = f"/proc/{os.getpid()}/fd"
-        self.address = Address(
-            os.getpid(), f"{files}/{self._payload}", f"{files}/{self._letters}", token.hex()
-        )
+        self.address = Address(os.getpid(), self._payload, self._letters, token.hex())
 
     def letters(self) -> list[object]:
         """All letters that have come so far."""
-        with open(self.address.letters, "rb") as file:
-            data = file.read()
+        data = Path(f"/proc/self/fd/{self._letters}").read_bytes()
         found: list[object] = []
         while len(data) >= _LENGTH:
             end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
