@@ -11,12 +11,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch import mpirun
+from tutti.launch import mpirun, sweep
 from tutti.launch.hosts import Host
 from tutti.launch.letters import Arrived, Letterbox
 from tutti.launch.mpi_rank import MpiStart
@@ -151,7 +152,12 @@ def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPat
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("whom", "signum", "returncode"),
-    [("program", signal.SIGTERM, 143), ("program", signal.SIGKILL, -9), ("mpirun", signal.SIGKILL, 1)],
+    [
+        ("program", signal.SIGTERM, 143),
+        ("program", signal.SIGKILL, -9),
+        ("program and guard", signal.SIGKILL, -9),
+        ("mpirun", signal.SIGKILL, 1),
+    ],
 )
 def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w") as stderr:
@@ -163,7 +169,9 @@ def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, t
         wait_for_files(tmp_path / f"rank-{rank}" for rank in range(2))
         notes = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
         pids = [note[who] for note in notes for who in ("rank", "child")]
-        os.kill(program.pid if whom == "program" else notes[0]["parent"], signum)
+        if "guard" in whom:
+            os.kill(guard_of(program.pid), signum)
+        os.kill(notes[0]["parent"] if whom == "mpirun" else program.pid, signum)
         assert program.wait(timeout=60) == returncode
         assert wait_until_gone([*pids, notes[0]["parent"]]) == []
         segments = [Path(segment) for note in notes for segment in note["segments"]]
@@ -174,6 +182,12 @@ def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, t
         program.wait()
         for pid in filter(lives, pids):
             os.kill(pid, signal.SIGKILL)
+
+
+def guard_of(program: int) -> int:
+    """The process that looks after what a program leaves running."""
+    children = [child for child in psutil.Process(program).children() if sweep.__file__ in child.cmdline()]
+    return children[0].pid
 
 
 def under_mpirun(*arguments: str) -> subprocess.CompletedProcess[str]:
