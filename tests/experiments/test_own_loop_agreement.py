@@ -1,0 +1,203 @@
+"""What the ranks of a user's own loop agree on: weights of samples, options, state, and who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from tests.experiments.own_loops import Worlds
+from tutti.errors import BadOption
+from tutti.experiments import own_loop
+from tutti.strategies import Sync
+
+INPUTS = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    with Worlds() as started:
+        yield started
+
+
+def make(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def vector(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def test_the_mean_of_a_figure_counts_samples_and_leaves_out_ranks_without_any(worlds: Worlds) -> None:
+    def work() -> tuple[float, Tensor, float]:
+        rank = own_loop.init().rank
+        figure = [1.0, 4.0, float("nan")][rank]
+        return (
+            own_loop.mean(figure, [3, 1, 0][rank]),
+            own_loop.mean(torch.tensor(figure, dtype=torch.float32), [3, 1, 0][rank]),
+            own_loop.mean(float(rank)),
+        )
+
+    for number, tensor, plain in worlds.run(3, work):
+        assert number == 7 / 4
+        assert tensor.dtype == torch.float32
+        assert tensor.item() == 7 / 4
+        assert plain == 1.0
+
+
+def test_the_mean_counts_the_samples_that_were_dealt_without_gradients(worlds: Worlds) -> None:
+    def work() -> list[float]:
+        with torch.no_grad():
+            return [
+                own_loop.mean(float(part.mean()) if len(part) else 0.0)
+                for (part,) in own_loop.shard(DataLoader(TensorDataset(INPUTS[:, 0]), 5))
+            ]
+
+    wanted = [INPUTS[:5, 0].mean().item(), INPUTS[5:, 0].mean().item()]
+    for found in worlds.run(3, work):
+        assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_losses_that_are_sums_are_added_up(worlds: Worlds) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches) -> Tensor:
+        for (part,) in batches:
+            optimizer.zero_grad()
+            model(part).square().sum().backward()
+            optimizer.step()
+        return vector(model)
+
+    def work() -> Tensor:
+        model, optimizer = own_loop.distribute(*make(0.01), reduction="sum")
+        return train(model, optimizer, own_loop.shard(DataLoader(TensorDataset(INPUTS), 4)))
+
+    wanted = train(*make(0.01), DataLoader(TensorDataset(INPUTS), 4))
+    assert not torch.equal(wanted, vector(make()[0]))
+    for found in worlds.run(3, work):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_another_reduction_is_refused() -> None:
+    with pytest.raises(BadOption, match="reduction is 'max'"):
+        own_loop.distribute(*make(), reduction="max")
+
+
+def test_learning_rates_that_differ_are_refused_with_both_values(worlds: Worlds) -> None:
+    def work() -> None:
+        model, optimizer = own_loop.distribute(*make([0.125, 0.25][own_loop.init().rank]))
+        model(INPUTS).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(BadOption, match=r"'lr' of param group 0 is 0.125 on rank 0 and 0.25 on rank 1"):
+        worlds.run(2, work)
+
+
+def test_state_that_only_one_rank_has_loaded_is_refused(worlds: Worlds) -> None:
+    def work() -> None:
+        model, optimizer = own_loop.distribute(*make())
+        for _ in range(2):
+            model(INPUTS).sum().backward()
+            optimizer.step()
+            if own_loop.init().rank == 1:
+                optimizer.load_state_dict(optimizer.state_dict())
+
+    with pytest.raises(BadOption, match=r"loaded or changed on some ranks .* \[0, 1\]"):
+        worlds.run(2, work)
+
+
+def test_one_rank_alone_reads_the_whole_state(worlds: Worlds) -> None:
+    def work() -> dict | None:
+        model, optimizer = own_loop.distribute(*make())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(INPUTS).sum().backward()
+            optimizer.step()
+        return optimizer.state_dict() if own_loop.init().rank == 1 else None
+
+    model, optimizer = make()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(INPUTS).sum().backward()
+        optimizer.step()
+    _, found = worlds.run(2, work)
+    wanted = optimizer.state_dict()
+    assert found["param_groups"] == wanted["param_groups"]
+    assert found["state"].keys() == wanted["state"].keys()
+    for number, entries in wanted["state"].items():
+        torch.testing.assert_close(found["state"][number], entries, rtol=0, atol=1e-12)
+
+
+def test_a_rank_that_leaves_a_batch_out_takes_part_in_the_others_gradient(worlds: Worlds) -> None:
+    def work() -> Tensor:
+        model, optimizer = own_loop.distribute(*make())
+        if own_loop.init().rank == 0:
+            model(INPUTS).sum().backward()
+        optimizer.step()
+        return vector(model)
+
+    model, optimizer = make()
+    (model(INPUTS).sum() / 2).backward()
+    optimizer.step()
+    for found in worlds.run(2, work):
+        torch.testing.assert_close(found, vector(model), rtol=0, atol=1e-12)
+
+
+def test_passes_that_are_left_over_are_used_in_the_end(worlds: Worlds) -> None:
+    def work() -> Tensor:
+        model, optimizer = own_loop.distribute(*make(), Sync(every=3))
+        for (part,) in own_loop.shard(DataLoader(TensorDataset(INPUTS), 2)):
+            optimizer.zero_grad()
+            model(part).square().mean().backward()
+            optimizer.step()
+        own_loop.finish(model)
+        return vector(model)
+
+    model, optimizer = make()
+    for part in (INPUTS[:6], INPUTS[6:]):
+        optimizer.zero_grad()
+        model(part).square().mean().backward()
+        optimizer.step()
+    for found in worlds.run(2, work):
+        torch.testing.assert_close(found, vector(model), rtol=0, atol=1e-12)
+
+
+class Numbers(IterableDataset):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(INPUTS[:, 0])
+
+
+def test_a_loader_of_an_iterable_data_set_is_cut_batch_by_batch(worlds: Worlds) -> None:
+    def work() -> list[Tensor]:
+        return list(own_loop.shard(DataLoader(Numbers(), batch_size=4)))
+
+    first, second = worlds.run(2, work)
+    assert torch.equal(torch.cat([first[0], second[0], first[1], second[1]]), INPUTS[:, 0])
+
+
+def test_a_strategy_goes_by_its_name(worlds: Worlds) -> None:
+    def work() -> str:
+        own_loop.distribute(*make(), "local")
+        return type(own_loop._current().steppers[0].worker).__name__
+
+    assert worlds.run(2, work) == ["_LocalWorker"] * 2
+
+
+def test_the_state_of_a_divided_optimizer_is_its_readers_copy(worlds: Worlds) -> None:
+    """Each rank halves the momentum: it is halved once."""
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(INPUTS).sum().backward()
+            optimizer.step()
+            for entries in optimizer.state.values():
+                entries["momentum_buffer"].mul_(0.5)
+        return vector(model)
+
+    wanted = train(*make())
+    for found in worlds.run(2, lambda: train(*own_loop.distribute(*make()))):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
