@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -155,6 +156,23 @@ def test_servers_apply_a_kept_gradient_again(servers: int) -> None:
     centre, kept = by_hand(strategy, 15)
     assert_close(found[0].final, centre)
     assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("slack", [0, 1, UNBOUND])
+def test_staleness_is_what_others_pushed_between_reading_and_pushing(slack: int, servers: int) -> None:
+    speeds = (1.0, 3.1, 0.77)
+    pushed, stale = dict.fromkeys(range(3), 0), {rank: Counter[int]() for rank in range(3)}
+    read = dict.fromkeys(range(3), 0)
+    for _, what, rank, _ in moments(10, slack, speeds)[0]:
+        others = sum(pushed.values()) - pushed[rank]
+        if what == "read":
+            read[rank] = others
+        else:
+            stale[rank][others - read[rank]] += 1
+            pushed[rank] += 1
+    found = run(Setting(Lazy(slack=slack), sgd(LR), 10, speeds), VirtualWorld(3, servers=servers))
+    assert {rank: outcome.traffic.staleness for rank, outcome in enumerate(found)} == stale
 
 
 def test_a_kept_gradient_is_not_sent() -> None:

@@ -150,6 +150,51 @@ def test_gradients_are_divided_by_the_loss_s_own_denominator_of_those_that_came(
     assert [steps[0][1] for steps in found[:3]] == [1, 0, 0]
 
 
+def test_nothing_is_lost_of_a_late_worker_without_samples() -> None:
+    found = VirtualWorld(3).run(late_to_come, 0.0)
+    assert found[2] == (0, found[0][1])
+    assert VirtualWorld(3).run(late_to_come, 0.2)[2][0] == 1
+
+
+def late_to_come(comm: Communicator, share: float) -> tuple[int, list[float]]:
+    """How many gradients of a worker were dropped, the last of which came late, and its weights then."""
+    module, strategy = Point(), ParamServer(quorum=0.8)
+    replica = place(module, comm, strategy.home)
+    worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+    worker.share = share if comm.rank == 2 else (1 - share) / 2
+    replica.flats[0].grads.fill_(1.0 if worker.share else 0.0)
+    comm.compute((1.0, 1.1, 5.0)[comm.rank])
+    worker.step()
+    found = worker.traffic.dropped, module().tolist()
+    worker.finish()
+    return found
+
+
+def test_who_has_left_out_steps_goes_on_from_the_newest_weights() -> None:
+    """It may have been busy with something else than a gradient meanwhile."""
+
+    def train(comm: Communicator) -> list[list[float]]:
+        module, strategy = Point(), ParamServer(quorum=0.6)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        begins = []
+        comm.compute(3.5 if comm.rank == 2 else 0.0)
+        for step in range(6):
+            if worker.is_late():
+                worker.skip()
+                continue
+            begins.append([float(step), *module().tolist()])
+            replica.flats[0].grads.fill_(1.0)
+            comm.compute(1.0 + comm.rank / 100)
+            worker.step()
+        worker.finish()
+        return begins
+
+    first, _, late = VirtualWorld(3).run(train)
+    assert [int(step) for step, *_ in late] == [3, 4, 5]
+    assert late[0] == first[3]
+
+
 @pytest.mark.parametrize("quorum", [0.5, 1.0])
 def test_a_step_without_any_sample_moves_nothing_and_is_closed(quorum: float) -> None:
     found = VirtualWorld(3).run(shares, quorum, [[0, 0, 0], [1, 1, 1]])
