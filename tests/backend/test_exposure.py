@@ -12,8 +12,7 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.comm.ranks import World
-from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
-from tests.mpi.mpirun import run as run_mpi
+from tests.mpi.mpirun import mpirun, needs_mpirun
 from tutti.backend.failures import Unusable
 from tutti.backend.rendezvous import Registry, share
 from tutti.comm.base import Communicator
@@ -57,10 +56,7 @@ def test_ranks_of_tutti_run_listen_nowhere() -> None:
 @needs_mpirun
 @pytest.mark.mpi
 def test_ranks_of_mpirun_on_one_host_listen_nowhere() -> None:
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = [str(MPIRUN), *root, "--oversubscribe", "-n", "2", sys.executable, str(PROGRAM)]
-    outcome = run_mpi(command, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, LIMIT_S)
-    assert lines_of(outcome) == ["sum 3.0 3.0 listening []"] * 2
+    assert lines_of(mpirun(2, PROGRAM)) == ["sum 3.0 3.0 listening []"] * 2
 
 
 def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Path) -> None:

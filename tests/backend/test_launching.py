@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch.multiprocessing
 
-from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
-from tests.mpi.mpirun import run as run_mpi
+from tests.mpi.mpirun import mpirun, needs_mpirun
 from tutti.launch.environment import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")
@@ -45,10 +44,7 @@ def test_under_torchrun():
 @needs_mpirun
 @pytest.mark.mpi
 def test_under_mpirun_without_importing_mpi4py():
-    command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(PROGRAM)]
-    if os.geteuid():
-        command.remove("--allow-run-as-root")
-    outcome = run_mpi(command, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, LIMIT_S)
+    outcome = mpirun(2, PROGRAM)
     assert outcome.returncode == 0, outcome.stderr
     assert sorted(outcome.stdout.splitlines()) == expected(2)
 

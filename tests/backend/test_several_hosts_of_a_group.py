@@ -1,7 +1,6 @@
 """A process group whose ranks are on several hosts, joined by MPI."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -11,24 +10,16 @@ from torch import distributed
 
 from tests.backend.process_groups import Ranks
 from tests.cluster.hosts import Hosts, why_not
-from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun, results, run
+from tests.mpi.mpirun import mpirun, needs_mpirun, results
 
 PROGRAM = Path(__file__).with_name("on_several_hosts.py")
-
-
-def mpirun(program, hosts, *arguments, options=()):
-    """Run a program of this folder on ranks that count to the hosts named, one letter per rank."""
-    command = [str(MPIRUN), "--oversubscribe", *options, "-n", str(len(hosts)), sys.executable]
-    if os.geteuid() == 0:
-        command.insert(1, "--allow-run-as-root")
-    command += [str(PROGRAM.with_name(program)), hosts, *arguments]
-    return run(command, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, 110)
+LEAVING = PROGRAM.with_name("leaving.py")
 
 
 @pytest.fixture(scope="module", params=["aab", "abab", "abcb"])
 def found(request):
     """What each rank found."""
-    outcome = mpirun(PROGRAM.name, request.param)
+    outcome = mpirun(len(request.param), PROGRAM, request.param)
     assert outcome.returncode == 0, outcome.stderr
     return json.loads(outcome.stdout.splitlines()[-1])
 
@@ -78,17 +69,17 @@ def lost(outcome):
 @pytest.mark.parametrize("waits", ["all_reduce", "recv"])
 @pytest.mark.parametrize("leaves", ["destroys", "ends"])
 def test_a_rank_of_another_host_that_leaves_too_early_is_named_at_once(leaves, waits):
-    outcome = mpirun("leaving.py", "abb", leaves, waits)
+    outcome = mpirun(3, LEAVING, "abb", leaves, waits)
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 
 def test_a_rank_of_another_host_that_is_killed_is_named_at_once():
-    outcome = mpirun("leaving.py", "aab", "is killed", "all_reduce", options=["--with-ft", "ulfm"])
+    outcome = mpirun(3, LEAVING, "aab", "is killed", "all_reduce", options=["--with-ft", "ulfm"])
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 
 def test_a_rank_of_another_host_that_is_late_is_named():
-    outcome = mpirun("leaving.py", "abb", "is late", "all_reduce")
+    outcome = mpirun(3, LEAVING, "abb", "is late", "all_reduce")
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 

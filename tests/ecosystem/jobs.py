@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.ecosystem.outcomes import RANKS
-from tests.mpi.mpirun import MPIRUN, SETTINGS, run
+from tests.mpi import mpirun as mpi
+from tests.mpi.mpirun import run
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
@@ -33,11 +34,8 @@ def torchrun(
 
 def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """What the program said and its exit code, run by this environment's mpirun."""
-    command = [str(MPIRUN), "--oversubscribe", "-n", str(RANKS), sys.executable, str(HERE / program)]
-    if os.geteuid() == 0:
-        command.insert(1, "--allow-run-as-root")
-    settings = SETTINGS | {"OMPI_MCA_btl": "self,sm"} | meeting_point()
-    return run([*command, *arguments], _environment() | settings, timeout_s)
+    settings = _environment() | meeting_point()
+    return mpi.mpirun(RANKS, HERE / program, *arguments, settings=settings, timeout_s=timeout_s)
 
 
 def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,14 @@ needs_mpirun = pytest.mark.skipif(
 
 
 def mpirun(
-    ranks: int, program: str, *arguments: str, options: Sequence[str] = (), timeout_s: float = 200.0
+    ranks: int,
+    program: str | Path,
+    *arguments: str,
+    options: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    timeout_s: float = 200.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of this folder on ranks of this machine."""
+    """Run a program on ranks of this machine: a name in this folder, or a path."""
     command = [
         str(MPIRUN),
         "--oversubscribe",
@@ -46,7 +51,7 @@ def mpirun(
     ]
     if os.geteuid() == 0:
         command.insert(1, "--allow-run-as-root")
-    return run([*command, *arguments], {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, timeout_s)
+    return run([*command, *arguments], {**SETTINGS, "OMPI_MCA_btl": "self,sm", **(settings or {})}, timeout_s)
 
 
 def run(

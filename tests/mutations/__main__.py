@@ -99,7 +99,9 @@ def main(words: Sequence[str]) -> int:
     os.chdir(ROOT)
     chosen = files(options.files)
     session = Session(targets(chosen, options.sample, options.seed), os.cpu_count() or 1)
-    pytest.main(["-q", "-s", "-p", "no:cacheprovider", "-m", "not mpi", *tests_of(chosen)], plugins=[session])
+    pytest.main(
+        ["-qq", "-s", "-p", "no:cacheprovider", "-m", "not mpi", *tests_of(chosen)], plugins=[session]
+    )
     return report(session)
 
 

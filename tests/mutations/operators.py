@@ -36,7 +36,18 @@ CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
 UNTOUCHED = {"annotation", "returns", "decorator_list", "type_params", "bases", "keywords"}
 """What is no part of what a function or class does; the keywords of calls are."""
 
-COMMUTATIVE = {"add", "addcmul", "addcmul_", "dot", "max", "maximum", "min", "minimum", "mul"}
+COMMUTATIVE = {
+    "add",
+    "addcmul",
+    "addcmul_",
+    "dot",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "mul",
+    "promote_types",
+}
 """Functions whose first two arguments may be swapped."""
 
 
@@ -106,6 +117,8 @@ def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, range]]:
             yield node, function, lines
         for name, value in ast.iter_fields(node):
             if name in UNTOUCHED and not isinstance(node, ast.Call):
+                continue
+            if isinstance(node, ast.keyword) and node.arg == "strict":
                 continue
             if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
                 continue

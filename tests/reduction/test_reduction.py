@@ -49,6 +49,11 @@ def test_a_part_of_a_parameter_is_a_layer_without_its_shape() -> None:
     assert not len(layout.gaps())
 
 
+def test_a_parameter_that_ends_where_a_part_begins_is_no_layer_of_it() -> None:
+    layout = Layout.of(flat_of((2, 16), (2, 8)), slice(32, 48))
+    assert layout.layers == (Layer(slice(0, 16), (2, 8)),)
+
+
 def reduced(comm: Communicator, name: str, dtype: torch.dtype, steps: int = 1) -> tuple[Tensor, int]:
     layout = Layout(
         96, dtype, (Layer(slice(0, 60), (10, 6)), Layer(slice(64, 65), ()), Layer(slice(80, 96), (16,)))

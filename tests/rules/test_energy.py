@@ -54,3 +54,8 @@ def test_a_tiny_update_is_scaled_by_the_limit_at_the_most() -> None:
 
 def test_no_update_stays_none() -> None:
     assert matched(0.0, 1.0, moved=0.0, most=math.inf)[0] == 0.0
+
+
+def test_an_update_as_small_as_epsilon_is_halved() -> None:
+    # m = 1e-16; pi = 1e-16 / (1e-16 + 1e-16)
+    assert matched(1e-16, 0.0, moved=0.0)[0] == pytest.approx(5e-17, rel=1e-12)
