@@ -59,6 +59,7 @@ def test_a_run_whose_ranks_are_killed_later_keeps_its_folder(
     monkeypatch.chdir(tmp_path)
     killed_once_there_is("history.jsonl")
     assert Path("run/config.json").exists()
+    assert not [path.name for path in Path("run").iterdir() if "weights" in path.name]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tutti.records import EpochRecord, Evaluation, Summary, World
 from tutti.replica import Replica
 from tutti.training import run_folder
 from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.training.weights import weights_to_bytes
 
 RECORD = EpochRecord(
     1, 8, True, Evaluation(10, 0.5), None, {"validation": 0.0, "total": 1.0}, 10.0, 0.1, "now"
@@ -188,6 +189,26 @@ def test_weights_with_odd_metadata_are_named(tmp_path: Path, tied: str) -> None:
     save_file({"weight": torch.zeros(3, 4)}, path, metadata={"tied": tied})
     with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
         RunFolder(tmp_path).load_weights(nn.Linear(4, 3))
+
+
+def test_the_weights_have_room_from_the_start_on(tmp_path: Path) -> None:
+    folder, state = RunFolder(tmp_path), nn.Linear(400, 300).state_dict()
+    needed = sum(tensor.nbytes for tensor in state.values())
+    folder.reserve_weights(needed)
+    (reserved,) = tmp_path.iterdir()
+    before = reserved.stat()
+    assert before.st_blocks * 512 >= needed
+    folder.write_weights(state)
+    (written,) = tmp_path.iterdir()
+    assert written.stat().st_ino == before.st_ino
+    assert written.read_bytes() == weights_to_bytes(state)
+
+
+def test_room_that_is_not_needed_is_given_back(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.reserve_weights(1 << 20)
+    folder.release_weights()
+    assert not any(tmp_path.iterdir())
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

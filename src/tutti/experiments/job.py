@@ -217,7 +217,9 @@ def _taking_back() -> Iterator[Address]:
     except BaseException:
         for path in letterbox.letters():
             folder = RunFolder(cast("Path", path))
-            if not folder.begun:
+            if folder.begun:
+                folder.release_weights()
+            else:
                 folder.remove()
         raise
     finally:

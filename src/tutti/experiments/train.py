@@ -258,12 +258,14 @@ def _run_folder(
     if not told and comm.size > 1:
         take_back_after_me(folder)
     try:
+        folder.reserve_weights(task.nbytes)
         folder.write_config(config.as_json())
         folder.write_seal(seal(config.as_json()))
         folder.write_data(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
         yield folder
     except Exception:
         if folder.begun:
+            folder.release_weights()
             recording.rescue(folder.path)
         elif not told:
             if sampler is not None:

@@ -53,6 +53,9 @@ PIPELINE: Final = "pipeline.json"
 SEAL: Final = "config.seal"
 FILES: Final = (CONFIG, DATA, HISTORY, CSV, SUMMARY, WEIGHTS)
 
+HEADER_BYTES: Final = 16 << 10
+"""Room for the names and shapes in a file of weights."""
+
 RUNS: Final = Path("runs")
 """Where run folders go that the user gave no path for."""
 
@@ -201,6 +204,27 @@ class RunFolder:
         """
         return read_record(self.path / SUMMARY, Summary.from_json)
 
+    def reserve_weights(self, needed_bytes: int) -> None:
+        """Take the room on the disk that the weights will need, before the records of the run take it.
+
+        Args:
+            needed_bytes: how large the tensors are.
+
+        Raises:
+            BadRunFolder: the disk has no room.
+        """
+        path = _unfinished(self.path / WEIGHTS)
+        with _refusing(path), open(path, "wb") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, needed_bytes + HEADER_BYTES)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+
+    def release_weights(self) -> None:
+        """Give the room back, of a run that will have no weights."""
+        _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
+
     def write_weights(self, state: Mapping[str, object]) -> None:
         """Write the weights of a model: what its `state_dict` gives.
 
@@ -308,8 +332,10 @@ def _replace(path: Path, content: bytes) -> None:
     """Make `content` the content of `path`, all of it or nothing, whatever happens."""
     unfinished = _unfinished(path)
     try:
-        with open(unfinished, "wb") as file:
+        # What is there already is room that was reserved: it is filled, not given back.
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
             file.write(content)
+            file.truncate()
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
