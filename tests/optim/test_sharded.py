@@ -251,3 +251,15 @@ def test_lbfgs_is_refused() -> None:
     replica = Replica(mlp())
     with pytest.raises(BadOption, match="calls the model several times"):
         ShardedOptimizer(optim.LBFGS(replica.module.parameters()), replica, whole(replica))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("made", [optim.SGD, optim.Adam])
+def test_weights_of_two_bytes_are_moved_by_every_optimizer(made: type, dtype: torch.dtype) -> None:
+    """A vector longer than a processor's registers: torch's fused SGD moves only what is left over."""
+    module = nn.Linear(173, 1, bias=False).to(dtype)
+    replica = Replica(module)
+    before = module.weight.detach().clone()
+    replica.flats[0].grads.fill_(1)
+    ShardedOptimizer(made(module.parameters(), lr=0.5), replica, whole(replica)).step()
+    assert bool((module.weight != before).all())

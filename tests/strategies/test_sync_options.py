@@ -244,7 +244,10 @@ def test_between_hosts_of_one_rank_compression_is_the_same_as_inside_one(name: s
 def test_hosts_of_several_ranks_compress_the_sums_that_they_send(name: str, ranks: tuple[int, ...]) -> None:
     found = run(CASE, ranks, Sync(compress=name))
     assert torch.equal(run(CASE, ranks, Sync(compress=name)), found)
-    assert 1e-9 < distance(found, sequential(CASE)) < 0.5
+    assert distance(found, sequential(CASE)) > 1e-9
+    assert missed(CASE, found) < {"bf16": 0.001, "fp16": 0.001, "int8": 0.005, "power_sgd": 0.1}.get(
+        name, 0.6
+    )
 
 
 def test_all_that_top_k_leaves_out_arrives_in_the_end() -> None:
@@ -307,12 +310,22 @@ class Odd(nn.Module):
 
 ODD = Case(Odd, sgd, steps=4)
 
+COARSE = ("adasum", "top_k", "sign", "power_sgd")
+"""Settings that lose much of a gradient in a few steps, or mean another one."""
+
+
+def missed(case: Case, found: Tensor) -> float:
+    """How far the weights are from those of sequential training, in lengths of its way."""
+    expected = sequential(case)
+    return float((found - expected).norm() / (expected - weights_of(case.build())).norm())
+
 
 @pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_odd_models_are_trained_like_any_other(name: str, ranks: int | tuple[int, ...]) -> None:
+    """What is lossless misses by bfloat16's rounding alone; weights that stay where they were miss by 1."""
     case = replace(ODD, clip=Clip(norm=0.5))
-    assert distance(run(case, ranks, SETTINGS[name]), sequential(case)) < 0.5
+    assert missed(case, run(case, ranks, SETTINGS[name])) < (0.95 if name in COARSE else 0.05)
 
 
 def after_a_step(comm: Communicator, strategy: Sync, build: Callable[[], nn.Module]) -> Traffic:
