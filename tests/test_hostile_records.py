@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -220,3 +222,22 @@ def test_a_name_with_markup_is_shown_as_it_is(tmp_path: Path) -> None:
         look(output)
         assert "a[/foo]b:smile:" in output.getvalue()
         assert "run[bold]x" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name", ["history.jsonl", "summary.json", "config.json", "usage.jsonl", "ranks/0.json"]
+)
+@pytest.mark.parametrize("what", ["a pipe", "a link to a device"])
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_neither_waited_for_nor_read(tmp_path: Path, name: str, what: str) -> None:
+    folder = write_run(tmp_path / "run", beat(0), epochs=1, finished=True, usage=usage("sleeping"))
+    config = {**TrainConfig().as_json(), "workers": "1", "threads": 1, "strategy": "solo"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / name).unlink()
+    if what == "a pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    for look in (lambda out: show(read_results([folder]), out), lambda out: show_run(folder, Limits(), out)):
+        with suppress(BadRunFolder):
+            look(io.StringIO())
