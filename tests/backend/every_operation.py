@@ -33,6 +33,9 @@ def every_operation(group: ProcessGroup | None) -> list[Tensor]:
     distributed.all_to_all_single(swapped, torch.rand(size * 2), group=group)
     told = torch.rand(3)
     distributed.broadcast(told, 0, group=group)
+    indices = torch.randint(0, 50, (1, 20 + rank))
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(20 + rank, 3), (50, 3), check_invariants=True)
+    distributed.all_reduce(sparse, group=group)
     passed_on = torch.zeros(1000)
     if size > 1:
         operations = [
@@ -42,4 +45,5 @@ def every_operation(group: ProcessGroup | None) -> list[Tensor]:
         for work in distributed.batch_isend_irecv(operations):
             work.wait()
     at_last = [summed] if rank == size - 1 else []
-    return [*found, tensor, *gathered, *(at_root or []), *at_last, part, dealt, swapped, told, passed_on]
+    moved = [part, dealt, swapped, told, passed_on]
+    return [*found, tensor, *gathered, *(at_root or []), *at_last, *moved, sparse.to_dense()]
