@@ -37,8 +37,8 @@ TESTS: Final = {
     "centre": ("centre", "strategies/test_downpour.py", "strategies/test_easgd.py"),
     "strategies": ("strategies",),
     "optim": ("optim", "strategies/test_sync.py"),
-    "replica.py": ("test_replica.py", "strategies/test_sync.py"),
-    "data/batches.py": ("data/test_batches.py", "data/test_dealing.py", "training/test_loop.py"),
+    "replica.py": ("test_replica.py",),
+    "data/batches.py": ("data/test_batches.py", "data/test_dealing.py"),
 }
 """The tests of each folder or file of the package: its own, and those of what is nothing without it."""
 

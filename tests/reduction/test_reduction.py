@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -99,6 +100,16 @@ def test_low_rank_leaves_vectors_and_scalars_exact() -> None:
     assert not torch.allclose(found[:60], exact[:60])
     # Factors of 10 and 6 numbers, and 17 numbers as they are; 2 (p - 1)/p of their bytes.
     assert sent == 2 * 2 * 4 * (10 + 6 + 17) // 3
+
+
+def test_low_rank_sends_one_factor_alone_of_what_is_not_finite() -> None:
+    def program(comm: Communicator) -> tuple[bool, int]:
+        layout = Layout(60, torch.float32, (Layer(slice(0, 60), (10, 6)),))
+        vector = torch.full((60,), math.inf)
+        sent = LowRank(comm, layout, rank=1).all_reduce(vector, 1 / comm.size)
+        return bool(vector.isnan().all()), sent
+
+    assert VirtualWorld(3).run(program) == [(True, 2 * 2 * 4 * 10 // 3)] * 3
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
