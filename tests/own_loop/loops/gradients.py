@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -379,3 +381,27 @@ def gradients_are_swapped_between_losses(job: Job) -> Outcome:
             parameter.grad.div_(norm).add_(first)
         optimizer.step()
     return weights(model)
+
+
+def _read_after_the_step(job: Job, scaled: bool, **options: Any) -> Outcome:
+    """Torch's optimizers may leave other gradients than they found."""
+    model = net()
+    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, **options))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+    read = []
+    for inputs, targets in job.shard(batches()):
+        scaler.scale(fit(model, inputs, targets)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        read.append(gradients(model))
+    return weights(model), read
+
+
+@loop
+def gradients_that_nesterov_changes(job: Job) -> Outcome:
+    return _read_after_the_step(job, scaled=False, foreach=True, nesterov=True, momentum=0.9)
+
+
+@loop
+def gradients_that_a_fused_step_unscales(job: Job) -> Outcome:
+    return _read_after_the_step(job, scaled=True, fused=True, momentum=0.9)
