@@ -50,6 +50,13 @@ def test_ranks_see_folder_path_and_arguments_as_they_are_now(
     assert now["path"] == sys.path != before["path"]
 
 
+def test_ranks_start_where_the_folder_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    assert start("tests.launch.entries:sum_of_ranks", b"", TWO) == 1
+
+
 def test_another_environment_takes_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     before = circumstances()[0]
     monkeypatch.setenv("A_VARIABLE", "now")

@@ -27,7 +27,7 @@ class Job:
         payload: handed to the entry.
         path: `sys.path` of the supervisor.
         arguments: `sys.argv` of the supervisor.
-        folder: the supervisor's working directory.
+        folder: the supervisor's working directory; nothing if there is none any more.
     """
 
     payload: bytes

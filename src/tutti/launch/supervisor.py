@@ -137,7 +137,7 @@ def _start_ranks(
     try:
         with open(content, "wb", closefd=False) as file:
             path = [str(folder) for folder in sys.path]
-            pickle.dump(Job(payload, path, sys.argv, os.getcwd()), file)
+            pickle.dump(Job(payload, path, sys.argv, _folder()), file)
         for rank in range(plan.ranks):
             works = rank < plan.workers
             cores = plan.cores[rank] if plan.cores and works else allowed
@@ -158,6 +158,14 @@ def _start_ranks(
         os.close(content)
     if relay is not None:
         relay.start()
+
+
+def _folder() -> str:
+    """The working directory; nothing if somebody has deleted it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _watch(ranks: Sequence[RankProcess], server: ForkServer, signals: SignalWatch) -> TuttiError | None:
