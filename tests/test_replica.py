@@ -205,6 +205,38 @@ def test_channels_last_is_kept() -> None:
     assert bool((module.weight == 1.0).all())
 
 
+def test_channels_last_of_volumes_is_kept() -> None:
+    module = nn.Conv3d(3, 4, 2).to(memory_format=torch.channels_last_3d)
+    before = module.weight.detach().clone()
+    flat = Replica(module).flats[0]
+    assert module.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert torch.equal(module.weight, before)
+    flat.weights.fill_(1.0)
+    assert bool((module.weight == 1.0).all())
+
+
+def test_a_replica_by_itself_has_one_row_of_gradients() -> None:
+    (flat,) = Replica(mlp()).flats
+    assert flat.rows.shape == (1, len(flat.weights))
+
+
+def test_a_replica_that_does_not_fill_takes_the_weights_that_are_there() -> None:
+    module, there = mlp(), torch.full((96,), 3.0)
+    Replica(module, Memory(weights=lambda length, *_: there[:length], fill=False))
+    assert all(bool((parameter == 3.0).all()) for parameter in module.parameters())
+
+
+def test_what_is_frozen_is_laid_down_only_where_that_is_asked_for() -> None:
+    for frozen, names in (
+        (False, ("2.weight", "2.bias")),
+        (True, ("0.weight", "0.bias", "2.weight", "2.bias")),
+    ):
+        module = mlp()
+        module[0].requires_grad_(False)
+        (flat,) = Replica(module, frozen=frozen).flats
+        assert flat.names == names
+
+
 def test_weights_that_are_not_contiguous_keep_their_values() -> None:
     module = nn.Linear(3, 2)
     values = torch.arange(6.0).view(3, 2).t()
@@ -247,6 +279,14 @@ def test_the_first_parameter_that_is_not_finite_is_named() -> None:
     with torch.no_grad():
         module[0].bias[1] = torch.nan
     assert replica.first_not_finite() == "0.bias"
+
+
+def test_a_parameter_that_is_not_finite_is_found_in_every_dtype() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    replica = Replica(module)
+    with torch.no_grad():
+        module[1].bias[0] = torch.nan
+    assert replica.first_not_finite() == "1.bias"
 
 
 def test_the_module_can_look_at_other_weights_and_back_again() -> None:
