@@ -54,7 +54,6 @@ _CENTRED = (*_BARE, "weights_are_scaled_in_place")
 BROKEN_WITH: dict[str, tuple[str, ...]] = {
     "adpsgd": ("weights_are_scaled_in_place",),
     "downpour": _CENTRED,
-    "hogwild": ("a_sparse_embedding_with_adagrad",),
     "lazy": _CENTRED,
     "paramserver": _CENTRED,
 }
