@@ -21,10 +21,6 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
 BROKEN: dict[str, tuple[int, ...]] = {
     "hooks_that_clip": (2, 3),
     "hooks_after_accumulation_that_clip": (2, 3),
-    "hooks_of_all_optimizers": (2, 3),
-    "a_step_that_the_loop_has_wrapped": (2, 3),
-    "gradients_that_nesterov_changes": (2, 3),
-    "gradients_that_a_fused_step_unscales": (2, 3),
     "the_next_batch_is_fetched_ahead": (2, 3),
     "gradients_enabled_inside": (2, 3),
     "noise_on_the_weights": (2, 3),

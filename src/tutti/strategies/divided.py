@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
@@ -243,8 +244,12 @@ class DividedOptimizer:
     def fits(self) -> bool:
         """Whether this optimizer, as it is now, may be divided."""
         groups = self._optimizer.param_groups
+        # With `foreach`, and with a scale, torch changes the gradients in a step, which are everyone's.
+        if "grad_scale" in vars(self._optimizer):
+            return False
         return is_elementwise(self._optimizer) and all(
-            not group.get("differentiable")
+            not group.get("foreach")
+            and not group.get("differentiable")
             and not group.get("capturable")
             and all(
                 id(p) in self._divisible and p.is_floating_point() and p.numel() and p.is_cpu
@@ -302,7 +307,7 @@ class DividedOptimizer:
         """
         self._bring_gradients()
         division = self._division()
-        if division.new or not all(division.kernels) or self._is_watched():
+        if division.new or not all(division.kernels) or self._is_watched(native):
             with self._lent(division):
                 found = native()
         else:
@@ -329,13 +334,18 @@ class DividedOptimizer:
                 moved = kernel(group, parameters, grads, division.state)
                 assert moved, "the first step by a division has made the state"
 
-    def _is_watched(self) -> bool:
+    def _is_watched(self, native: Callable[[], object]) -> bool:
         """Whether somebody would notice that the optimizer's own step is not called."""
-        held = vars(self._optimizer)
+        held, own = vars(self._optimizer), type(self._optimizer).step
+        # A scheduler's wrapper only notes that there was a step.
+        scheduled = getattr(native, "_wrapped_by_lr_sched", False)
+        called = getattr(native, "__wrapped__" if scheduled else "__func__", None)
         return bool(
-            held.get("_optimizer_step_pre_hooks")
+            called is not own
+            or held.get("_optimizer_step_pre_hooks")
             or held.get("_optimizer_step_post_hooks")
-            or "grad_scale" in held
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
             or "found_inf" in held
         )
 
