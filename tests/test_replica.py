@@ -325,3 +325,13 @@ def test_a_lazy_module_is_refused(module: nn.Module) -> None:
 def test_a_module_on_the_meta_device_is_refused() -> None:
     with pytest.raises(BadModel, match="'weight' of the model lies on the meta device"):
         Replica(nn.Linear(2, 2, device="meta"))
+
+
+def test_complex_parameters_that_are_not_finite_are_found() -> None:
+    module = nn.Module()
+    module.wave = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    replica = Replica(module)
+    assert replica.first_not_finite() is None
+    with torch.no_grad():
+        module.wave[1] = complex(0, float("inf"))
+    assert replica.first_not_finite() == "wave"

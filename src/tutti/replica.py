@@ -216,6 +216,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or inf; takes no memory."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
