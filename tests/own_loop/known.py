@@ -55,5 +55,5 @@ BROKEN_WITH: dict[str, tuple[str, ...]] = {
 }
 """Loops that are right with the default strategy, and not with these, on one worker."""
 
-BROKEN_PARTS: tuple[str, ...] = ("Nesterov",)
+BROKEN_PARTS: tuple[str, ...] = ()
 """Optimizers and actions of programs drawn at random that are not right yet."""
