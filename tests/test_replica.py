@@ -62,6 +62,14 @@ def test_gradients_that_exist_already_are_kept() -> None:
     assert torch.equal(flat.grads[flat.spans[0]], before.reshape(-1))
 
 
+def test_a_sparse_gradient_that_exists_already_is_kept() -> None:
+    module = nn.Embedding(5, 2, sparse=True, dtype=torch.float64)
+    module(torch.tensor([3, 1, 3])).sum().backward()
+    (flat,) = Replica(module).flats
+    assert flat.grads[:10].tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0]
+    assert not module.weight.grad.is_sparse
+
+
 def test_count_leaves_gaps_frozen_and_second_uses_out() -> None:
     module = mlp()
     module[2].bias.requires_grad_(False)
@@ -245,6 +253,13 @@ def test_weights_that_are_not_contiguous_keep_their_values() -> None:
     assert torch.equal(module.weight, values)
 
 
+def test_weights_that_were_cut_from_wider_ones_lie_without_gaps() -> None:
+    module = nn.Linear(2, 3, bias=False, dtype=torch.float64)
+    module.weight = nn.Parameter(torch.arange(12.0, dtype=torch.float64).view(3, 4)[:, :2])
+    (flat,) = Replica(module).flats
+    assert flat.weights.tolist() == [0.0, 1.0, 4.0, 5.0, 8.0, 9.0] + 10 * [0.0]
+
+
 def test_a_copy_of_the_module_is_independent() -> None:
     module = mlp()
     flat = Replica(module).flats[0]
@@ -287,6 +302,97 @@ def test_a_parameter_that_is_not_finite_is_found_in_every_dtype() -> None:
     with torch.no_grad():
         module[1].bias[0] = torch.nan
     assert replica.first_not_finite() == "1.bias"
+
+
+class Sharded(Tensor):
+    """A tensor of which this process has the first row, as it has a part of a DTensor."""
+
+    def to_local(self) -> Tensor:
+        return self.as_subclass(Tensor)[:1]
+
+
+def sharded() -> nn.Sequential:
+    """A plain layer, and one whose weights are scattered."""
+    module = nn.Sequential(nn.Linear(2, 2, dtype=torch.float64), nn.Linear(2, 3, False, dtype=torch.float64))
+    module[1].weight = nn.Parameter(torch.ones(3, 2, dtype=torch.float64).as_subclass(Sharded))
+    return module
+
+
+def test_scattered_parameters_stay_where_they_are_and_count() -> None:
+    module = sharded()
+    weight, pointer = module[1].weight, module[1].weight.data_ptr()
+    replica = Replica(module)
+    assert replica.flats[0].names == ("0.weight", "0.bias")
+    assert replica.scattered == (("1.weight", weight),)
+    assert weight.data_ptr() == pointer
+    assert replica.count == 4 + 2 + 6
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_scattered_parameter_is_looked_at_in_this_process_s_part(row: int) -> None:
+    module = sharded()
+    replica = Replica(module)
+    assert replica.first_not_finite() is None
+    with torch.no_grad():
+        module[1].weight.as_subclass(Tensor)[row, 1] = torch.nan
+    assert replica.first_not_finite() == ("1.weight" if row == 0 else None)
+
+
+def test_a_scattered_gradient_that_is_not_finite_is_named() -> None:
+    module = sharded()
+    replica = Replica(module)
+    gradient = torch.zeros(3, 2, dtype=torch.float64)
+    module[1].weight.grad = gradient.as_subclass(Sharded)
+    assert replica.first_not_finite() is None
+    gradient[0, 1] = -torch.inf
+    assert replica.first_not_finite() == "1.weight"
+
+
+def test_gradients_are_scaled_where_they_lie() -> None:
+    replica = Replica(mlp())
+    replica.flats[0].grads.fill_(3.0)
+    replica.scale_gradients(0.5)
+    assert bool((replica.flats[0].grads == 1.5).all())
+
+
+def test_beside_scattered_gradients_those_that_autograd_made_anew_are_scaled() -> None:
+    module = sharded()
+    replica = Replica(module)
+    module[0].weight.grad = torch.full((2, 2), 8.0, dtype=torch.float64)
+    module[0].bias.grad = None
+    module[1].weight.grad = torch.full((3, 2), 4.0, dtype=torch.float64).as_subclass(Sharded)
+    replica.scale_gradients(0.25)
+    assert bool((module[0].weight.grad == 2.0).all())
+    assert module[0].bias.grad is None
+    assert module[1].weight.grad.as_subclass(Tensor).tolist() == [[1.0, 1.0], [4.0, 4.0], [4.0, 4.0]]
+
+
+def test_gradients_lie_in_the_vector_while_they_are_lent() -> None:
+    module = mlp()
+    (flat,) = (replica := Replica(module)).flats
+    flat.grads.fill_(9.0)
+    own, none, asked, again = module.parameters()
+    before = torch.full((5, 7), 3.0)
+    own.grad, none.grad, asked.grad, again.grad = before, None, None, None
+    with replica.lent_gradients({asked}):
+        assert own.grad is not None and own.grad.data_ptr() == flat.grads.data_ptr()
+        assert bool((own.grad == 3.0).all())
+        assert none.grad is again.grad is None
+        assert asked.grad is not None and not asked.grad.any()
+        assert not any(flat.grads[span].any() for span in flat.spans[1:])
+        asked.grad += 1.0
+    assert own.grad is before
+    assert none.grad is asked.grad is again.grad is None
+    assert bool((flat.grads[flat.spans[2]] == 1.0).all())
+
+
+def test_gradients_are_given_back_after_an_error() -> None:
+    module = mlp()
+    replica = Replica(module)
+    module[0].weight.grad = before = torch.ones(5, 7)
+    with pytest.raises(ZeroDivisionError), replica.lent_gradients():
+        raise ZeroDivisionError
+    assert module[0].weight.grad is before
 
 
 def test_the_module_can_look_at_other_weights_and_back_again() -> None:
@@ -335,3 +441,20 @@ def test_complex_parameters_that_are_not_finite_are_found() -> None:
     with torch.no_grad():
         module.wave[1] = complex(0, float("inf"))
     assert replica.first_not_finite() == "wave"
+
+
+class Elsewhere(Tensor):
+    """A tensor that says it lies on another device."""
+
+    device = torch.device("cuda", 1)  # type: ignore[assignment]
+
+
+def test_a_module_on_two_devices_is_refused() -> None:
+    module = mlp()
+    module[2].weight = nn.Parameter(torch.zeros(3, 5).as_subclass(Elsewhere))
+    with pytest.raises(BadModel, match=r"lies on cpu and cuda:1; .* model\.to\('cpu'\)"):
+        Replica(module)
+
+
+def test_a_replica_is_in_no_own_loop_until_one_says_so() -> None:
+    assert not Replica(mlp()).in_own_loop

@@ -260,11 +260,8 @@ def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: 
             view, grad = view_like(weights[span], parameter), view_like(grads[span], parameter)
             if memory.fill:
                 view.copy_(parameter)
-            if parameter.grad is not None:
-                grad.copy_(parameter.grad)
-            parameter.grad = None
             parameter.data = view
-            parameter.grad = grad
+            _attach_gradient(parameter, grad)
     return Flat(weights, grads, rows, names, parameters, spans)
 
 
