@@ -375,10 +375,12 @@ def test_gradients_lie_in_the_vector_while_they_are_lent() -> None:
     before = torch.full((5, 7), 3.0)
     own.grad, none.grad, asked.grad, again.grad = before, None, None, None
     with replica.lent_gradients({asked}):
-        assert own.grad is not None and own.grad.data_ptr() == flat.grads.data_ptr()
+        assert own.grad is not None
+        assert own.grad.data_ptr() == flat.grads.data_ptr()
         assert bool((own.grad == 3.0).all())
         assert none.grad is again.grad is None
-        assert asked.grad is not None and not asked.grad.any()
+        assert asked.grad is not None
+        assert not asked.grad.any()
         assert not any(flat.grads[span].any() for span in flat.spans[1:])
         asked.grad += 1.0
     assert own.grad is before

@@ -107,5 +107,41 @@ def test_stored_order_is_kept_without_shuffling():
 def test_a_batch_with_fewer_samples_than_ranks_is_refused():
     with pytest.raises(BadOption, match=r"a batch of 2 samples cannot be split over 3 ranks.*--batch-size 3"):
         Batches(numbered(10), 2, size=3)
-    with pytest.raises(BadOption, match="a batch of 0 samples"):
+    with pytest.raises(BadOption, match="a batch of 0 samples cannot be split over 1 rank;"):
         Batches(numbered(10), 0)
+    with pytest.raises(BadOption, match="a batch of 1 sample cannot be split over 2 ranks"):
+        Batches(numbered(10), 1, size=2)
+
+
+def test_a_part_is_cut_for_the_first_rank_where_none_is_named():
+    (update,) = Batches(numbered(4), 4, size=2, shuffle=False).epoch(0)
+    assert update.passes[0].targets.tolist() == [0, 1]
+
+
+def test_rounds_are_counted_from_the_beginning_of_the_run():
+    batches = Batches(numbered(45), 10)
+    assert [update.round for epoch in range(2) for update in batches.epoch(epoch)] == list(range(10))
+
+
+def test_an_epoch_can_be_cut_short_behind_skipped_updates():
+    batches = Batches(numbered(45), 10)
+    assert [update.round for update in batches.epoch(2, skip=1, rounds=2)] == [11, 12]
+    assert [update.round for update in batches.epoch(2, skip=3, rounds=9)] == [13, 14]
+
+
+def test_an_order_that_was_prepared_is_taken_and_not_drawn_again(monkeypatch):
+    batches = Batches(numbered(45), 45)
+    batches.prepare(1)
+    drawn = batches.order(1)
+    monkeypatch.setattr(batches, "order", lambda _: pytest.fail("it is drawn again"))
+    batches.prepare(1)
+    (update,) = batches.epoch(1)
+    assert torch.equal(update.passes[0].targets, drawn)
+
+
+def test_an_order_that_was_taken_is_not_kept(monkeypatch):
+    batches = Batches(numbered(6), 6)
+    list(batches.epoch(0))
+    monkeypatch.setattr(batches, "order", lambda _: torch.arange(5, -1, -1))
+    (update,) = batches.epoch(0)
+    assert update.passes[0].targets.tolist() == [5, 4, 3, 2, 1, 0]

@@ -129,6 +129,29 @@ def test_a_split_by_speed_keeps_the_mean_and_every_sample():
         assert torch.equal(torch.cat(together), one)
 
 
+def test_the_fewest_samples_of_a_shared_pass_are_those_of_the_last_update():
+    assert Batches(numbered(49), 20, size=2).fewest == 4
+    assert Batches(numbered(49), 20, size=2, passes=3).fewest == 1
+
+
+def test_a_split_by_speed_cuts_the_last_update_too():
+    for batches, stretch in zip(ranks(60, 40, 2, shuffle=False), [(40, 55), (55, 60)], strict=True):
+        batches.split_by([3.0, 1.0])
+        *_, last = batches.epoch(0)
+        assert last.passes[0].targets.tolist() == list(range(*stretch))
+
+
+def test_a_split_by_speed_leaves_the_slowest_two_samples():
+    sides = list(ranks(20, 20, 3))
+    for batches in sides:
+        batches.split_by([1.0, 98.0, 1.0])
+    assert [len(next(batches.epoch(0)).passes[0].targets) for batches in sides] == [2, 16, 2]
+
+
+def test_without_a_least_the_slowest_may_go_without_samples():
+    assert by_speed(10, [100.0, 1.0]) == [10, 0]
+
+
 @pytest.mark.parametrize(
     ("samples", "speeds", "least", "parts"),
     [

@@ -24,6 +24,7 @@ def test_a_gradient_within_the_limit_is_left_alone() -> None:
 
 def test_a_longer_gradient_is_scaled_to_the_limit() -> None:
     assert scale_for(4.0, 1.0) == pytest.approx(0.25)
+    assert scale_for(0.001, 0.001) == pytest.approx(1000 / 1001, rel=1e-12)
 
 
 def test_a_norm_that_is_not_finite_stays_visible() -> None:

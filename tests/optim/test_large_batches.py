@@ -42,6 +42,7 @@ def test_lars() -> None:
 def test_the_rate_of_lars() -> None:
     weights, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
     assert local_rate(weights, gradient, 0.0, 0.001) == pytest.approx(0.0025)
+    assert local_rate(weights / 10, gradient / 10, 0.0, 0.001) == pytest.approx(0.0025)
     assert local_rate(torch.zeros(2), gradient, 0.1, 0.001) == 1.0
     assert local_rate(weights, torch.zeros(2), 0.1, 0.001) == 1.0
 
@@ -66,6 +67,7 @@ def test_lamb() -> None:
 
 def test_the_trust_ratio_of_lamb() -> None:
     assert trust_ratio(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])) == pytest.approx(2.5)
+    assert trust_ratio(torch.tensor([0.3, 0.4]), torch.tensor([0.0, 0.2])) == pytest.approx(2.5)
     assert trust_ratio(torch.zeros(2), torch.ones(2)) == 1.0
     assert trust_ratio(torch.ones(2), torch.zeros(2)) == 1.0
 
@@ -123,8 +125,8 @@ def test_the_rate_rises_to_k_times_and_drops_later() -> None:
 
 
 def test_the_warmup_lasts_an_eighteenth_of_the_run_where_nothing_else_is_said() -> None:
-    scheduler = LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 36, factor=3.0)
-    assert rates(scheduler, 4) == [1.0, 2.0, 3.0, 3.0]
+    scheduler = LinearScalingLR(optim.SGD([parameter(1.0)], lr=1.0), 180, factor=11.0)
+    assert rates(scheduler, 12) == pytest.approx([*range(1, 12), 11])
 
 
 def test_no_warmup_begins_at_the_scaled_rate() -> None:
@@ -147,16 +149,87 @@ def test_they_are_found_by_name(name: str, kind: type[Optimizer]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("lars", {"lr": -0.5}, "lr is -0.5"),
         ("lars", {"trust": 0.0}, "trust 0.0; expected .* trust above 0"),
         ("lars", {"momentum": 1.0}, "momentum 1.0, .* momentum from 0 to below 1"),
+        ("lars", {"momentum": -0.1}, "momentum -0.1"),
+        ("lars", {"weight_decay": -0.1}, "weight_decay -0.1"),
+        ("lamb", {"lr": -0.5}, "lr is -0.5"),
+        ("lamb", {"eps": -0.5}, "eps -0.5"),
+        ("lamb", {"weight_decay": -0.5}, "weight_decay -0.5"),
         ("lamb", {"betas": [0.9, 1.0]}, r"betas \(0.9, 1.0\)"),
+        ("lamb", {"betas": [-0.1, 0.9]}, r"betas \(-0.1, 0.9\)"),
+        ("rmsprop_warmup", {"lr": 0.0}, "lr is 0.0"),
+        ("rmsprop_warmup", {"eps": 0.0}, "eps 0.0"),
+        ("rmsprop_warmup", {"rmsprop_lr": 0.0}, "rmsprop_lr 0.0"),
         ("rmsprop_warmup", {"period": 0}, "period 0"),
+        ("rmsprop_warmup", {"centre": -1}, "centre -1"),
+        ("rmsprop_warmup", {"weight_decay": -0.1}, "weight_decay -0.1"),
+        ("rmsprop_warmup", {"momentum": 1.0}, "momentum is 1.0"),
         ("rmsprop_warmup", {"decay": 1.0}, "decay 1.0; expected both from 0 to below 1"),
     ],
 )
 def test_values_out_of_range_are_refused(name: str, options: dict[str, object], message: str) -> None:
+    rate = options.pop("lr", None)
     with pytest.raises(BadOption, match=message):
-        build(name, [parameter(1.0)], None, options)
+        build(name, [parameter(1.0)], rate, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lars", {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}),
+        ("lamb", {"lr": 0.0, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}),
+        ("rmsprop_warmup", {"lr": 1e-9, "momentum": 0.0, "decay": 0.0, "centre": 0, "weight_decay": 0.0}),
+    ],
+)
+def test_values_at_the_end_of_their_range_are_taken(name: str, options: dict[str, object]) -> None:
+    rate = options["lr"]
+    rest = {key: value for key, value in options.items() if key != "lr"}
+    assert isinstance(rate, float)
+    (group,) = build(name, [parameter(1.0)], rate, rest).param_groups
+    assert {key: group[key] for key in options} == options
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (LARS, {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.0005, "trust": 0.001}),
+        (LAMB, {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}),
+        (
+            RMSpropWarmup,
+            {
+                "lr": 0.1,
+                "momentum": 0.9,
+                "decay": 0.99,
+                "eps": 1e-8,
+                "weight_decay": 0.0,
+                "rmsprop_lr": 3e-4,
+                "centre": 1000,
+                "period": 500,
+            },
+        ),
+    ],
+)
+def test_values_that_nobody_gives(kind: type[Optimizer], expected: dict[str, object]) -> None:
+    assert kind([parameter(1.0)]).defaults == expected
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB, RMSpropWarmup])
+def test_a_parameter_without_a_gradient_stays(kind: type[Optimizer]) -> None:
+    weights, other = parameter(2.0), parameter(3.0)
+    optimizer = kind([weights, other], lr=0.1)
+    assert step(optimizer, weights, 1.0) != [2.0]
+    assert other.tolist() == [3.0]
+    assert optimizer.step() is None
+
+
+def test_at_a_rate_of_zero_the_rmsprop_warmup_moves_nothing_and_remembers_sgd_alone() -> None:
+    weights = parameter(1.0)
+    optimizer = RMSpropWarmup([weights], lr=0.5, momentum=0.5, centre=0, period=1000)
+    optimizer.param_groups[0]["lr"] = 0.0
+    assert step(optimizer, weights, 2.0) == [1.0]
+    assert optimizer.state[weights]["velocity"].item() == -1.0
 
 
 @pytest.mark.parametrize("options", [{"factor": 0.0}, {"warmup": -1}, {"drops": [1.0]}, {"gamma": 0.0}])

@@ -124,7 +124,9 @@ def test_fused_kernels_are_chosen_where_torch_has_them(made: type[Optimizer]) ->
     assert optimizer.param_groups[0]["fused"] is None
 
 
-@pytest.mark.parametrize("options", [{"fused": False}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True}], ids=str
+)
 def test_the_users_own_choice_is_kept(options: dict[str, bool]) -> None:
     replica = Replica(mlp())
     (run,) = ShardedOptimizer(adam_over(replica.flats[0], **options), replica, whole(replica)).pieces[0].runs
@@ -205,6 +207,139 @@ def test_state_from_before_is_carried_over_in_memory_order() -> None:
     assert sharded != optimizer.state[module.weight]["exp_avg"].data_ptr()
 
 
+def test_state_is_cut_as_the_slice_is_where_that_spans_several_parameters() -> None:
+    module = nn.ParameterList(
+        [nn.Parameter(torch.zeros(length, dtype=torch.float64)) for length in (40, 20, 50)]
+    )
+    optimizer = optim.RMSprop(module.parameters(), lr=0.1)
+    for number, parameter in enumerate(module):
+        parameter.grad = torch.arange(len(parameter), dtype=torch.float64) + 100 * number
+    optimizer.step()
+    replica = Replica(module)
+    (flat,) = replica.flats
+    expected = torch.zeros_like(flat.weights)
+    for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+        expected[span] = optimizer.state[parameter]["square_avg"]
+    own = slice(16, 112)
+    (run,) = ShardedOptimizer(optimizer, replica, [own]).pieces[0].runs
+    (state,) = run.optimizer.state.values()
+    assert torch.equal(state["square_avg"], expected[own])
+
+
+def test_parameters_on_both_sides_of_a_frozen_one_are_not_joined() -> None:
+    module = nn.ParameterList([nn.Parameter(torch.ones(16)) for _ in range(4)])
+    module[1].requires_grad_(False)
+    replica = Replica(module, frozen=True)
+    optimizer = optim.Adam([module[0], module[2], module[3]], lr=0.1)
+    replica.flats[0].grads.fill_(1.0)
+    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
+    lengths = [len(p) for p in sharded.pieces[0].runs[0].optimizer.param_groups[0]["params"]]
+    assert lengths == [16, 32]
+    sharded.step()
+    assert [bool((p == 1).all()) for p in module] == [False, True, False, False]
+
+
+def test_each_param_group_has_its_own_options() -> None:
+    module = nn.ParameterList([nn.Parameter(torch.ones(16, dtype=torch.float64)) for _ in range(3)])
+    replica = Replica(module)
+    optimizer = optim.SGD([{"params": [module[0], module[2]], "lr": 0.25}, {"params": [module[1]]}], lr=0.5)
+    replica.flats[0].grads.fill_(1.0)
+    ShardedOptimizer(optimizer, replica, whole(replica)).step()
+    assert [p[0].item() for p in module] == [0.75, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("made", [optim.RMSprop, optim.Adafactor])
+def test_a_rate_that_has_changed_takes_effect(made: type[Optimizer]) -> None:
+    replica = Replica(mlp())
+    optimizer = made(replica.module.parameters(), lr=0.1)
+    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
+    replica.flats[0].grads.fill_(1.0)
+    sharded.step()
+    before = replica.flats[0].weights.clone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    sharded.step()
+    assert torch.equal(replica.flats[0].weights, before)
+
+
+def test_other_gradients_are_used_where_they_are_given() -> None:
+    replica = Replica(mlp().double())
+    (flat,) = replica.flats
+    before = flat.weights.clone()
+    flat.grads.fill_(7.0)
+    other = torch.full_like(flat.grads, 2.0)
+    optimizer = optim.SGD(flat.parameters, lr=0.5)
+    ShardedOptimizer(optimizer, replica, whole(replica), [other]).step()
+    for span in flat.spans:
+        torch.testing.assert_close(flat.weights[span], before[span] - 1, rtol=0, atol=1e-12)
+
+
+def test_whole_parameters_are_cut_nowhere_where_that_is_asked_for() -> None:
+    flat = flat_of(100, 28)
+    assert own_slices(flat, 2, adam_over(flat), whole=True)[0].stop == flat.spans[1].start
+
+
+def test_a_scheduler_does_not_warn_that_the_optimizer_was_never_stepped(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    replica = Replica(mlp())
+    optimizer = optim.SGD(replica.flats[0].parameters, lr=0.1)
+    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
+    scheduler = optim.lr_scheduler.ConstantLR(optimizer)
+    sharded.step()
+    scheduler.step()
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("which", ["all", "half", "other gradients", "no own loop"])
+def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: str) -> None:
+    replica = Replica(mlp())
+    (flat,) = replica.flats
+    replica.in_own_loop = which != "no own loop"
+    optimizer = adam_over(flat)
+    slices = [slice(0, 64)] if which == "half" else whole(replica)
+    grads = [torch.ones_like(flat.grads)] if which == "other gradients" else None
+    sharded = ShardedOptimizer(optimizer, replica, slices, grads)
+    before = flat.weights.clone()
+    flat.grads.fill_(1.0)
+    sharded.step()
+    assert bool(optimizer.state) == (which == "all") == (not sharded.pieces)
+    assert not torch.equal(flat.weights, before)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_short_way_to_a_kernel_is_taken_as_soon_as_there_is_state(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = Replica(mlp())
+    (flat,) = replica.flats
+    sharded = ShardedOptimizer(KERNELS[name](list(flat.parameters)), replica, whole(replica))
+    (run,) = sharded.pieces[0].runs
+    flat.grads.fill_(1.0)
+    if name != "sgd":
+        sharded.step()
+    before = flat.weights.clone()
+    monkeypatch.setattr(run.optimizer, "step", lambda: pytest.fail("the long way is taken"))
+    sharded.step()
+    assert not torch.equal(flat.weights, before)
+
+
+def test_a_rate_that_is_a_tensor_does_what_a_number_does() -> None:
+    module, plain = mlp().double(), mlp().double()
+    replica = Replica(module)
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    mine, theirs = optim.Adam(module.parameters(), lr=rate), optim.Adam(plain.parameters(), lr=0.1)
+    sharded = ShardedOptimizer(mine, replica, whole(replica))
+    for parameter in plain.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for step in range(3):
+        fill_gradients(module, step)
+        fill_gradients(plain, step)
+        sharded.step()
+        theirs.step()
+    for found, expected in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_parameters_that_have_come_differently_far_are_not_joined() -> None:
     module = mlp()
     optimizer = optim.Adam(module.parameters(), lr=0.1)
@@ -222,10 +357,11 @@ def test_the_users_optimizer_is_never_stepped() -> None:
     assert not optimizer.state
 
 
-def test_step_hooks_are_refused() -> None:
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_step_hooks_are_refused(when: str) -> None:
     replica = Replica(mlp())
     optimizer = adam_over(replica.flats[0])
-    optimizer.register_step_post_hook(lambda *_: None)
+    getattr(optimizer, f"register_step_{when}_hook")(lambda *_: None)
     with pytest.raises(BadOption, match="has step hooks, which would not be called"):
         ShardedOptimizer(optimizer, replica, whole(replica))
 

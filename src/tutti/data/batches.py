@@ -47,7 +47,7 @@ class Update:
 
     samples: int
     passes: tuple[Batch, ...]
-    round: int = 0
+    round: int
 
 
 @dataclass(frozen=True)
