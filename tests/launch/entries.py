@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -43,6 +44,13 @@ def describe(comm: Communicator, payload: bytes) -> object:
 
 def world_size(comm: Communicator, payload: bytes) -> object:
     return comm.size
+
+
+def watches_for_garbage(comm: Communicator, payload: bytes) -> object:
+    """Whether a rank's garbage collector looks at a class of torch, and at one of its own objects."""
+    own: list[object] = []
+    watched = {id(one) for one in gc.get_objects()}
+    return id(torch.nn.Module) in watched, id(own) in watched
 
 
 def sum_of_ranks(comm: Communicator, payload: bytes) -> object:

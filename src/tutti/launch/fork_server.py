@@ -10,6 +10,7 @@ what ranks have left running ends before it.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -259,6 +260,8 @@ class ForkServer:
             with suppress(ImportError):  # The rank says why.
                 import_module(module)
         own = os.getpid()
+        # A rank that looks for garbage in what is here, as each does at its end, copies it all.
+        gc.freeze()
         with warnings.catch_warnings():
             # From 3.12 on Python warns of threads; libraries that have some here prepare them for a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
