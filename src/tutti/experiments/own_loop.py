@@ -429,6 +429,7 @@ class JointStepper(Stepper):
         self._number = len(job.steppers)
         self._native: Callable[..., Any] = optimizer.step
         self._divided = DividedOptimizer(optimizer, replica, copies, gradients, job.comm.node)
+        self._fits = False
         self._pending: dict[nn.Parameter, Tensor] = {}
         self._lists: list[tuple[list[nn.Parameter], int]] = []
 
@@ -460,9 +461,7 @@ class JointStepper(Stepper):
 
     def _divide(self, native: Callable[..., Any], closure: Closure | None = None) -> Any:
         """Step the optimizer, with the other ranks of the host if it allows that."""
-        if self._job.comm.size == 1:
-            return native() if closure is None else native(closure)
-        if not self._divided.fits():
+        if not self._fits:
             self._divided.release()
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)  # these optimizers want it once, at the beginning
@@ -484,10 +483,10 @@ class JointStepper(Stepper):
             return
         self._job.exchange.bring_unseen()
         self._refuse_strangers()
-        fits = self._divided.fits()
-        if fits:
+        self._fits = self._divided.fits()
+        if self._fits:
             self._divided.bring_weights()
-        changed = fits and self._divided.changed()
+        changed = self._fits and self._divided.changed()
         details = (self._number, _hash_of(self._optimizer), int(changed))
         table = self._job.exchange.meet(Purpose.STEP, details)
         if len(table):
@@ -514,6 +513,8 @@ class JointStepper(Stepper):
         self._lists = lists
 
     def _limit(self) -> None:
+        if self._clip.value is None and self._clip.norm is None:
+            return
         parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
         if self._clip.value is not None:
             nn.utils.clip_grad_value_(parameters, self._clip.value)
