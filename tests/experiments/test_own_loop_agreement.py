@@ -201,3 +201,57 @@ def test_the_state_of_a_divided_optimizer_is_its_readers_copy(worlds: Worlds) ->
     wanted = train(*make())
     for found in worlds.run(2, lambda: train(*own_loop.distribute(*make()))):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("passes", [(1, 2), (3, 2)])
+def test_ranks_that_step_after_different_numbers_of_passes_are_refused(
+    worlds: Worlds, passes: tuple[int, int]
+) -> None:
+    def work() -> None:
+        model, optimizer = own_loop.distribute(*make())
+        for _ in range(passes[own_loop.init().rank]):
+            optimizer.zero_grad()
+            model(INPUTS).mean().backward()
+        optimizer.step()
+
+    with pytest.raises(BadOption, match=rf"passes: by rank, \[{passes[0]}, {passes[1]}\]"):
+        worlds.run(2, work)
+
+
+def test_a_rank_may_leave_out_all_passes_before_a_step(worlds: Worlds) -> None:
+    def work() -> Tensor:
+        model, optimizer = own_loop.distribute(*make())
+        if own_loop.init().rank:
+            for _ in range(2):
+                model(INPUTS).mean().backward()
+        optimizer.step()
+        return vector(model)
+
+    before = vector(make()[0])
+    first, second = worlds.run(2, work)
+    assert not torch.equal(first, before)
+    assert torch.equal(first, second)
+
+
+def test_a_hook_behind_the_accumulation_is_called_on_all_ranks_and_can_be_removed(worlds: Worlds) -> None:
+    def work() -> tuple[list[Tensor], list[Tensor]]:
+        model, optimizer = make()
+        early: list[Tensor] = []
+        late: list[Tensor] = []
+        weight = next(model.parameters())
+        first = weight.register_post_accumulate_grad_hook(lambda p: early.append(p.grad.clone()))
+        own_loop.distribute(model, optimizer)
+        second = weight.register_post_accumulate_grad_hook(lambda p: late.append(p.grad.clone()))
+        for step in range(2):
+            optimizer.zero_grad()
+            if own_loop.init().rank:
+                model(INPUTS).mean().backward()
+            optimizer.step()
+            if step == 0:
+                first.remove()
+                second.remove()
+        return early, late
+
+    seen = [hooks for rank in worlds.run(2, work) for hooks in rank]
+    assert [len(gradients) for gradients in seen] == [1, 1, 1, 1]
+    assert all(torch.equal(gradients[0], seen[0][0]) for gradients in seen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 REFUSED: dict[str, tuple[int, ...]] = {
     "backward_with_create_graph": (2, 3),
-    "steps_inside_the_backward_pass": (2, 3),
     "the_gradient_of_a_gradient": (2, 3),
     "an_embedding_with_a_largest_norm": (2, 3),
     "weights_that_are_assigned": (2, 3),
@@ -20,19 +19,14 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
 
 BROKEN: dict[str, tuple[int, ...]] = {
     "hooks_that_clip": (2, 3),
-    "hooks_after_accumulation_that_clip": (2, 3),
     "the_next_batch_is_fetched_ahead": (2, 3),
     "gradients_enabled_inside": (2, 3),
     "noise_on_the_weights": (2, 3),
 }
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""
 
-BROKEN_BY_MESSAGES: tuple[str, ...] = (
-    "gradients_by_autograd_grad",
-    "gradients_of_each_sample",
-    "sparse_adam",
-)
-"""Loops that end otherwise where gradients are reduced by messages."""
+REFUSED_BY_MESSAGES: tuple[str, ...] = ("sparse_adam",)
+"""Loops that are refused before the first update where gradients are reduced by messages."""
 
 _BARE = (
     "step_without_a_gradient",

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from tests.own_loop.jobs import Outcome, Refused, differences, run_plain
-from tests.own_loop.known import BROKEN, BROKEN_BY_MESSAGES, REFUSED, REFUSED_LATER
+from tests.own_loop.known import BROKEN, REFUSED, REFUSED_BY_MESSAGES, REFUSED_LATER
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
 from tutti.errors import BadOption
@@ -34,19 +34,12 @@ def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str, size: int) -> 
     _compare(worlds, name, size, Sync())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True) if name in BROKEN_BY_MESSAGES else ())
-        for name in LOOPS
-        if 2 not in BROKEN.get(name, ())
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in LOOPS if 2 not in BROKEN.get(name, ())])
 def test_loop_ends_as_with_plain_torch_where_gradients_go_round_a_ring(worlds: Worlds, name: str) -> None:
-    _compare(worlds, name, 2, Sync(collective="ring"))
+    _compare(worlds, name, 2, Sync(collective="ring"), name in REFUSED_BY_MESSAGES)
 
 
-def _compare(worlds: Worlds, name: str, size: int, strategy: Strategy) -> None:
+def _compare(worlds: Worlds, name: str, size: int, strategy: Strategy, refused: bool = False) -> None:
     wanted = plain(name)
     for rank, found in enumerate(worlds.run(LOOPS[name], size, strategy)):
         if size in REFUSED_LATER.get(name, ()):
@@ -54,7 +47,7 @@ def _compare(worlds: Worlds, name: str, size: int, strategy: Strategy) -> None:
             continue
         if isinstance(found, BaseException):
             raise found
-        if size in REFUSED.get(name, ()):
+        if refused or size in REFUSED.get(name, ()):
             assert isinstance(found, Refused)
             assert found.kind == "BadOption"
         else:

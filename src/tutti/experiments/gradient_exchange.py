@@ -10,17 +10,25 @@ no use for a head of the model, or leave a batch out.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, cast
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
+
+Hook = Callable[[nn.Parameter], None]
+"""What `register_post_accumulate_grad_hook` is given."""
+
+OURS: Final = -1
+"""The key of our own hook; torch's count from 0."""
 
 
 class Purpose(IntEnum):
@@ -39,8 +47,48 @@ class Purpose(IntEnum):
 REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
 
 
-DETAILS: Final = 3
+DETAILS: Final = 4
 """Words of a row beside the purpose, for whoever meets; then comes one for each parameter."""
+
+
+class LateHooks(OrderedDict[int, Hook]):
+    """A parameter's hooks behind the accumulation of its gradient: torch finds ours alone, at once.
+
+    The others, that the program registers, are called when the gradient is that of all ranks.
+
+    Args:
+        parameter: whose hooks these are from now on.
+        first: ours.
+
+    Attributes:
+        late: the others.
+    """
+
+    def __init__(self, parameter: nn.Parameter, first: Hook) -> None:
+        super().__init__()
+        super().__setitem__(OURS, first)
+        self._parameter = parameter
+        # The dictionary itself: what has been registered is taken out of it by its own handle.
+        known = getattr(parameter, "_post_accumulate_grad_hooks", None)
+        self.late: dict[int, Hook] = OrderedDict() if known is None else known
+        parameter._post_accumulate_grad_hooks = self
+
+    def call(self) -> None:
+        """Call the others."""
+        for hook in list(self.late.values()):
+            hook(self._parameter)
+
+    @override
+    def __setitem__(self, key: int, hook: Hook) -> None:
+        self.late[key] = hook
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        return key in self.late
+
+    @override
+    def __delitem__(self, key: int) -> None:
+        del self.late[key]
 
 
 class GradientExchange:
@@ -48,15 +96,19 @@ class GradientExchange:
 
     Args:
         comm: all ranks.
+
+    Attributes:
+        passes: how many backward passes of this rank have brought gradients since the last step.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+        self._comm, self.passes = comm, 0
         self._models: list[JointGradients] = []
         self._cells: list[Cell] = []
         self._first: list[int] = []
         self._numbers: set[int] = set()
         self._nodes: list[Any] = []
+        self._hooks: list[LateHooks] = []
         self._touched: dict[int, None] = {}
         self._task = -1
         self._sums: list[bool] = []
@@ -140,11 +192,13 @@ class GradientExchange:
             if torch.equal(table, mine.expand_as(table)):
                 if purpose is Purpose.REDUCE:
                     self._reduce(touched)
+                    self._call_hooks(touched)
                 return torch.empty(0)
             if not bool((table[:, 0] <= Purpose.AGREE).any()):
                 return table[:, : 1 + DETAILS]
             if purpose is Purpose.AGREE:
-                self._weigh_here(touched)
+                for model, own, share in self._by_model(touched):
+                    model.bring_set(own, share)
             self._help(table, touched)
             if purpose in REDUCING:
                 return torch.empty(0)
@@ -161,25 +215,16 @@ class GradientExchange:
             for at in model.unseen()
         )
         if unseen:
-            self._bring(unseen)
             self.meet(Purpose.AGREE, [self._checksum(unseen)], unseen)
 
     def _checksum(self, numbers: Sequence[int]) -> int:
         check = 0
         for number in numbers:
             gradient = self._cells[number].parameter.grad
-            assert gradient is not None, "it has been brought"
+            assert gradient is not None, "the loop has set it"
             values = gradient.coalesce().values() if gradient.is_sparse else gradient
             check = crc32(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), check)
         return check
-
-    def _weigh_here(self, numbers: Sequence[int]) -> None:
-        """Weigh gradients that no backward pass has brought."""
-        for number in numbers:
-            gradient = self._cells[number].parameter.grad
-            share = self._shares[bisect_right(self._first, number) - 1]
-            if gradient is not None and share != 1:
-                gradient.mul_(share)
 
     def _watch(self, number: int, parameter: nn.Parameter) -> None:
         trained = parameter.requires_grad
@@ -193,7 +238,7 @@ class GradientExchange:
                 self._task = task
                 at_end_of_backward(self._end)
 
-        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        self._hooks.append(LateHooks(parameter, arrived))
         self._nodes.append(_adder(parameter))
         parameter.requires_grad_(trained)
 
@@ -243,36 +288,44 @@ class GradientExchange:
                     "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
                     "or one rank"
                 )
+        self.passes += 1
         self._bring(touched)
         self.meet(Purpose.REDUCE, (), touched)
 
     def _bring(self, numbers: Sequence[int]) -> None:
-        for model, own in self._by_model(numbers):
+        for model, own, _ in self._by_model(numbers):
             model.bring(own)
 
     def _reduce(self, numbers: Sequence[int]) -> None:
-        for model, own in self._by_model(numbers):
+        for model, own, _ in self._by_model(numbers):
             model.reduce(own)
 
-    def _by_model(self, numbers: Sequence[int]) -> list[tuple[JointGradients, list[int]]]:
+    def _call_hooks(self, numbers: Sequence[int]) -> None:
+        """Call the program's hooks behind gradients of a backward pass, in one order on all ranks."""
+        watched = [number for number in numbers if self._hooks[number].late]
+        for number in sorted(watched, reverse=True):
+            self._hooks[number].call()
+
+    def _by_model(self, numbers: Sequence[int]) -> list[tuple[JointGradients, list[int], float]]:
+        """The models that have some cells, each with its own numbers of them, and its share."""
         if len(self._models) == 1:
-            return [(self._models[0], list(numbers))]
+            return [(self._models[0], list(numbers), self._shares[0])]
         parts = []
-        for model, first in zip(self._models, self._first, strict=True):
+        for model, first, share in zip(self._models, self._first, self._shares, strict=True):
             own = [n - first for n in numbers if first <= n < first + len(model.cells)]
             if own:
-                parts.append((model, own))
+                parts.append((model, own, share))
         return parts
 
     @torch.no_grad()
     def _help(self, table: Tensor, touched: Sequence[int]) -> None:
         """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
-        reducing = table[table[:, 0] <= Purpose.AGREE]
-        wanted = reducing[:, 1 + DETAILS :].any(dim=0).nonzero().view(-1).tolist()
+        wanted = _numbers_of(table[table[:, 0] <= Purpose.AGREE])
         known = set(touched)
         self._bring([number for number in wanted if number not in known])
         self._comm.barrier()
         self._reduce(wanted)
+        self._call_hooks(_numbers_of(table[table[:, 0] == Purpose.REDUCE]))
 
     def _words(self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]) -> Tensor:
         key = (purpose, *details, -1, *touched)
@@ -301,6 +354,11 @@ class GradientExchange:
         table[self._comm.rank].copy_(mine)
         self._comm.barrier()
         return table
+
+
+def _numbers_of(table: Tensor) -> list[int]:
+    """The parameters that ranks bring, by their rows of words."""
+    return cast("list[int]", table[:, 1 + DETAILS :].any(dim=0).nonzero().view(-1).tolist())
 
 
 def _adder(parameter: nn.Parameter) -> Any:

@@ -205,6 +205,12 @@ def _joint(
         gradients = [torch.zeros_like(flat.grads) if joint.records else flat.grads for flat in replica.flats]
         if comm.size > 1 or joint.records:
             job.exchange.add(joint, sums)
+    apart = any(own is not flat.grads for own, flat in zip(gradients, replica.flats, strict=True))
+    if apart and isinstance(optimizer, torch.optim.SparseAdam):
+        raise BadOption(
+            f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
+            f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
+        )
     return JointStepper(replica, optimizer, strategy, clip, sums, job, copies, gradients)
 
 
@@ -487,8 +493,10 @@ class JointStepper(Stepper):
         if self._fits:
             self._divided.bring_weights()
         changed = self._fits and self._divided.changed()
-        details = (self._number, _hash_of(self._optimizer), int(changed))
-        table = self._job.exchange.meet(Purpose.STEP, details)
+        exchange = self._job.exchange
+        details = (self._number, _hash_of(self._optimizer), int(changed), exchange.passes)
+        table = exchange.meet(Purpose.STEP, details)
+        exchange.passes = 0
         if len(table):
             _refuse_difference(table, self._optimizer, comm)
         if changed:
@@ -725,6 +733,12 @@ def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) 
         raise BadOption(
             "the optimizer's state was loaded or changed on some ranks and not on others: by rank, "
             f"{table[:, 3].tolist()}; do it on every rank"
+        )
+    passes = table[:, 4]
+    if bool((passes[passes > 0] != passes.max()).any()):
+        raise BadOption(
+            "the ranks come to a step after different numbers of backward passes: by rank, "
+            f"{passes.tolist()}; a rank leaves out all passes before a step, or none"
         )
     everyone = cast("list[list[dict[str, object]]]", comm.all_gather_objects(_options_of(optimizer)))
     for rank, theirs in enumerate(everyone):

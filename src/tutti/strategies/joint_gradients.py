@@ -107,9 +107,13 @@ class JointGradients(ABC):
         self.incoming: dict[int, Incoming] = {}
         self.share = 1 / comm.size
 
+    @abstractmethod
     def unseen(self) -> list[int]:
         """Find the cells whose parameter has a gradient that the loop has set itself, not `backward()`."""
-        return []
+
+    @abstractmethod
+    def bring_set(self, numbers: Sequence[int], weight: float) -> None:
+        """Like `bring`, for gradients that the loop has set, of which this rank's counts `weight` times."""
 
     @abstractmethod
     def bring(self, numbers: Sequence[int]) -> None:
@@ -184,6 +188,14 @@ class MeanGradients(JointGradients):
             # Not the cell's view itself: converting a module exchanges what its gradients hold.
             out = cell.view.detach()
             cell.parameter.grad, self._out[number] = out, ref(out)
+
+    @override
+    def bring_set(self, numbers: Sequence[int], weight: float) -> None:
+        self.bring(numbers)
+        for number in numbers:
+            gradient = self.cells[number].parameter.grad
+            if weight != 1 and gradient is not None:
+                gradient.mul_(weight)
 
     def _release(self, number: int) -> None:
         """Give the gradient that lay in this rank's row memory of its own, if the loop still holds it."""
@@ -263,6 +275,7 @@ class ReducedGradients(JointGradients):
     ) -> None:
         super().__init__(replica, comm)
         self._rows = [flat.rows.unbind() for flat in self.flats] if between else []
+        self._out: dict[int, Tensor] = {}
         over = comm.cross if between else comm
         lanes = min(cast("list[int]", comm.all_gather_objects(comm.node.size))) if between else 1
         self._owned: list[tuple[int, slice]] = []
@@ -277,6 +290,22 @@ class ReducedGradients(JointGradients):
             if over is not None and over.size > 1
             else []
         )
+
+    @override
+    def unseen(self) -> list[int]:
+        return [
+            number
+            for number, cell in enumerate(self.cells)
+            if cell.parameter.grad is not None and cell.parameter.grad is not self._out.get(number)
+        ]
+
+    @override
+    def bring_set(self, numbers: Sequence[int], weight: float) -> None:
+        for number in numbers:
+            gradient = self.cells[number].parameter.grad
+            if gradient is not None:
+                self.incoming[number] = Incoming(gradient * weight, None)
+        self.bring(numbers)
 
     @override
     def bring(self, numbers: Sequence[int]) -> None:
@@ -309,6 +338,7 @@ class ReducedGradients(JointGradients):
         cell, new = self.cells[number], self.incoming.get(number)
         before = cell.parameter.grad if new is None else new.before
         cell.parameter.grad = cell.view.clone() if before is None else before.add(cell.view)
+        self._out[number] = cell.parameter.grad
 
 
 def own_stretches(
