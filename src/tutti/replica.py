@@ -236,7 +236,7 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
         view.copy_(parameter.grad.to_dense())
     elif parameter.grad.data_ptr() != view.data_ptr():
         view.copy_(parameter.grad)
-    parameter.grad = view
+    parameter.grad = view.data  # with a version counter of its own
 
 
 def _refuse_unusable(name: str, tensor: Tensor) -> None:

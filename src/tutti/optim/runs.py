@@ -1,4 +1,8 @@
-"""A copy of the user's optimizer that moves given stretches of a flat vector, with a state of its own."""
+"""A copy of the user's optimizer that moves given stretches of a flat vector, with a state of its own.
+
+Neighbours are joined into one long parameter until one of them is without a gradient for the first time:
+from then on each has a state and counters of its own, and is left out while it has no gradient.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.optim.kernels import kernel_of
+from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.replica import Flat, view_like
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
@@ -113,37 +118,99 @@ class Run:
     def __init__(
         self, user: Optimizer, group: int, flat: Flat, grads: Tensor, stretches: list[Stretch]
     ) -> None:
-        self._user, self._group = user, group
-        whole = not is_elementwise(user)
-        self._parameters = [nn.Parameter(stretch.view(flat.weights, whole)) for stretch in stretches]
-        self._grads = [stretch.view(grads, whole) for stretch in stretches]
-        for parameter, grad in zip(self._parameters, self._grads, strict=True):
-            parameter.grad = grad
+        self._user, self._group, self._vectors = user, group, (flat.weights, grads)
+        self._whole = not is_elementwise(user)
+        self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
+        self._split = False
+        self._lay(stretches)
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self._parameters}
         self._read = dict(theirs)
-        fused = is_fused(user, theirs, self._parameters)
-        if fused:
+        self._fused = is_fused(user, theirs, self._parameters)
+        if self._fused:
             self._own["fused"] = True
-        self._kernel = kernel_of(type(user)) if fused and is_plain(theirs) else None
+        self._kernel = kernel_of(type(user)) if self._fused and is_plain(theirs) else None
         self.optimizer = _bare_copy(user, self._own)
         for parameter, stretch in zip(self._parameters, stretches, strict=True):
-            state = _whole_state(user, stretch) if whole else _cut_state(user, stretch, fused)
+            state = _whole_state(user, stretch) if self._whole else _cut_state(user, stretch, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
 
-    def step(self) -> None:
-        """Move the weights, by the options that the user's param group has now."""
+    def step(self, missing: Missing = NONE_MISSING) -> None:
+        """Move the weights, by the options that the user's param group has now.
+
+        Args:
+            missing: parameters that have no gradient; they and their state are left as they are.
+        """
+        turns: Sequence[Sequence[int]] = (range(len(self._parameters)),)
+        if self._split or not missing.isdisjoint(self._theirs):
+            turns = self._turns(missing)
+        for turn in turns:
+            self._move(turn)
+
+    def _lay(self, stretches: list[Stretch]) -> None:
+        """Make a parameter of each stretch."""
+        weights, grads = self._vectors
+        self._stretches = stretches
+        self._parameters = [nn.Parameter(stretch.view(weights, self._whole)) for stretch in stretches]
+        self._grads = [stretch.view(grads, self._whole) for stretch in stretches]
+        for parameter, grad in zip(self._parameters, self._grads, strict=True):
+            parameter.grad = grad
+
+    def _turns(self, missing: Missing) -> list[list[int]]:
+        """The parameters to be moved, by what can be moved in one call."""
+        if not self._split:
+            self._split_up()
+        present = [
+            number
+            for number, stretch in enumerate(self._stretches)
+            if stretch.shares[0].parameter not in missing
+        ]
+        if not self._fused:
+            return [present]
+        # torch's fused kernels take parameters that are all new to them, or none of which is.
+        known = [number for number in present if self.optimizer.state.get(self._parameters[number])]
+        new = [number for number in present if number not in known]
+        return [turn for turn in (known, new) if turn]
+
+    def _split_up(self) -> None:
+        """Give each of the user's parameters a state of its own, which goes on from the joined one."""
+        self._split = True
+        if all(len(stretch.shares) == 1 for stretch in self._stretches):
+            return
+        parts, states = [], []
+        for parameter, stretch in zip(self._parameters, self._stretches, strict=True):
+            for share in stretch.shares:
+                within = slice(share.at, share.at + share.elements.stop - share.elements.start)
+                place = slice(stretch.place.start + within.start, stretch.place.start + within.stop)
+                parts.append(Stretch(place, (Share(share.parameter, share.elements, 0),)))
+                states.append(_part_of(self.optimizer.state.get(parameter, {}), within))
+        self._lay(parts)
+        self._own["params"] = self._parameters
+        self.optimizer.state = defaultdict(dict)
+        for parameter, state in zip(self._parameters, states, strict=True):
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def _move(self, turn: Sequence[int]) -> None:
         theirs, state = self._user.param_groups[self._group], self.optimizer.state
         if self._kernel is not None:
+            parameters, grads = self._parameters, self._grads
+            if len(turn) < len(parameters):
+                parameters, grads = [parameters[n] for n in turn], [grads[n] for n in turn]
             with torch.no_grad():
-                if self._kernel(theirs, self._parameters, self._grads, state):
+                if self._kernel(theirs, parameters, grads, state):
                     return
         for name, value in theirs.items():
             # Only what is new there: the optimizer may count in its group, too.
             if name not in ("params", "fused") and self._read.get(name, self) is not value:
                 self._own[name] = self._read[name] = value
+        left_out = set(range(len(self._parameters))).difference(turn)
+        for number in left_out:
+            self._parameters[number].grad = None
         self.optimizer.step()
+        for number in left_out:
+            self._parameters[number].grad = self._grads[number]
 
     @property
     def counted(self) -> dict[str, object]:
@@ -177,6 +244,14 @@ def _bare_copy(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
     copy.state = defaultdict(dict)
     copy.param_groups = [group]
     return copy
+
+
+def _part_of(state: dict[str, Any], place: slice) -> dict[str, Any]:
+    """The state of a part of a joined parameter: views of its tensors, and counters of its own."""
+    return {
+        name: deepcopy(value) if name in COUNTERS or value is None else value[place]
+        for name, value in state.items()
+    }
 
 
 def _whole_state(optimizer: Optimizer, stretch: Stretch) -> dict[str, Any]:

@@ -12,7 +12,8 @@ section 5.1 (stage 1: the optimizer's state is partitioned).
 
 An elementwise optimizer computes each new weight from that weight's own gradient and state alone. It gets
 each run of one param group's parameters, cut anywhere, as one long parameter. Any other optimizer may use a
-parameter's shape, but must treat each parameter by itself.
+parameter's shape, but must treat each parameter by itself. Parameters that have got no gradient in an update
+are left as they are, with their state: see `tutti.optim.missing`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
+from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.runs import Run, Share, Stretch, is_elementwise, is_fused, progress
 from tutti.replica import ALIGNMENT, Flat, Replica
 
@@ -112,6 +114,7 @@ class ShardedOptimizer:
         _check_hooks(optimizer)
         _check_parameters(optimizer, replica)
         vectors = [flat.grads for flat in replica.flats] if grads is None else grads
+        self._missing = MissingGradients(replica, slices)
         self.pieces = tuple(
             Piece(optimizer, flat, vector, place)
             for flat, vector, own in zip(replica.flats, vectors, slices, strict=True)
@@ -119,12 +122,14 @@ class ShardedOptimizer:
         )
 
     def step(self) -> None:
-        """Move the weights of all slices."""
+        """Move the weights of all slices, of parameters that have got a gradient in this replica."""
         self.begin()
         if self._itself:
             self._optimizer.step()
+            return
+        missing = self._missing.of(self._missing.take())
         for piece in self.pieces:
-            piece.step()
+            piece.step(missing)
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""
@@ -148,10 +153,10 @@ class Piece:
             for group, stretches in _stretches(optimizer, flat, place).items()
         )
 
-    def step(self) -> None:
-        """Move this piece's weights."""
+    def step(self, missing: Missing = NONE_MISSING) -> None:
+        """Move this piece's weights, but for the parameters that have no gradient."""
         for run in self.runs:
-            run.step()
+            run.step(missing)
 
 
 def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:

@@ -14,12 +14,14 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
+from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
 from tutti.reduction import Layout, Reduction
 from tutti.replica import Replica
 from tutti.rules.averaging import add_up
 from tutti.strategies.base import Clip, Division, Worker
 from tutti.strategies.joint_gradients import MakeReduction
+from tutti.strategies.missing import JointlyMissing
 
 
 class _Part:
@@ -34,9 +36,9 @@ class _Part:
         """Add up the host's rows in the first one; leave the others at zero for the next backward pass."""
         add_up(self.total, self._others)
 
-    def move(self) -> None:
+    def move(self, missing: Missing) -> None:
         """Move the weights by the sum, and leave that at zero too."""
-        self._piece.step()
+        self._piece.step(missing)
         self.total.zero_()
 
 
@@ -70,6 +72,7 @@ class SyncWorker(Worker):
         ]
         totals = [first for first, *_ in rows]
         self._optimizer = ShardedOptimizer(optimizer, replica, self._slices, totals)
+        self._missing = JointlyMissing(replica, comm, totals, self._slices)
         of_flat = {id(flat): vectors for flat, vectors in zip(replica.flats, rows, strict=True)}
         self._parts = [_Part(piece, of_flat[id(piece.flat)]) for piece in self._optimizer.pieces]
         self._totals = [
@@ -83,6 +86,7 @@ class SyncWorker(Worker):
     @override
     def step(self) -> None:
         began = self._clock()
+        self._missing.note()
         self._meet()
         met = self._clock()
         self._optimizer.begin()
@@ -103,8 +107,13 @@ class SyncWorker(Worker):
     def _sum_and_move(self) -> int:
         """Sum the gradients and move this rank's slices of the weights; returns the bytes sent for that."""
 
+    def _find_missing(self) -> Missing:
+        """What no rank has a gradient for; once the sums are complete."""
+        return self._missing.find() if self._parts else NONE_MISSING
+
     def _clip_and_move(self) -> None:
         """Move the weights by the sums, which are complete."""
+        missing = self._find_missing()
         if self._clip.value is not None:
             clip_values(self._totals, self._clip.value)
         scale = 1.0
@@ -114,7 +123,7 @@ class SyncWorker(Worker):
             for part in self._parts:
                 if scale != 1:
                     part.total.mul_(scale)
-                part.move()
+                part.move(missing)
 
     def _norm(self, squares: Tensor) -> float:
         """The 2-norm of the whole gradient, bit-equal on all ranks: all slices' squares in the same order."""
@@ -174,13 +183,14 @@ class SharedWorker(SyncWorker):
     @override
     def _sum_and_move(self) -> int:
         if not self._between and self._squares is None:
+            missing = self._find_missing()
             # One piece after the other, each while its gradients are in the cache.
             for part in self._parts:
                 part.sum()
                 with self.updating:
                     if self._clip.value is not None:
                         clip_values([part.total], self._clip.value)
-                    part.move()
+                    part.move(missing)
             return self._inside
         for part in self._parts:
             part.sum()

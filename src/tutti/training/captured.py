@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from tutti.data.batches import Batch, Batches
 from tutti.errors import BadModel
@@ -99,6 +100,7 @@ class Captured:
         self._arithmetic, self._keeps, self._recorder = arithmetic, keeps, recorder
         self._parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
         self._warm = 0
+        self._written: list[Tensor] = []
         self._positions: Tensor | None = None
         self._shares: dict[float, Tensor] = {}
         self._share = 0.0
@@ -130,6 +132,8 @@ class Captured:
             self._recorded = self._record(lambda: self._pass(own, share))
         (loss, outputs, targets), replay = self._recorded
         replay()
+        # What a graph writes, torch does not count.
+        increment_version(self._written)
         return (loss, outputs.clone(), targets.clone()) if self._keeps else (loss, outputs, targets)
 
     def _share_of(self, batch: Batch) -> Tensor:
@@ -153,15 +157,17 @@ class Captured:
         outputs = self._arithmetic.forward(self._module, inputs)
         loss = self._loss(outputs, targets)
         # Not `backward`, which would add one parameter's gradient after the other.
-        _add(self._parameters, torch.autograd.grad(loss, self._parameters, share, allow_unused=True))
+        gradients = torch.autograd.grad(loss, self._parameters, share, allow_unused=True)
+        self._written = _add(self._parameters, gradients)
         return loss.detach(), outputs.detach(), targets
 
 
-def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
-    """Add to the parameters' gradients, all in one call."""
+def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Add to the parameters' gradients, all in one call; returns those that were added to."""
     found = [(p.grad, new) for p, new in zip(parameters, gradients, strict=True) if new is not None]
     sums = [grad for grad, _ in found if grad is not None]
     torch._foreach_add_(sums, [new for _, new in found])
+    return sums
 
 
 class Cuda:

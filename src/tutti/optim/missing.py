@@ -1,0 +1,64 @@
+"""Parameters without a gradient in an update, which torch's optimizers leave as they are.
+
+A replica's gradients lie in a vector that is never away, zero where nothing was added. Each parameter's view
+of it has a version counter of its own, which counts what autograd adds: so nobody has to look at the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor, nn
+
+from tutti.replica import Replica
+
+Missing = frozenset[nn.Parameter]
+"""Parameters that no gradient was computed for."""
+
+NONE_MISSING: Final[Missing] = frozenset()
+
+
+class MissingGradients:
+    """Tells which parameters of a replica got no gradient since it was last asked.
+
+    Args:
+        replica: the model; its gradients are zero now.
+        slices: of each of its vectors, what is looked at. None: all.
+
+    Attributes:
+        parameters: those looked at, in the order of the vectors.
+    """
+
+    def __init__(self, replica: Replica, slices: Sequence[slice] | None = None) -> None:
+        if slices is None:
+            slices = [slice(0, len(flat.weights)) for flat in replica.flats]
+        found = [
+            (parameter, flat.grads[span], flat.grads if parameter.grad is None else parameter.grad)
+            for flat, own in zip(replica.flats, slices, strict=True)
+            for parameter, span in zip(flat.parameters, flat.spans, strict=True)
+            if max(span.start, own.start) < min(span.stop, own.stop)
+        ]
+        self.parameters: tuple[nn.Parameter, ...] = tuple(parameter for parameter, _, _ in found)
+        self._places: list[Tensor] = [place for _, place, _ in found]
+        self._views: list[Tensor] = [view for _, _, view in found]
+        self._versions = self._count()
+
+    def take(self) -> tuple[int, ...]:
+        """The numbers of the parameters without a gradient; to be asked once for each update."""
+        before, self._versions = self._versions, self._count()
+        if not any(map(int.__eq__, before, self._versions)):
+            return ()
+        # A gradient may also have been written into the vector itself.
+        return tuple(
+            number
+            for number, (old, new) in enumerate(zip(before, self._versions, strict=True))
+            if old == new and not bool(self._places[number].any())
+        )
+
+    def of(self, numbers: Sequence[int]) -> Missing:
+        """The parameters with these numbers."""
+        return frozenset(self.parameters[number] for number in numbers)
+
+    def _count(self) -> list[int]:
+        return [view._version for view in self._views]

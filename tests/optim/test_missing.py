@@ -1,0 +1,221 @@
+"""A parameter that an update brings no gradient for is left as it is, as torch leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+
+from tests.comm.ranks import World
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.optim.missing import MissingGradients
+from tutti.replica import Replica
+from tutti.strategies import Local, Solo, Strategy, Sync
+from tutti.strategies.base import Clip
+from tutti.strategies.placement import place
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "adam": partial(optim.Adam, lr=0.05),
+    "adam, amsgrad": partial(optim.Adam, lr=0.05, amsgrad=True),
+    "adam, foreach": partial(optim.Adam, lr=0.05, foreach=True),
+    "adamw": partial(optim.AdamW, lr=0.05, weight_decay=0.1),
+    "momentum": partial(optim.SGD, lr=0.05, momentum=0.9),
+    "nesterov, decay": partial(optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "nadam": partial(optim.NAdam, lr=0.05),
+    "adafactor": partial(optim.Adafactor, lr=0.05),
+    "asgd": partial(optim.ASGD, lr=0.05),
+}
+
+USED = {
+    "in turn": "ababababab",
+    "one after the other": "aaaaabbbbb",
+    "once": "baaaaaaaaa",
+    "late": "aaaaaaabab",
+    "never": "aaaaaaaaaa",
+    "both, then one": "**bbb*bbab",
+}
+"""Which heads the updates use; *: both."""
+
+
+class TwoHeads(nn.Module):
+    """A body and two heads, of which a batch uses those that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 5)
+        self.a = nn.Linear(5, 2)
+        self.b = nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor, heads: str) -> Tensor:
+        hidden = self.body(inputs).tanh()
+        return torch.stack([self.get_submodule(head)(hidden) for head in heads]).sum(0)
+
+
+def build() -> TwoHeads:
+    torch.manual_seed(3)
+    return TwoHeads().double()
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(7, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def heads_of(used: str) -> str:
+    return used.replace("*", "ab")
+
+
+def backward(model: nn.Module, inputs: Tensor, heads: str, whole: int) -> None:
+    (model(inputs, heads).square().sum() / whole).backward()
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+
+def by_torch(make: MakeOptimizer, used: str) -> Tensor:
+    model = build()
+    optimizer = make(model.parameters())
+    for step, heads in enumerate(used):
+        optimizer.zero_grad()
+        backward(model, batch(step), heads_of(heads), 7)
+        optimizer.step()
+    return weights_of(model)
+
+
+def by_strategy(comm: Communicator, strategy: Strategy, make: MakeOptimizer, used: str) -> Tensor:
+    """Each update's samples are dealt over the ranks; where both heads are used, each rank uses one."""
+    model = build()
+    replica = place(model, comm, strategy.home)
+    optimizer = make(model.parameters())
+    worker = strategy.worker(replica, comm, optimizer, Clip())
+    for step, heads in enumerate(used):
+        inputs = batch(step)
+        # The first rank has no sample in some updates, and so no gradient at all.
+        own = [n for n in range(7) if n % comm.size == (comm.rank + step) % comm.size]
+        if comm.size > 1 and step % 3 == 2:
+            own = [n for n in range(7) if n % (comm.size - 1) == comm.rank - 1]
+        worker.share = len(own) / 7
+        if own:
+            backward(model, inputs[own], heads_of(heads), 7)
+        worker.step()
+    worker.finish()
+    comm.barrier()
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("used", USED.values(), ids=USED)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_rank_follows_plain_torch(name: str, used: str) -> None:
+    make = OPTIMIZERS[name]
+    expected = by_torch(make, used)
+    (found,) = VirtualWorld(1).run(by_strategy, Solo(), make, used)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+WORLDS = {
+    "1": (1, None),
+    "2": (2, None),
+    "3": (3, None),
+    "hosts of 1": (2, 1),
+    "hosts of 2": (4, 2),
+    "hosts of 2 and 1": (3, 2),
+}
+
+
+@pytest.mark.parametrize("used", USED.values(), ids=USED)
+@pytest.mark.parametrize("name", ["adam", "momentum", "adamw", "nadam", "adafactor"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_ranks_that_step_together_follow_plain_torch(world: str, name: str, used: str) -> None:
+    make = OPTIMIZERS[name]
+    expected = by_torch(make, used)
+    for found in VirtualWorld(*WORLDS[world]).run(by_strategy, Sync(), make, used):
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [Sync(collective="ring"), Sync(collective="mpi")], ids=str)
+@pytest.mark.parametrize("world", ["2", "hosts of 2 and 1"])
+def test_ranks_that_reduce_whole_gradients_follow_plain_torch(world: str, strategy: Sync) -> None:
+    make = OPTIMIZERS["adamw"]
+    expected = by_torch(make, "bb*aab")
+    for found in VirtualWorld(*WORLDS[world]).run(by_strategy, strategy, make, "bb*aab"):
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def moved(make: MakeOptimizer, used: str) -> tuple[bool, bool]:
+    """Whether the last of the updates has moved either head."""
+    before, after = TwoHeads().double(), TwoHeads().double()
+    for model, heads in ((before, used[:-1]), (after, used)):
+        nn.utils.vector_to_parameters(by_torch(make, heads), model.parameters())
+    return not torch.equal(before.a.weight, after.a.weight), not torch.equal(before.b.weight, after.b.weight)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_head_moves_where_it_is_used_and_only_there(name: str) -> None:
+    make = OPTIMIZERS[name]
+    assert moved(make, "*ab") == (False, True)
+    assert moved(make, "*ba") == (True, False)
+
+
+def two_uses(comm: Communicator) -> tuple[Tensor, Tensor, Tensor]:
+    """The head `b` after it was used by rank 0 alone, after nobody has used it, and after all have."""
+    model = build()
+    replica = place(model, comm, Sync().home)
+    worker = Sync().worker(replica, comm, optim.Adam(model.parameters(), lr=0.05), Clip())
+    found = []
+    for heads in ("ab" if comm.rank == 0 else "a", "a", "b"):
+        worker.share = 1 / comm.size
+        backward(model, batch(comm.rank), heads, 7)
+        worker.step()
+        found.append(model.b.weight.detach().clone())
+    return found[0], found[1], found[2]
+
+
+def test_processes_see_what_the_others_use() -> None:
+    begin = build().b.weight.detach()
+    with World(2) as world:
+        for first, second, third in world.run(two_uses):
+            assert not torch.equal(first, begin)
+            assert torch.equal(second, first)
+            assert not torch.equal(third, second)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_processes_follow_plain_torch(ranks: int) -> None:
+    with World(ranks) as world:
+        for name in ("adam", "adamw", "momentum"):
+            make = OPTIMIZERS[name]
+            expected = by_torch(make, USED["both, then one"])
+            for found in world.run(by_strategy, Sync(), make, USED["both, then one"]):
+                assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_workers_with_weights_of_their_own_follow_plain_torch(name: str) -> None:
+    make = OPTIMIZERS[name]
+    expected = by_torch(make, USED["in turn"])
+    for found in VirtualWorld(1).run(by_strategy, Local(), make, USED["in turn"]):
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_gradient_of_zeros_is_not_a_missing_one() -> None:
+    replica = Replica(model := build())
+    missing = MissingGradients(replica)
+    backward(model, batch(0) * 0, "a", 7)
+    names = [name for name, _ in model.named_parameters()]
+    assert [names[number] for number in missing.take()] == ["b.weight", "b.bias"]
+
+
+def test_a_gradient_written_into_the_vector_is_not_missing() -> None:
+    replica = Replica(build())
+    missing = MissingGradients(replica)
+    assert missing.take() == (0, 1, 2, 3, 4, 5)
+    (flat,) = replica.flats
+    flat.grads[flat.spans[3]] = 1.0
+    assert missing.take() == (0, 1, 2, 4, 5)
