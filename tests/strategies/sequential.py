@@ -56,8 +56,6 @@ def sequential(case: Case) -> Tensor:
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = case.optimizer(module)
     schedule = case.schedule(optimizer) if case.schedule else None
-    for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)
     for inputs, targets in case.batches():
         loss(module, inputs, targets).backward()
         if case.clip.value is not None:
@@ -65,7 +63,7 @@ def sequential(case: Case) -> Tensor:
         if case.clip.norm is not None:
             nn.utils.clip_grad_norm_(trained, case.clip.norm)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
         if schedule:
             schedule.step()
     return weights_of(module)

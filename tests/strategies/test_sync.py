@@ -107,7 +107,7 @@ class Centred(optim.SGD):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.dim() > 1:
+                if parameter.dim() > 1 and parameter.grad is not None:
                     parameter.grad -= parameter.grad.mean(dim=1, keepdim=True)
         super().step(closure)
 
