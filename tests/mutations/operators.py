@@ -124,6 +124,8 @@ def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, range]]:
                 continue
             if isinstance(node, ast.Subscript) and name == "slice" and _is_type(node.value):
                 continue
+            if isinstance(node, ast.ClassDef) and _is_enum(node):
+                value = [one for one in value if not isinstance(one, ast.Assign)]
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from walk(child, path, function, lines)
@@ -133,6 +135,11 @@ def _places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, range]]:
 
 def _is_type(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("list", "dict", "set", "tuple", "Sequence", "Final")
+
+
+def _is_enum(node: ast.ClassDef) -> bool:
+    """Whether it is made of members, the numbers of which are names for them."""
+    return any(ast.unparse(base).endswith("Enum") for base in node.bases)
 
 
 def _changes(node: ast.AST) -> Iterator[Callable[[ast.AST], ast.AST]]:

@@ -10,6 +10,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 HIT = "__hit__"
@@ -81,6 +82,8 @@ def _take_over(old: Any, new: Any, module: str, assign: Callable[[str, object], 
         if key not in old or (key.startswith("__") and not inspect.isfunction(value)):
             continue
         before = old[key]
+        if isinstance(before, Enum):
+            continue
         if isinstance(value, type) and value.__module__ == module and isinstance(before, type):
             _take_over(vars(before), vars(value), module, _assigning(before))
         elif isinstance(value, PLAIN) and not isinstance(before, types.FunctionType):

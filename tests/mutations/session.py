@@ -143,8 +143,9 @@ class Session:
                 for text in pipe:
                     line = json.loads(text)
                     found[line["at"]] = line
-        for _ in pipes:
-            os.wait()
+        failed = [os.wait()[1] for _ in pipes]
+        if any(failed):
+            raise RuntimeError("the tests cannot be run with marks in the modules; see `put_in_place`")
         return found
 
     def _try_all(

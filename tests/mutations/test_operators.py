@@ -61,6 +61,7 @@ def load() -> Iterator[object]:
         ("raise E(a + b)", {"raise E(a + b)  ->  pass"}),
         ("def f(a: int | None) -> list[int]:\n    'Text.'", set()),
         ("a + 'text'", set()),
+        ("class A(IntEnum):\n    x = 1\n    def f(self):\n        return 2", {"2  ->  3"}),
     ],
 )
 def test_each_place_is_changed_in_its_ways(source: str, changes: set[str]) -> None:
@@ -110,6 +111,16 @@ def test_constants_of_the_module_change(load) -> None:
     loaded = load("LIMIT = 4\ndef f():\n    return LIMIT\n")
     loaded.broken("4  ->  5")
     assert loaded.module.f() == 5
+
+
+def test_members_of_an_enum_stay_and_its_methods_change(load) -> None:
+    loaded = load(
+        "from enum import IntEnum\nclass A(IntEnum):\n    X = 1\n    def f(self):\n        return 2\n"
+    )
+    member = loaded.module.A.X
+    loaded.broken("2  ->  3")
+    assert member is loaded.module.A.X
+    assert member.f() == 3
 
 
 def test_every_line_that_runs_is_told(load) -> None:
