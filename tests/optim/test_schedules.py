@@ -9,6 +9,7 @@ from torch.optim import lr_scheduler
 
 from tutti.errors import BadOption, UnknownName
 from tutti.optim import schedule
+from tutti.optim.schedules import check_schedule
 
 
 def sgd(lr: float = 1.0) -> optim.Optimizer:
@@ -101,3 +102,15 @@ def test_what_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         schedule(name, sgd(), 10, options)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "OneCycleLR"])
+def test_a_name_can_be_checked_before_there_is_an_optimizer(name: str) -> None:
+    check_schedule(name)
+
+
+def test_a_name_that_stands_for_no_schedule_is_refused_before_there_is_an_optimizer() -> None:
+    with pytest.raises(UnknownName):
+        check_schedule("no-such")
+    with pytest.raises(BadOption, match="follows the loss of each epoch"):
+        check_schedule("reduce_lr_on_plateau")

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.kernels import kernel_of
-from tutti.optim.runs import ELEMENTWISE, FUSED
+from tutti.optim.runs import ELEMENTWISE, FUSED, is_plain
 from tutti.optim.sharded import PIECE, ShardedOptimizer, own_slices
 from tutti.replica import ALIGNMENT, Flat, Replica
 
@@ -96,6 +96,36 @@ def test_long_slices_are_moved_in_pieces_that_stay_in_the_cache() -> None:
     pieces = ShardedOptimizer(optimizer, replica, whole(replica)).pieces
     assert [piece.place.stop - piece.place.start for piece in pieces][:2] == [PIECE, PIECE]
     assert sum(piece.place.stop - piece.place.start for piece in pieces) == len(replica.flats[0].weights)
+
+
+def test_a_slice_is_one_piece_where_a_call_of_the_optimizer_is_dear() -> None:
+    replica = Replica(nn.Linear(1000, 300))
+    optimizer = optim.RMSprop(replica.module.parameters(), lr=0.1)
+    assert len(ShardedOptimizer(optimizer, replica, whole(replica)).pieces) == 1
+
+
+def test_what_an_optimizer_keeps_as_none_is_left_out_of_the_state() -> None:
+    replica = Replica(mlp())
+    optimizer = optim.SGD(replica.flats[0].parameters, lr=0.1)
+    for parameter in replica.flats[0].parameters:
+        optimizer.state[parameter] = {"none": None, "momentum_buffer": torch.full_like(parameter, 2.0)}
+    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    (state,) = run.optimizer.state.values()
+    assert list(state) == ["momentum_buffer"]
+    assert all(bool((state["momentum_buffer"][span] == 2).all()) for span in replica.flats[0].spans)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"lr": 0.1, "betas": (0.9, 0.99), "fused": None}, True),
+        ({"lr": torch.tensor(0.1), "betas": (0.9, 0.99)}, False),
+        ({"lr": 0.1, "betas": (0.9, torch.tensor(0.99))}, False),
+        ({"lr": 0.1, "momentum": torch.tensor(0.9)}, False),
+    ],
+)
+def test_options_are_plain_where_none_is_a_tensor(options: dict[str, object], expected: bool) -> None:
+    assert is_plain({"params": [torch.zeros(1)], **options}) == expected
 
 
 def test_neighbours_of_one_group_are_one_parameter_for_elementwise_optimizers() -> None:
