@@ -252,6 +252,35 @@ def test_a_reading_leaves_no_trace_on_the_staleness() -> None:
     assert VirtualWorld(2).run(train)[0] == 1
 
 
+@pytest.mark.parametrize("consumes", [True, False])
+def test_a_message_is_zero_afterwards_where_the_rule_uses_it_up(consumes: bool) -> None:
+    def train(comm: Communicator) -> list[set[float]]:
+        rule = AddRule()
+        rule.consumes = consumes
+        replica, centre = join(comm, rule)
+        pushed, exchanged, answered = (vectors(replica, 3.0) for _ in range(3))
+        centre.push(pushed)
+        centre.exchange(exchanged, vectors(replica, 0.0))
+        centre.exchange(answered)
+        return [values(pushed), values(exchanged), values(answered)]
+
+    left = set() if consumes else {3.0}
+    # The weights are 1 in the parameters and 0 in the gaps, and have moved three times.
+    assert VirtualWorld(1).run(train) == [[left, left, {10.0, 9.0}]]
+
+
+def test_what_is_brought_is_counted_and_what_is_read_is_not() -> None:
+    def train(comm: Communicator) -> list[int]:
+        replica, centre = join(comm)
+        message = vectors(replica, 1.0)
+        brought = [centre.push(message), centre.push(message, again=True), centre.exchange(message)]
+        return [receipt.bytes_sent for receipt in (*brought, centre.pull(message))]
+
+    replica = Replica(TwoTypes())
+    whole = sum(flat.weights.nbytes for flat in replica.flats)
+    assert VirtualWorld(1).run(train) == [[whole, 0, whole, 0]]
+
+
 def test_slots_begin_where_the_rule_may_cut() -> None:
     replica = Replica(nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 2)))
     flats = replica.flats

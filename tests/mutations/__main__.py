@@ -34,7 +34,10 @@ WANTED: Final = 0.9
 TESTS: Final = {
     "rules": ("rules", "reduction"),
     "reduction": ("reduction", "strategies/test_sync_options.py"),
-    "centre": ("centre", "strategies/test_downpour.py", "strategies/test_easgd.py"),
+    "centre": (
+        "centre",
+        *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
+    ),
     "strategies": ("strategies",),
     "optim": ("optim", "strategies/test_sync.py"),
     "replica.py": ("test_replica.py",),

@@ -264,14 +264,15 @@ def test_each_worker_clips_its_own_gradient() -> None:
     assert_close(run(setting)[0].final, centre)
 
 
-def test_the_learning_rate_of_the_pusher_counts() -> None:
-    rates = iter([0.1, 0.2, 0.3])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_the_learning_rate_of_the_pusher_counts(servers: int) -> None:
+    rates = iter([0.1, 0.2, 0.3, 0.4])
     setting = Setting(Downpour(), lambda module: optim.SGD(module.parameters(), lr=next(rates)))
     centre, pulled = start(), {rank: start() for rank in range(3)}
     for rank, step in finishes(setting.steps):
         centre = centre - (0.1 * (rank + 1)) * gradient(pulled[rank], rank, step)
         pulled[rank] = centre
-    assert_close(run(setting)[0].final, centre)
+    assert_close(run(setting, VirtualWorld(3, servers=servers))[0].final, centre)
 
 
 @pytest.mark.parametrize("strategy", [*OPTIONS, Downpour(side="worker", push_every=2)], ids=str)
