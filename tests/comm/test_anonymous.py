@@ -36,9 +36,9 @@ def test_an_address_opens_the_same_file(file: int) -> None:
 def test_a_file_with_a_name_is_refused(tmp_path: Path) -> None:
     with open(tmp_path / "memfd:tutti", "w+b") as named:
         named.truncate(1 << 16)
-        with pytest.raises(ValueError, match="memfd:tutti"):
+        with pytest.raises(ValueError, match="not shared memory"):
             FileAddress.of(named.fileno()).open()
-        with pytest.raises(ValueError, match="memfd:tutti"):
+        with pytest.raises(ValueError, match=f"descriptor {named.fileno()} "):
             Arena.attach(named.fileno())
 
 

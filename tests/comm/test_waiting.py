@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -87,6 +88,16 @@ def test_a_wait_with_a_descriptor_ends_with_the_process(process: subprocess.Pope
     assert watch.ended(20.0) == [2]
     assert time.monotonic() - started < SOON_S
     watch.close()
+
+
+def test_several_threads_may_wait_at_a_time(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+    watch.add(2, process.pid)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(ended_in_time, watch)
+        for _ in range(1000):
+            watch.ended(0.0)
+        process.kill()
+        assert waiting.result(SOON_S) == [2]
 
 
 def test_what_is_ready_is_not_waited_for(alone: Peers) -> None:

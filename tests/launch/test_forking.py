@@ -107,6 +107,7 @@ def test_a_server_without_work_ends_and_is_replaced(monkeypatch: pytest.MonkeyPa
     server = circumstances()[0]["server"]
     assert wait_until_gone([server]) == []
     assert circumstances()[0]["server"] != server
+    forking.end_ranks()
 
 
 def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> None:

@@ -89,10 +89,10 @@ def test_ranks_under_mpirun_learn_and_end_with_the_same_weights() -> None:
 @pytest.mark.parametrize(
     ("strategy", "world", "remedy"),
     [
-        ("solo", {"workers": 2}, "--strategy sync"),
-        ("hogwild", {"hosts": "a:1,b:1"}, "--strategy sync"),
-        ("easgd", {"hosts": "a:1,b:1"}, "--servers 1"),
-        ("sync", {"workers": 2, "servers": 1}, "--strategy downpour"),
+        ("solo", {"workers": 2}, "strategy=.sync."),
+        ("hogwild", {"hosts": "a:1,b:1"}, "strategy=.sync."),
+        ("easgd", {"hosts": "a:1,b:1"}, "servers=1"),
+        ("sync", {"workers": 2, "servers": 1}, "strategy=.downpour."),
     ],
 )
 def test_an_unfit_world_is_refused_before_any_rank_starts(

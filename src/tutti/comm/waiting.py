@@ -190,10 +190,14 @@ class Watch(Protocol):
 
 
 class DescriptorWatch:
-    """A `Watch` with a process descriptor (pidfd) per peer: a death ends the wait for it at once."""
+    """A `Watch` with a process descriptor (pidfd) per peer: a death ends the wait for it at once.
+
+    Several threads may wait at a time, which `select.poll` refuses and the kernel's epoll allows: a group of
+    torch.distributed waits in its own thread, beside the one that trains.
+    """
 
     def __init__(self) -> None:
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._fds: dict[int, int] = {}
         self._gone: set[int] = set()
 
@@ -204,7 +208,7 @@ class DescriptorWatch:
         except ProcessLookupError:
             self._gone.add(rank)
         else:
-            self._poll.register(self._fds[rank], select.POLLIN)
+            self._poll.register(self._fds[rank], select.EPOLLIN)
 
     def remove(self, rank: int) -> None:
         """Stop watching a rank."""
@@ -216,13 +220,14 @@ class DescriptorWatch:
 
     def ended(self, timeout_s: float) -> list[int]:
         """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
-        events = {fd for fd, _ in self._poll.poll(0 if self._gone else timeout_s * 1e3)}
-        return sorted(self._gone | {rank for rank, fd in self._fds.items() if fd in events})
+        events = {fd for fd, _ in self._poll.poll(0 if self._gone else timeout_s)}
+        return sorted(self._gone | {rank for rank, fd in list(self._fds.items()) if fd in events})
 
     def close(self) -> None:
         """Stop watching."""
         for rank in list(self._fds):
             self.remove(rank)
+        self._poll.close()
 
 
 class ProcWatch:
