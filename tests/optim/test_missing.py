@@ -21,6 +21,23 @@ from tutti.strategies.placement import place
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
+
+class Rebinding(Optimizer):
+    """Momentum, whose velocity is a new tensor in each step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["velocity"] = 0.9 * state.get("velocity", 0.0) + parameter.grad
+                    parameter.sub_(group["lr"] * state["velocity"])
+
+
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adam": partial(optim.Adam, lr=0.05),
     "adam, amsgrad": partial(optim.Adam, lr=0.05, amsgrad=True),
@@ -30,6 +47,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "nesterov, decay": partial(optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
     "nadam": partial(optim.NAdam, lr=0.05),
     "adafactor": partial(optim.Adafactor, lr=0.05),
+    "rebinding": Rebinding,
     "asgd": partial(optim.ASGD, lr=0.05),
 }
 
@@ -130,7 +148,7 @@ WORLDS = {
 
 
 @pytest.mark.parametrize("used", USED.values(), ids=USED)
-@pytest.mark.parametrize("name", ["adam", "momentum", "adamw", "nadam", "adafactor"])
+@pytest.mark.parametrize("name", ["adam", "momentum", "adamw", "nadam", "adafactor", "rebinding"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_that_step_together_follow_plain_torch(world: str, name: str, used: str) -> None:
     make = OPTIMIZERS[name]

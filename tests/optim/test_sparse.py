@@ -64,6 +64,23 @@ def test_rows_move_as_with_the_dense_gradient(name: str) -> None:
     torch.testing.assert_close(module.table.weight, dense.table.weight)
 
 
+def test_adagrad_begins_with_the_accumulator_that_the_user_has_chosen() -> None:
+    found = {}
+    for begin in (0.0, 0.5):
+        module, dense = Words().double(), Words(sparse=False).double()
+        made, other = (
+            optim.Adagrad([m.table.weight], lr=0.1, initial_accumulator_value=begin) for m in (module, dense)
+        )
+        for words in ([1, 4, 1], [4, 4], [0]):
+            dense(torch.tensor(words)).backward()
+            other.step()
+            other.zero_grad()
+        by_rows(made, module, [[1, 4, 1], [4, 4], [0]])
+        torch.testing.assert_close(module.table.weight, dense.table.weight, rtol=0, atol=1e-12)
+        found[begin] = module.table.weight.detach()
+    assert (found[0.0] - found[0.5]).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_other_rows_are_not_touched(name: str) -> None:
     module = Words()

@@ -14,6 +14,7 @@ from tests.training.blobs import blobs, model
 from tutti.comm.virtual import VirtualWorld
 from tutti.data.batches import Batch, Batches
 from tutti.errors import BadModel, NotFinite
+from tutti.optim.missing import MissingGradients
 from tutti.records import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Solo
@@ -155,3 +156,24 @@ def test_a_model_that_cannot_be_recorded_is_refused_with_the_remedy() -> None:
         captured(batch)
     with pytest.raises(BadModel, match=r"not permitted when .*use --cuda-graph off"):
         captured(batch)
+
+
+def test_a_replay_counts_as_a_gradient_of_all_that_it_writes() -> None:
+    class Zero(Replaying):
+        """Its replays add zeros, which cannot be told from no gradient by looking."""
+
+        def record(self, work: Work) -> tuple[Pass, Callable[[], None]]:
+            results = work()
+            self.replica.zero_grad()
+            return results, lambda: None
+
+    module = model()
+    module.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    replica = Replica(module)
+    captured = Captured(replica, Batches(TRAIN, BATCH), LOSSES["cross_entropy"], Late(), False, Zero(replica))
+    missing = MissingGradients(replica)
+    for _ in range(WARM + 3):
+        captured(Batch(torch.arange(4), torch.arange(4), 1.0))
+        (unused,) = missing.of(missing.take())
+        assert unused is module.unused
+        replica.zero_grad()
