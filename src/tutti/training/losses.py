@@ -277,8 +277,11 @@ class _OfLabels:
         total = self.function(
             outputs, targets, weight=weight, ignore_index=self.ignore_index, reduction="sum", **smoothing
         )
-        counted = targets[targets != self.ignore_index]
-        return total, counted.numel() if weight is None else weight.double()[counted].sum()
+        # No shape may depend on the labels: 'tutti layouts' runs this on tensors without contents.
+        counted = targets != self.ignore_index
+        if weight is None:
+            return total, counted.sum()
+        return total, weight.double()[targets.where(counted, 0)].where(counted, 0).sum()
 
 
 _MODULES: Final = {
