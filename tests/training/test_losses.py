@@ -126,6 +126,15 @@ def test_losses_that_need_every_label_refuse_samples_without() -> None:
         named_loss("mse", data_set(torch.tensor([0, -100, 1, -100]), 2))
 
 
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 3.0])])
+def test_ignored_labels_need_no_contents_to_find_the_memory_of_a_step(weight: Tensor | None) -> None:
+    labels = torch.tensor([0, 7, 1, 2])
+    loss = named_loss(nn.CrossEntropyLoss(weight, ignore_index=7), data_set(labels, 3))
+    value = loss(SCORES.to("meta").requires_grad_(), labels.to("meta"))
+    value.backward()
+    assert (value.shape, loss.ignored) == ((), 7)
+
+
 def test_labels_are_ignored_by_the_number_that_the_loss_says() -> None:
     fit_check(SCORES, LABELS, named_loss(nn.CrossEntropyLoss(ignore_index=2), CLASSES), 3)
     check_labels(torch.tensor([0, 255]), 3, ignored=255)
