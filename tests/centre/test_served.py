@@ -123,6 +123,39 @@ def test_two_levels_lose_no_message(make: object, expected: float, climb_every: 
         assert found == {expected}
 
 
+@pytest.mark.parametrize(
+    "world",
+    [
+        VirtualWorld(3),
+        VirtualWorld(3, servers=1),
+        VirtualWorld(3, servers=2),
+        VirtualWorld(5, (2, 3), servers=1, levels=2, climb_every=2),
+    ],
+    ids=["shared", "1 server", "2 servers", "2 levels"],
+)
+def test_messages_after_other_weights_are_added_to_those(world: VirtualWorld) -> None:
+    def train(comm: Communicator) -> tuple[set[float], int | None] | None:
+        replica = place(TwoTypes(), comm, Home.PRIVATE) if comm.servers is None else Replica(TwoTypes())
+        if comm.servers is not None and comm.servers.serving:
+            serve(comm.servers, replica, AddRule())
+            return None
+        centre = join_centre(comm, replica, AddRule())
+        for _ in range(3):
+            centre.push(vectors(replica, 1.0))
+        centre.leave()
+        centre.overwrite(vectors(replica, 100.0))
+        stale = centre.pull([flat.weights for flat in replica.flats]).staleness
+        assert values([flat.weights for flat in replica.flats]) == {100.0}
+        comm.barrier()
+        centre.push(vectors(replica, 1.0))
+        centre.read([flat.weights for flat in replica.flats])
+        centre.close()
+        return values([flat.weights for flat in replica.flats]), stale
+
+    found = [one for one in world.run(train) if one is not None]
+    assert found == [({100.0 + len(found)}, 0)] * len(found)
+
+
 def two_levels(comm: Communicator, steps: int) -> list[float]:
     """Each worker, whose weights are a number, pulls at the centre of its host, and that at the top."""
     module = nn.Linear(1, 1, bias=False, dtype=torch.float64)

@@ -231,6 +231,28 @@ def test_an_evaluation_in_between_changes_nothing() -> None:
     assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
 
 
+@pytest.mark.parametrize("gradients", [(1.0, 1.0), (100.0, -100.0, 0.001, 0.002)], ids=str)
+@pytest.mark.parametrize("adopts", [False, True])
+def test_nothing_is_kept_for_what_was_before_other_weights(
+    adopts: bool, gradients: tuple[float, ...]
+) -> None:
+    """The last gradient is like the one before it, or is small beside the moves of the weights before."""
+
+    def train(comm: Communicator) -> int:
+        module, strategy = Point(), Lazy(threshold=0.5, memory=10)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        for number, value in enumerate(gradients):
+            if adopts and number == len(gradients) // 2:
+                replica.flats[0].weights.fill_(1.0)
+                worker.adopt()
+            replica.flats[0].grads.fill_(value)
+            worker.step()
+        return worker.traffic.skipped
+
+    assert VirtualWorld(1).run(train) == [0 if adopts else 1]
+
+
 def test_a_threshold_needs_sgd() -> None:
     setting = Setting(Lazy(threshold=0.1), lambda module: optim.Adam(module.parameters()))
     with pytest.raises(BadOption, match=r"use '--optimizer sgd', or '--strategy.threshold 0'"):
