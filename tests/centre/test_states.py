@@ -108,6 +108,35 @@ def test_state_that_comes_later_is_refused() -> None:
         run(Setting(Downpour(), lambda module: Late(module.parameters())))
 
 
+class Remembering(Own):
+    """Counts in an attribute, or in what an attribute holds."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], held: bool) -> None:
+        super().__init__(parameters)
+        self.count, self.seen, self.held = 0, [], held
+
+    def move(self, group: dict, state: dict, grad: Tensor) -> Tensor:
+        if self.held:
+            self.seen.append(1)
+        else:
+            self.count += 1
+        return group["lr"] / (self.count + len(self.seen)) * grad
+
+
+@pytest.mark.parametrize(("held", "name"), [(False, "'count'"), (True, "'seen'")])
+def test_an_optimizer_that_keeps_something_in_an_attribute_is_refused(held: bool, name: str) -> None:
+    with pytest.raises(BadOption, match=f"Remembering changes its attribute {name}"):
+        run(Setting(Downpour(), lambda module: Remembering(module.parameters(), held)))
+
+
+def test_an_optimizer_that_may_use_several_param_groups_together_is_refused() -> None:
+    def two_groups(module: nn.Module) -> optim.Optimizer:
+        return Counting([{"params": [parameter]} for parameter in module.parameters()])
+
+    with pytest.raises(BadOption, match="Counting, which is not one of torch's, has 2 param groups"):
+        run(Setting(Downpour(), two_groups))
+
+
 def test_an_option_that_the_user_changes_is_taken_beside_what_the_optimizer_counts() -> None:
     plain, flat = Point(), Point()
     optimizers = [Counting(module.parameters()) for module in (plain, flat)]

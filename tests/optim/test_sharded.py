@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.optim.kernels import kernel_of
 from tutti.optim.runs import ELEMENTWISE, FUSED, is_plain
-from tutti.optim.sharded import PIECE, ShardedOptimizer, own_slices
+from tutti.optim.sharded import PIECE, Piece, ShardedOptimizer, own_slices
 from tutti.replica import ALIGNMENT, Flat, Replica
 
 
@@ -200,8 +200,35 @@ def test_a_subclass_is_never_moved_by_its_parents_kernel() -> None:
     assert kernel_of(Own) is None
     replica = Replica(mlp())
     optimizer = Own(replica.module.parameters())
-    (run,) = ShardedOptimizer(optimizer, replica, whole(replica)).pieces[0].runs
+    length = len(replica.flats[0].weights)
+    (run,) = Piece(optimizer, replica.flats[0], replica.flats[0].grads, slice(0, length)).runs
     assert run.optimizer.param_groups[0]["fused"] is None
+
+
+def test_an_optimizer_that_may_use_all_parameters_together_gets_them_all_on_one_rank() -> None:
+    class Own(optim.Adam):
+        pass
+
+    flat = Replica(mlp()).flats[0]
+    length = len(flat.weights)
+    assert own_slices(flat, 3, Own(flat.parameters)) == [
+        slice(0, length),
+        slice(length, length),
+        slice(length, length),
+    ]
+
+
+def test_an_optimizer_that_may_use_all_parameters_together_steps_itself() -> None:
+    class Own(optim.Adam):
+        pass
+
+    replica = Replica(mlp())
+    optimizer = Own(replica.module.parameters())
+    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
+    fill_gradients(replica.module, 0)
+    sharded.step()
+    assert sharded.joint
+    assert set(optimizer.state) == set(replica.module.parameters())
 
 
 def test_every_elementwise_optimizer_leaves_the_gaps_zero() -> None:

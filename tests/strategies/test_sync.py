@@ -118,6 +118,32 @@ def test_an_optimizer_of_the_users_own_gets_whole_parameters(ranks: int) -> None
     assert_follows(case, ranks)
 
 
+class Together(optim.Optimizer):
+    """Divides the rate by the norm of all gradients and weights, over all param groups."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        moved = [(p, group["lr"]) for group in self.param_groups for p in group["params"]]
+        norm = sum(p.square().sum() + p.grad.square().sum() for p, _ in moved).sqrt()
+        for parameter, rate in moved:
+            parameter.sub_(parameter.grad * (rate / norm))
+
+
+def together(module: nn.Module) -> Optimizer:
+    first, *others = module.parameters()
+    return Together([{"params": [first], "lr": 1.0}, {"params": others}], {"lr": 0.3})
+
+
+@pytest.mark.parametrize("clip", [Clip(), Clip(norm=0.05)], ids=str)
+@pytest.mark.parametrize("strategy", [SYNC, Sync(collective="ring")], ids=["native", "ring"])
+@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
+def test_an_optimizer_may_use_all_parameters_together(
+    ranks: int | tuple[int, ...], strategy: Sync, clip: Clip
+) -> None:
+    case = Case(partial(mlp, torch.float64), together, steps=10, clip=clip, dtype=torch.float64)
+    assert_follows(case, ranks, strategy)
+
+
 def test_more_ranks_than_parameters_leave_some_without_work() -> None:
     assert_follows(Case(without_biases, optimizer("Adafactor", lr=0.01), steps=3), 5)
 

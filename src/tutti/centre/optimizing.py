@@ -15,8 +15,9 @@ from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
 from tutti.centre.hyperparameters import Hyperparameters
 from tutti.centre.moving import AddRule
 from tutti.centre.remedies import Remedy
-from tutti.centre.states import SlotState, allocate_states, describe
+from tutti.centre.states import BY_ITSELF, SlotState, allocate_states, describe
 from tutti.errors import BadOption
+from tutti.optim.runs import is_parameterwise
 from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
 from tutti.replica import Flat, Replica
 
@@ -38,7 +39,8 @@ class OptimizerRule(Rule):
         keep: whether a message is left as it is, so that it can be applied again.
 
     Raises:
-        BadOption: the optimizer cannot move slices of vectors, or has no learning rate for `remedy` to scale.
+        BadOption: the optimizer cannot move slices of vectors, or has no learning rate for `remedy` to scale;
+            or it may use what several param groups or dtypes have together.
         BadModel: it moves a parameter that is not part of the model.
     """
 
@@ -54,6 +56,7 @@ class OptimizerRule(Rule):
     ) -> None:
         # Made for what it refuses.
         ShardedOptimizer(optimizer, replica, [slice(0, 0) for _ in replica.flats])
+        _check_parted(optimizer, replica)
         if remedy is not None and remedy.scales:
             _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
@@ -132,6 +135,17 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _check_parted(optimizer: Optimizer, replica: Replica) -> None:
+    """Each param group and each dtype is stepped by itself: right if each parameter is."""
+    groups, dtypes = len(optimizer.param_groups), len(replica.flats)
+    if groups * dtypes > 1 and not is_parameterwise(optimizer):
+        raise BadOption(
+            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, has {groups} param "
+            f"groups for a model of {dtypes} dtypes, and a parameter centre steps these one by one: what it "
+            f"may compute over all of them would be wrong. {BY_ITSELF}"
+        )
 
 
 def _check_rates(optimizer: Optimizer) -> None:

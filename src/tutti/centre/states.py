@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from tutti.centre.base import Allocate
 from tutti.errors import BadOption
-from tutti.optim.runs import Run
+from tutti.optim.runs import Run, is_parameterwise
 from tutti.optim.sharded import Piece
 from tutti.replica import ALIGNMENT
 
-_BY_ITSELF: Final = "Let each worker run it by itself: '--strategy downpour --strategy.side worker'"
+_TORCHS: Final = frozenset(vars(SGD([torch.zeros(1)]))) | {
+    "_opt_called",
+    "_need_device_dtype_check_for_fused",
+    "_step_supports_amp_scaling",
+    "step",
+}
+"""Attributes that torch itself gives an optimizer."""
+
+_HOLDERS: Final = (list, dict, set, deque)
+
+BY_ITSELF: Final = "Let each worker run it by itself: '--strategy downpour --strategy.side worker'"
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ class SlotState:
         if kept != sum(entry.parameter is not None for entry, _ in self._cells):
             raise BadOption(
                 f"optimizer {type(runs[0].optimizer).__name__} keeps other things for its parameters than "
-                f"after its first step, which the workers cannot share. {_BY_ITSELF}"
+                f"after its first step, which the workers cannot share. {BY_ITSELF}"
             )
 
     def _publish(self, runs: Sequence[Run]) -> None:
@@ -124,16 +136,32 @@ def describe(pieces: Sequence[Piece]) -> list[Entry]:
     Raises:
         BadOption: something that cannot be shared.
     """
+    before = [_attributes(run.optimizer) for run in _runs(pieces)]
     for piece in pieces:
         piece.step()
     entries = []
     for number, run in enumerate(_runs(pieces)):
         kind = type(run.optimizer)
+        for name, value in _attributes(run.optimizer).items():
+            if before[number].get(name) != value:
+                raise BadOption(
+                    f"optimizer {kind.__name__} changes its attribute '{name}' in a step, which the workers "
+                    f"cannot share; only what is in its state or its param groups can be. {BY_ITSELF}"
+                )
         for at, parameter in enumerate(_parameters(run)):
             for name, value in run.optimizer.state.get(parameter, {}).items():
                 entries.append(_entry(kind, number, at, name, value))
         entries += [_entry(kind, number, None, name, value) for name, value in run.counted.items()]
     return entries
+
+
+def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
+    """Signs that an attribute has changed, by its name; what torch keeps in attributes can be left out."""
+    return {
+        name: (id(value), getattr(value, "_version", 0), len(value) if isinstance(value, _HOLDERS) else 0)
+        for name, value in vars(optimizer).items()
+        if name not in _TORCHS and not is_parameterwise(optimizer)
+    }
 
 
 def allocate_states(described: Sequence[list[Entry]], allocate: Allocate) -> list[SlotState]:
@@ -165,7 +193,7 @@ def _entry(optimizer: type, run: int, parameter: int | None, name: str, value: o
     where = "its param group" if parameter is None else "each parameter"
     raise BadOption(
         f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for {where}, which "
-        f"the workers cannot share; only tensors and numbers can be. {_BY_ITSELF}"
+        f"the workers cannot share; only tensors and numbers can be. {BY_ITSELF}"
     )
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from tutti.optim.kernels import kernel_of
 from tutti.optim.missing import NONE_MISSING, Missing
+from tutti.optim.parameterwise import ParameterWise
 from tutti.replica import Flat, view_like
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
@@ -53,6 +54,14 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE and all(
         group.get("eps", 1) != 0 for group in optimizer.param_groups
     )
+
+
+def is_parameterwise(optimizer: Optimizer) -> bool:
+    """Whether the optimizer is known to treat each parameter by itself.
+
+    Those of torch and our own do. Any other may use what all parameters have together, such as their norm.
+    """
+    return type(optimizer) in vars(optim).values() or isinstance(optimizer, ParameterWise)
 
 
 def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:

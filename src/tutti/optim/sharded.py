@@ -8,12 +8,15 @@ section 5.1 (stage 1: the optimizer's state is partitioned).
     shard    ├─────────────── rank 0 ─────────┼────────── rank 1 ────────┤
     runs     ├─────────────┼────────┼─────────┼─────────────────┼────────┤   elementwise optimizers
     shard    ├─────── rank 0 ───────┼────────────── rank 1 ─────────────┤
-    runs     ├─────────────┼────────┼──────────────────────────┼────────┤   all others: whole parameters
+    runs     ├─────────────┼────────┼──────────────────────────┼────────┤   others of torch: whole parameters
+    shard    ├──────────────────────────── rank 0 ────────────────────────┤   all others: the whole model
 
 An elementwise optimizer computes each new weight from that weight's own gradient and state alone. It gets
-each run of one param group's parameters, cut anywhere, as one long parameter. Any other optimizer may use a
-parameter's shape, but must treat each parameter by itself. Parameters that have got no gradient in an update
-are left as they are, with their state: see `tutti.optim.missing`.
+each run of one param group's parameters, cut anywhere, as one long parameter. The other optimizers of torch
+may use a parameter's shape, but treat each parameter by itself. An optimizer of somebody else's may use what
+all parameters have together, such as a norm: one rank of a host steps the user's own object.
+Parameters that have got no gradient in an update are left as they are, with their state: see
+`tutti.optim.missing`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
-from tutti.optim.runs import Run, Share, Stretch, is_elementwise, is_fused, progress
+from tutti.optim.runs import Run, Share, Stretch, is_elementwise, is_fused, is_parameterwise, progress
 from tutti.replica import ALIGNMENT, Flat, Replica
 
 UNUSABLE: dict[type[Optimizer], str] = {
@@ -57,11 +60,13 @@ def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False
     Args:
         flat: the vector.
         parts: how many slices; some are empty when there is little to cut.
-        optimizer: decides whether parameters may be cut.
+        optimizer: decides whether parameters may be cut, and whether they may be parted.
         whole: no parameter may be cut, whatever the optimizer.
     """
     length = len(flat.weights)
-    if is_elementwise(optimizer) and not whole:
+    if not is_parameterwise(optimizer):
+        edges = [0] + [length] * parts
+    elif is_elementwise(optimizer) and not whole:
         lines = length // ALIGNMENT  # no two ranks write to one cache line
         edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
     else:
@@ -79,8 +84,9 @@ class ShardedOptimizer:
     read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
     already is carried over.
 
-    In a loop of the user's, where the slices are all of the model, it is the user's optimizer that steps, so
-    that its state and hooks are there where the loop looks for them.
+    Where the slices are all of the model, it is the user's optimizer that steps, in a loop of the user's, so
+    that its state and hooks are there where the loop looks for them; and anywhere if it is not known to treat
+    each parameter by itself.
 
     Args:
         optimizer: the user's optimizer, over parameters of the replica.
@@ -89,7 +95,8 @@ class ShardedOptimizer:
         grads: the gradients to use instead of `flat.grads`, a vector for each of `replica.flats`.
 
     Attributes:
-        pieces: stretches of the vectors, each of which can be stepped by itself.
+        pieces: stretches of the vectors.
+        joint: whether these are moved by `step` alone, all at once; else each can be stepped by itself.
 
     Raises:
         BadOption: the optimizer cannot be used like this.
@@ -107,16 +114,21 @@ class ShardedOptimizer:
         whole = all(
             own == slice(0, len(flat.weights)) for own, flat in zip(slices, replica.flats, strict=True)
         )
-        self._optimizer, self._itself = optimizer, replica.in_own_loop and whole and grads is None
+        vectors = [flat.grads for flat in replica.flats] if grads is None else grads
+        own_grads = all(
+            vector.data_ptr() == flat.grads.data_ptr()
+            for vector, flat in zip(vectors, replica.flats, strict=True)
+        )
+        self._optimizer, self._flats, self._in_own_loop = optimizer, replica.flats, replica.in_own_loop
+        self.joint = whole and own_grads and (replica.in_own_loop or not is_parameterwise(optimizer))
         self.pieces: tuple[Piece, ...] = ()
-        if self._itself:
+        if self.joint and replica.in_own_loop:
             return
         _check_hooks(optimizer)
         _check_parameters(optimizer, replica)
-        vectors = [flat.grads for flat in replica.flats] if grads is None else grads
         self._missing = MissingGradients(replica, slices)
         self.pieces = tuple(
-            Piece(optimizer, flat, vector, place)
+            Piece(optimizer, flat, vector, place, joint=self.joint)
             for flat, vector, own in zip(replica.flats, vectors, slices, strict=True)
             for place in _places(optimizer, flat, own)
         )
@@ -124,12 +136,27 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Move the weights of all slices, of parameters that have got a gradient in this replica."""
         self.begin()
-        if self._itself:
+        if self._in_own_loop and self.joint:
             self._optimizer.step()
             return
         missing = self._missing.of(self._missing.take())
+        if self.joint:
+            self.step_itself(missing)
+            return
         for piece in self.pieces:
             piece.step(missing)
+
+    def step_itself(self, missing: Missing) -> None:
+        """Have the user's own optimizer move the model, but for parameters that have no gradient."""
+        own = [(p, p.grad) for flat in self._flats for p in flat.parameters]
+        for parameter, view in own:
+            # An alias: what the optimizer writes into a gradient counts as none that autograd has added.
+            parameter.grad = None if parameter in missing or view is None else view.data
+        try:
+            self._optimizer.step()
+        finally:
+            for parameter, view in own:
+                parameter.grad = view
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""
@@ -143,14 +170,17 @@ class Piece:
     Attributes:
         flat: the vector.
         place: where the piece lies in it.
-        runs: the optimizers, one for each run of parameters of one param group.
+        runs: the optimizers, one for each run of parameters of one param group; none where the pieces are
+            moved jointly.
     """
 
-    def __init__(self, optimizer: Optimizer, flat: Flat, grads: Tensor, place: slice) -> None:
+    def __init__(
+        self, optimizer: Optimizer, flat: Flat, grads: Tensor, place: slice, joint: bool = False
+    ) -> None:
         self.flat, self.place = flat, place
+        by_group = {} if joint else _stretches(optimizer, flat, place)
         self.runs = tuple(
-            Run(optimizer, group, flat, grads, stretches)
-            for group, stretches in _stretches(optimizer, flat, place).items()
+            Run(optimizer, group, flat, grads, stretches) for group, stretches in by_group.items()
         )
 
     def step(self, missing: Missing = NONE_MISSING) -> None:

@@ -36,7 +36,8 @@ class Sync(Strategy):
 
     Inside a host no gradient is copied: each rank sums its own slice over the gradients of all, and runs the
     optimizer on that slice of the one vector of weights. Across hosts, the owners of a slice add up what
-    their hosts have. No rank holds more than its slice of the optimizer's state.
+    their hosts have. No rank holds more than its slice of the optimizer's state. An optimizer of your own may
+    use what all parameters have together, such as a norm: rank 0 of each host runs it, on the whole model.
 
         rank 0  backward │ sum 0  (across)  optimizer 0  zero 0 │ next forward
         rank 1  backward │ sum 1  (across)  optimizer 1  zero 1 │ next forward

@@ -123,7 +123,12 @@ class SyncWorker(Worker):
             for part in self._parts:
                 if scale != 1:
                     part.total.mul_(scale)
-                part.move(missing)
+                if not self._optimizer.joint:
+                    part.move(missing)
+            if self._optimizer.joint:
+                self._optimizer.step_itself(missing)
+                for part in self._parts:
+                    part.total.zero_()
 
     def _norm(self, squares: Tensor) -> float:
         """The 2-norm of the whole gradient, bit-equal on all ranks: all slices' squares in the same order."""
@@ -182,7 +187,7 @@ class SharedWorker(SyncWorker):
 
     @override
     def _sum_and_move(self) -> int:
-        if not self._between and self._squares is None:
+        if not self._between and self._squares is None and not self._optimizer.joint:
             missing = self._find_missing()
             # One piece after the other, each while its gradients are in the cache.
             for part in self._parts:
