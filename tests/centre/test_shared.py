@@ -84,7 +84,10 @@ def check_exchanges_lose_nothing(comm: Communicator) -> None:
     for flat, vector, weights in zip(replica.flats, total, into, strict=True):
         start = torch.where(flat.weights == 0, 0.0, 1.0).double()
         expected = start + sum(range(comm.size))
-        assert torch.allclose(vector + weights.double(), expected, atol=1e-4)
+        # Each exchange rounds two numbers, of which none is above the number of ranks.
+        roundings = 2 * 20 * comm.size
+        bound = roundings * comm.size * torch.finfo(weights.dtype).eps / 2
+        assert torch.allclose(vector + weights.double(), expected, rtol=0, atol=bound)
 
 
 def check_every_gradient_is_applied(comm: Communicator) -> None:
@@ -123,7 +126,7 @@ def test_cutting_into_slots_changes_nothing(name: str) -> None:
         pytest.skip(f"this torch has no {name}")
 
     def train(comm: Communicator, parts: int) -> Tensor:
-        module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+        module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))).double()
         for number, parameter in enumerate(module.parameters()):
             with torch.no_grad():
                 parameter.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(number)))
@@ -140,7 +143,8 @@ def test_cutting_into_slots_changes_nothing(name: str) -> None:
         return replica.flats[0].weights.clone()
 
     one, four = [VirtualWorld(2).run(train, parts)[0] for parts in (1, 4)]
-    torch.testing.assert_close(one, four, rtol=2e-3, atol=1e-5)
+    # Muon computes in bfloat16.
+    torch.testing.assert_close(one, four, rtol=2e-3 if name == "Muon" else 0, atol=1e-12)
 
 
 def test_the_state_of_an_optimizer_that_counts_in_numbers_is_shared() -> None:
