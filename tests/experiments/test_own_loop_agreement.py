@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -255,3 +257,36 @@ def test_a_hook_behind_the_accumulation_is_called_on_all_ranks_and_can_be_remove
     seen = [hooks for rank in worlds.run(2, work) for hooks in rank]
     assert [len(gradients) for gradients in seen] == [1, 1, 1, 1]
     assert all(torch.equal(gradients[0], seen[0][0]) for gradients in seen)
+
+
+def test_a_batch_fetched_ahead_is_weighed_as_the_model_is_called_with_a_view_of_it(worlds: Worlds) -> None:
+    def work(ahead: bool) -> list[Tensor]:
+        torch.manual_seed(3)
+        model = nn.Linear(3, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        own_loop.distribute(model, optimizer)
+        dealt = own_loop.shard(DataLoader(TensorDataset(INPUTS), 4))
+        gradients = []
+        for (part,) in list(dealt) if ahead else dealt:
+            optimizer.zero_grad()
+            model(part.view(len(part), -1)).square().mean().backward()
+            gradients.append(model.weight.grad.clone())
+        return gradients
+
+    for found, wanted in zip(worlds.run(2, work, True), worlds.run(2, work, False), strict=True):
+        assert len(found) == 2
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_copy_of_a_model_that_is_watched_for_its_batches_can_be_pickled_and_is_not_watched(
+    worlds: Worlds,
+) -> None:
+    def work() -> tuple[Tensor, Tensor]:
+        model, _ = own_loop.distribute(*make())
+        list(own_loop.shard(DataLoader(TensorDataset(INPUTS), 4)))
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        assert all(one._forward_pre_hooks for one in (model, *copies))
+        return tuple(one(INPUTS).detach() - model(INPUTS).detach() for one in copies)
+
+    for differences in worlds.run(2, work):
+        assert all(not difference.any() for difference in differences)

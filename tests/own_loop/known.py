@@ -19,8 +19,6 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
 
 BROKEN: dict[str, tuple[int, ...]] = {
     "hooks_that_clip": (2, 3),
-    "the_next_batch_is_fetched_ahead": (2, 3),
-    "gradients_enabled_inside": (2, 3),
     "noise_on_the_weights": (2, 3),
 }
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""

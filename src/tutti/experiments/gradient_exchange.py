@@ -99,10 +99,11 @@ class GradientExchange:
 
     Attributes:
         passes: how many backward passes of this rank have brought gradients since the last step.
+        unused: no backward pass has come since the weights of samples were set last.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm, self.passes = comm, 0
+        self._comm, self.passes, self.unused = comm, 0, False
         self._models: list[JointGradients] = []
         self._cells: list[Cell] = []
         self._first: list[int] = []
@@ -152,7 +153,7 @@ class GradientExchange:
             own: how many samples it has of the batch.
             whole: how many all ranks have.
         """
-        size = self._comm.size
+        size, self.unused = self._comm.size, True
         for at, (model, sums) in enumerate(zip(self._models, self._sums, strict=True)):
             # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
             share = float(size if own else 0) if sums else size * own / whole if whole else 0.0
@@ -274,7 +275,7 @@ class GradientExchange:
 
     @torch.no_grad()
     def _end(self) -> None:
-        self._task = -1
+        self._task, self.unused = -1, False
         # What a pass that failed has brought may have been zeroed since.
         touched = tuple(n for n in self._touched if self._cells[n].parameter.grad is not None)
         self._touched.clear()
@@ -365,7 +366,8 @@ def _adder(parameter: nn.Parameter) -> Any:
     """What adds gradients to a parameter's. It lives while somebody knows it, and its hooks with it."""
     trained = parameter.requires_grad
     parameter.requires_grad_(True)
-    found = parameter.view_as(parameter).grad_fn
+    with torch.enable_grad():
+        found = parameter.view_as(parameter).grad_fn
     parameter.requires_grad_(trained)
     assert found is not None, "it is a function of a parameter that is trained"
     return found.next_functions[0][0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
 
 from tutti import strategies
@@ -47,9 +48,17 @@ class Dealt:
 
 @dataclass(eq=False)
 class Open:
-    """An iteration over dealt batches that goes on, and the counts of its batch."""
+    """An iteration over dealt batches that goes on.
 
+    Attributes:
+        before: the counts before it.
+        dealt: those of its batch.
+        trained: whether that was dealt with gradients enabled.
+    """
+
+    before: Dealt
     dealt: Dealt | None = None
+    trained: bool = False
 
 
 @dataclass
@@ -62,6 +71,7 @@ class Job:
         steppers: one for each optimizer.
         last: the batch that was dealt last, also without gradients, such as one to evaluate.
         open: the iterations that go on, the innermost last.
+        deals: the counts of the batch that a tensor belongs to.
         exchange: of the models' gradients.
     """
 
@@ -73,6 +83,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self.exchange = GradientExchange(self.comm)
+        self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
+        self._looking: set[nn.Module] = set()
 
     @property
     def pace(self) -> Pace:
@@ -82,9 +94,61 @@ class Job:
     def deal(self, deal: Dealt) -> None:
         """Note the counts of the batch that is dealt now."""
         self.last = deal
-        if torch.is_grad_enabled():
-            self.dealt.own, self.dealt.all = deal.own, deal.all
-            self.exchange.weigh(deal.own, deal.all)
+        # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
+        if torch.is_grad_enabled() or not any(one.trained for one in self.open):
+            if self.exchange.unused:
+                self._look_at_inputs()
+            self.train_on(deal)
+
+    def train_on(self, deal: Dealt) -> None:
+        """Weigh gradients by the counts of this batch from now on."""
+        self.dealt.own, self.dealt.all = deal.own, deal.all
+        self.exchange.weigh(deal.own, deal.all)
+
+    def close(self, ended: Open) -> None:
+        """Go on with the batch of the loop around, as an iteration has ended."""
+        self.open.remove(ended)
+        others = [one for one in self.open if one.dealt is not None]
+        around = ([one for one in others if one.trained] or others)[-1:]
+        if around and around[0].dealt is not None:
+            self.last = around[0].dealt
+            self.train_on(around[0].dealt)
+        elif not ended.trained:
+            self.train_on(ended.before)
+
+    def _look_at_inputs(self) -> None:
+        """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
+        for stepper in self.steppers:
+            model = stepper.replica.module
+            if model not in self._looking:
+                self._looking.add(model)
+                model.register_forward_pre_hook(Looking(self), with_kwargs=True)
+
+
+class Looking:
+    """A module's hook before `forward`: gradients are weighed by the batch that it is called with.
+
+    Copies of the module have none: they are not trained here.
+    """
+
+    def __init__(self, job: Job | None) -> None:
+        self._job = job
+
+    def __call__(self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
+        """Look for a tensor that was dealt, or for a view of one."""
+        if torch.compiler.is_compiling() or self._job is None or not torch.is_grad_enabled():
+            return
+        for tensor in _tensors((inputs, named)):
+            for known in (tensor, tensor._base):
+                if known is not None and known in self._job.deals:
+                    self._job.train_on(self._job.deals[known])
+                    return
+
+    def __deepcopy__(self, memo: object) -> Looking:
+        return Looking(None)
+
+    def __reduce__(self) -> tuple[type[Looking], tuple[None]]:
+        return Looking, (None,)
 
 
 _job: Job | None = None
@@ -330,17 +394,14 @@ class shard:
             dealt = own or (_own_part(batch, job) for batch in self.batches)
         else:
             dealt = own or _whole_batches(self.batches, job)
-        mine = Open()
+        mine = Open(replace(job.dealt))
         job.open.append(mine)
         try:
             for batch in dealt:
-                mine.dealt = replace(job.dealt)
+                mine.dealt, mine.trained = job.last, torch.is_grad_enabled()
                 yield batch
         finally:
-            job.open.remove(mine)
-            if job.open and job.open[-1].dealt is not None:
-                # The loop around goes on with the batch that it has.
-                job.deal(job.open[-1].dealt)
+            job.close(mine)
 
     def __len__(self) -> int:
         init()
@@ -863,9 +924,13 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 def _deal(batch: Any, deal: Dealt) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
-    _current().deal(deal)
+    job = _current()
+    job.deal(deal)
     if deal.own == 0 and not torch.is_grad_enabled():
         return _map(batch, lambda x: x[:0] if x.dim() else x)
+    if job.comm.size > 1:
+        for tensor in _tensors(batch):
+            job.deals[tensor] = deal
     return batch
 
 
