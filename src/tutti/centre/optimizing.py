@@ -28,6 +28,9 @@ class OptimizerRule(Rule):
     Whoever brings a gradient runs the optimizer itself, on state that all of them share, with the options
     that its own optimizer has at that moment; over messages, those travel with the gradient.
 
+    A message does not say which parameters had no gradient: what it has for them is a gradient of zeros, by
+    which momentum and weight decay go on moving them, where torch would leave them as they are.
+
     With levels, the optimizer runs in the centre of each host; the one above adds up what they have moved.
 
     Args:

@@ -22,7 +22,8 @@ _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
 class LocalSteps:
     """Moves a replica's weights by its own gradients.
 
-    With momentum the replica holds x + momentum v, where the gradient is wanted, instead of x.
+    With momentum the replica holds x + momentum v, where the gradient is wanted, instead of x. That momentum
+    goes on moving parameters that a step has no gradient for; the user's optimizer leaves them as they are.
 
     Args:
         replica: the model, with private weights.
