@@ -78,6 +78,7 @@ def test_a_rank_of_another_host_that_is_killed_is_named_at_once():
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 
+@pytest.mark.serial
 def test_a_rank_of_another_host_that_is_late_is_named():
     outcome = mpirun(3, LEAVING, "abb", "is late", "all_reduce")
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
