@@ -268,7 +268,7 @@ def corrupt(tmp_path: Path) -> None:
         ("--data negative.npz", "-1"),
         ("--data nan.npz", "NaN"),
         ("--data whole.npz --data.classes 1", "label"),
-        ("own_models.py:wide", "the model's 3 outputs stand for the labels 0 to 2"),
+        ("own_models.py:wide", "the model has 3 outputs, for the labels 0 to 2"),
         ("own_models.py:narrow", "cannot take a batch of shape (2, 1, 8, 8)"),
         ("own_models.py:number", "int"),
         ("own_models.py:wade", "did you mean 'wide'?"),

@@ -155,8 +155,6 @@ def circumstances(comm: Communicator, payload: bytes) -> object:
             "arguments": list(sys.argv),
             "variable": os.environ.get("A_VARIABLE"),
             "remembered": list(remembered),
-            "frozen": gc.get_freeze_count(),
-            "tracked": len(gc.get_objects()),
             "random": np.random.random(),
         }
     )

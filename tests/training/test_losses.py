@@ -117,7 +117,7 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])
 def test_labels_that_no_output_stands_for_are_refused(labels: list[int]) -> None:
-    with pytest.raises(BadData, match=r"labels go from .* 3 outputs stand for the labels 0 to 2"):
+    with pytest.raises(BadData, match=r"labels go from .* 3 outputs, for the labels 0 to 2"):
         check_labels(torch.tensor(labels), 3)
 
 

@@ -198,9 +198,15 @@ def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> N
             return
     low, high = (int(edge) for edge in targets.aminmax())
     if low < 0 or high >= outputs:
+        has = (
+            "1 output, for the label 0"
+            if outputs == 1
+            else f"{outputs} outputs, for the labels 0 to {outputs - 1}"
+        )
+        two = ", or use the loss 'bce' for two classes" if outputs == 1 and (low, high) == (0, 1) else ""
         raise BadData(
-            f"labels go from {low} to {high}, but the model's {outputs} outputs stand for the labels "
-            f"0 to {outputs - 1}; renumber the labels, or give the model more outputs"
+            f"labels go from {low} to {high}, but the model has {has}; renumber the labels, or give "
+            f"the model more outputs{two}"
         )
 
 
