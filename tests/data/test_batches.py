@@ -145,3 +145,7 @@ def test_an_order_that_was_taken_is_not_kept(monkeypatch):
     monkeypatch.setattr(batches, "order", lambda _: torch.arange(5, -1, -1))
     (update,) = batches.epoch(0)
     assert update.passes[0].targets.tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_the_seed_is_0_where_none_is_given():
+    assert torch.equal(Batches(numbered(50), 8).order(2), Batches(numbered(50), 8, seed=0).order(2))
