@@ -10,7 +10,7 @@ import torch
 
 from tests.comm.ranks import World
 from tutti.comm.base import Communicator
-from tutti.experiments import own_loop
+from tutti.experiments import dealing, own_loop
 
 
 class Worlds:
@@ -41,9 +41,9 @@ class Worlds:
 
 
 @contextmanager
-def job(comm: Communicator) -> Iterator[own_loop.Job]:
+def job(comm: Communicator) -> Iterator[dealing.OwnLoop]:
     """This process is a rank of a job that has just begun."""
-    own_loop._job = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
     try:
         yield own_loop._job
     finally:

@@ -15,7 +15,7 @@ from tests.experiments.strategies import Alone, Free
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
-from tutti.experiments import own_loop
+from tutti.experiments import dealing, own_loop
 from tutti.strategies import Strategy, Sync
 
 SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
@@ -24,9 +24,9 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def job_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> dict[object, own_loop.Job]:
+def job_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> dict[object, dealing.OwnLoop]:
     """Each greenlet sees its own job."""
-    jobs: dict[object, own_loop.Job] = {}
+    jobs: dict[object, dealing.OwnLoop] = {}
     monkeypatch.setattr(own_loop, "_current", lambda: jobs[greenlet.getcurrent()])
     monkeypatch.setattr(own_loop, "init", lambda: jobs[greenlet.getcurrent()].comm)
     return jobs
@@ -64,7 +64,7 @@ def loader(shuffle: bool = False) -> DataLoader:
 @pytest.mark.parametrize("from_loader", [True, False])
 def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, from_loader) -> None:
     def work(comm: Communicator) -> tuple[list[Tensor], list[str], Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         model, optimizer = make(strategy)
         dealt = own_loop.shard(loader() if from_loader else list(loader()))
         assert len(dealt) == [2, 2, 1, 1][comm.rank]
@@ -87,7 +87,7 @@ def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, f
 
 def test_a_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(job_of_each_rank) -> None:
     def work(comm: Communicator) -> list[Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         model, optimizer = make(Free())
         return train(model, optimizer, own_loop.shard(loader(shuffle=True)))
 
@@ -98,7 +98,7 @@ def test_a_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(job_of_
 
 def test_an_accumulated_batch_that_some_rank_lacks_is_the_mean_of_what_it_had(job_of_each_rank) -> None:
     def work(comm: Communicator) -> tuple[list[str], Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         model, optimizer = make(Alone(every=2))
         train(model, optimizer, own_loop.shard(loader()))
         return own_loop._current().steppers[0].worker.calls, vector(model)
@@ -113,7 +113,7 @@ def test_an_accumulated_batch_that_some_rank_lacks_is_the_mean_of_what_it_had(jo
 
 def test_settled_weights_are_the_same_everywhere_and_training_goes_on_from_the_own(job_of_each_rank) -> None:
     def work(comm: Communicator) -> tuple[Tensor, Tensor, Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         model, optimizer = make(Alone())
         train(model, optimizer, own_loop.shard(loader()))
         before = vector(model)
@@ -130,7 +130,7 @@ def test_settled_weights_are_the_same_everywhere_and_training_goes_on_from_the_o
 
 def test_evaluation_without_gradients_skips_nothing(job_of_each_rank) -> None:
     def work(comm: Communicator) -> tuple[int, list[str]]:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         make(Alone())
         with torch.no_grad():
             samples = sum(len(inputs) for inputs, _ in own_loop.shard(loader()))
@@ -141,7 +141,7 @@ def test_evaluation_without_gradients_skips_nothing(job_of_each_rank) -> None:
 
 def test_two_models_at_two_paces_are_refused(job_of_each_rank) -> None:
     def work(comm: Communicator) -> None:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         make(Alone())
         own_loop.distribute(nn.Linear(5, 3), torch.optim.SGD([torch.zeros(1)]), Sync())
 
@@ -151,7 +151,7 @@ def test_two_models_at_two_paces_are_refused(job_of_each_rank) -> None:
 
 def test_a_model_that_is_not_trained_here_is_refused(job_of_each_rank) -> None:
     def work(comm: Communicator) -> None:
-        job_of_each_rank[greenlet.getcurrent()] = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         own_loop.finish(nn.Linear(5, 3))
 
     with pytest.raises(BadOption, match=r"give it to distribute\(\) first"):

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from tutti import errors
 from tutti.comm.base import Communicator
-from tutti.experiments import own_loop
+from tutti.experiments import dealing, own_loop
 from tutti.strategies import Strategy
 
 Outcome: TypeAlias = Any
@@ -74,7 +74,7 @@ class Distributed(_Watched):
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
-        own_loop._job = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         self.rank = comm.rank
         self.strategy = strategy
 

@@ -11,7 +11,7 @@ from tests.own_loop.jobs import differences
 from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.experiments import own_loop
+from tutti.experiments import dealing, own_loop
 from tutti.strategies import Sync
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3])
@@ -38,7 +38,7 @@ def plain(batches: list[tuple[Tensor, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def _settled(comm: Communicator) -> list[list[dict[str, Tensor]]]:
-    own_loop._job = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
     model = net()
     model, optimizer = own_loop.distribute(model, sgd(model))
     inside = []
@@ -60,7 +60,7 @@ def test_settled_and_finished_weights_are_those_of_the_updates_so_far(worlds: Wo
 
 
 def _accumulated(comm: Communicator) -> list[dict[str, Tensor]]:
-    own_loop._job = own_loop.Job(comm, own_loop.Dealt(1, comm.size))
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
     model = net()
     model, optimizer = own_loop.distribute(model, sgd(model), Sync(every=EVERY))
     for batch in own_loop.shard(loader()):

@@ -1,0 +1,283 @@
+"""What `shard` deals: which samples are a rank's own, and for how much their gradients count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sized
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tutti.comm.base import Communicator, cut
+from tutti.errors import BadOption
+from tutti.experiments.gradient_exchange import GradientExchange
+from tutti.strategies.base import Pace
+
+if TYPE_CHECKING:
+    from tutti.experiments.steppers import Stepper
+
+Number = TypeVar("Number", float, Tensor)
+
+AHEAD = 32
+"""Batches of indices that rank 0 draws from the loader's sampler at a time."""
+
+
+@dataclass
+class Dealt:
+    """How many samples this rank got of the batch that `shard` dealt last, and how many all ranks did."""
+
+    own: int = 1
+    all: int = 1
+
+
+@dataclass(eq=False)
+class Open:
+    """An iteration over dealt batches that goes on.
+
+    Attributes:
+        before: the counts before it.
+        dealt: those of its batch.
+        trained: whether that was dealt with gradients enabled.
+    """
+
+    before: Dealt
+    dealt: Dealt | None = None
+    trained: bool = False
+
+
+@dataclass
+class OwnLoop:
+    """What `init` found, what the loop deals, and the models that `distribute` was given.
+
+    Attributes:
+        comm: all ranks.
+        dealt: the batch that is trained on.
+        steppers: one for each optimizer.
+        last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        open: the iterations that go on, the innermost last.
+        deals: the counts of the batch that a tensor belongs to.
+        exchange: of the models' gradients.
+    """
+
+    comm: Communicator
+    dealt: Dealt
+    steppers: list[Stepper] = field(default_factory=list)
+    last: Dealt = field(default_factory=Dealt)
+    open: list[Open] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.exchange = GradientExchange(self.comm)
+        self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
+        self._looking: set[nn.Module] = set()
+
+    @property
+    def pace(self) -> Pace:
+        """How the workers' steps relate to each other."""
+        return self.steppers[0].pace if self.steppers else Pace.TOGETHER
+
+    def deal(self, deal: Dealt) -> None:
+        """Note the counts of the batch that is dealt now."""
+        self.last = deal
+        # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
+        if torch.is_grad_enabled() or not any(one.trained for one in self.open):
+            if self.exchange.unused:
+                self._look_at_inputs()
+            self.train_on(deal)
+
+    def train_on(self, deal: Dealt) -> None:
+        """Weigh gradients by the counts of this batch from now on."""
+        self.dealt.own, self.dealt.all = deal.own, deal.all
+        self.exchange.weigh(deal.own, deal.all)
+
+    def close(self, ended: Open) -> None:
+        """Go on with the batch of the loop around, as an iteration has ended."""
+        self.open.remove(ended)
+        others = [one for one in self.open if one.dealt is not None]
+        around = ([one for one in others if one.trained] or others)[-1:]
+        if around and around[0].dealt is not None:
+            self.last = around[0].dealt
+            self.train_on(around[0].dealt)
+        elif not ended.trained:
+            self.train_on(ended.before)
+
+    def mean(self, value: Number, count: int) -> Number:
+        """The mean of a figure over the ranks, of which this one's counts so many times (collective)."""
+        total = torch.tensor([float(value) * count if count else 0.0, float(count)], dtype=torch.float64)
+        if self.comm.size > 1:
+            self.comm.all_reduce(total)
+        over = (total[0] / total[1]).item()
+        if isinstance(value, Tensor):
+            return torch.full_like(value, over, requires_grad=False)
+        return over
+
+    def _look_at_inputs(self) -> None:
+        """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
+        for stepper in self.steppers:
+            model = stepper.replica.module
+            if model not in self._looking:
+                self._looking.add(model)
+                model.register_forward_pre_hook(Looking(self), with_kwargs=True)
+
+
+class Looking:
+    """A module's hook before `forward`: gradients are weighed by the batch that it is called with.
+
+    Copies of the module have none: they are not trained here.
+    """
+
+    def __init__(self, job: OwnLoop | None) -> None:
+        self._job = job
+
+    def __call__(self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
+        """Look for a tensor that was dealt, or for a view of one."""
+        if torch.compiler.is_compiling() or self._job is None or not torch.is_grad_enabled():
+            return
+        for tensor in _tensors((inputs, named)):
+            for known in (tensor, tensor._base):
+                if known is not None and known in self._job.deals:
+                    self._job.train_on(self._job.deals[known])
+                    return
+
+    def __deepcopy__(self, memo: object) -> Looking:
+        return Looking(None)
+
+    def __reduce__(self) -> tuple[type[Looking], tuple[None]]:
+        return Looking, (None,)
+
+
+class _Dealing:
+    """A batch sampler: of rank 0's batches this rank's part of each, or every so many-th, whole."""
+
+    def __init__(self, batches: Iterable[list[Any]], job: OwnLoop) -> None:
+        self.batches, self.job = batches, job
+        self.deals: list[Dealt] = []
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        comm, together = self.job.comm, self.job.pace is Pace.TOGETHER
+        source = iter(self.batches) if comm.rank == 0 else iter(())
+        while True:
+            drawn = [list(batch) for batch in islice(source, self._ahead())]
+            shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
+            if not shared:
+                return
+            for batch in shared:
+                mine = self.seen % comm.size == comm.rank
+                self.seen += 1
+                if together or mine:
+                    own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
+                    self.deals.append(Dealt(len(own), len(batch)))
+                    yield own or batch[:1]
+
+    def _ahead(self) -> int | None:
+        """How many batches to draw at a time; None: all, so that nobody waits for rank 0 in the epoch."""
+        if self.job.pace is Pace.FREE and isinstance(self.batches, Sized):
+            return None
+        return AHEAD if self.job.pace is Pace.TOGETHER else AHEAD * self.job.comm.size
+
+
+def from_loader(loader: DataLoader[Any], job: OwnLoop) -> Iterator[Any]:
+    """The rank's own part of a loader's batches; it reads no other samples."""
+    dealing = _Dealing(cast("Iterable[list[Any]]", loader.batch_sampler), job)
+    own = DataLoader(
+        loader.dataset,
+        batch_sampler=dealing,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )
+    for batch in own:
+        yield _deal(batch, dealing.deals.pop(0), job)
+    if job.pace is not Pace.TOGETHER:
+        _complete_round(dealing.seen, job)
+
+
+def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
+    """Every so many-th batch."""
+    seen = 0
+    for batch in batches:
+        if seen % job.comm.size == job.comm.rank:
+            length = _length(batch)
+            yield _deal(batch, Dealt(length, length), job)
+        seen += 1
+    _complete_round(seen, job)
+
+
+def _complete_round(batches: int, job: OwnLoop) -> None:
+    """Skip the last round of an epoch where this rank has no batch in it: all make as many steps or skips."""
+    left = batches % job.comm.size
+    if left and job.comm.rank >= left and torch.is_grad_enabled():
+        for stepper in job.steppers:
+            stepper.skip()
+
+
+def own_part(batch: Any, job: OwnLoop) -> Any:
+    """The rank's own part of a batch."""
+    comm, length = job.comm, _length(batch)
+    if comm.size == 1:
+        return _deal(batch, Dealt(length, length), job)
+    _check_lengths(batch, length)
+    part = cut(length, comm.size)[comm.rank]
+    deal = Dealt(part.stop - part.start, length)
+    return _deal(_map(batch, lambda x: (x[part] if deal.own else x[:1]) if x.dim() else x), deal, job)
+
+
+def _check_lengths(batch: Any, length: int) -> None:
+    for tensor in _tensors(batch):
+        if tensor.dim() and len(tensor) != length:
+            raise BadOption(
+                f"a batch has tensors of {length} and of {len(tensor)} along the first dimension; shard() "
+                "cuts batches whose tensors all have the samples along it"
+            )
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, dict)):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(value)
+
+
+def _deal(batch: Any, deal: Dealt, job: OwnLoop) -> Any:
+    """Note the counts for the next `step()`; outside training an empty part is really empty."""
+    job.deal(deal)
+    if deal.own == 0 and not torch.is_grad_enabled():
+        return _map(batch, lambda x: x[:0] if x.dim() else x)
+    if job.comm.size > 1:
+        for tensor in _tensors(batch):
+            job.deals[tensor] = deal
+    return batch
+
+
+def _map(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if batch is None or isinstance(batch, (int, float, str, bytes)):
+        return batch
+    if isinstance(batch, dict):
+        return {key: _map(value, function) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_map(value, function) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_map(value, function) for value in batch)
+    raise BadOption(
+        f"shard() can cut tensors, and tuples, lists and dicts of them, not {type(batch).__name__}"
+    )
+
+
+def _length(batch: Any) -> int:
+    for tensor in _tensors(batch):
+        if tensor.dim():
+            return len(tensor)
+    raise BadOption(
+        f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
+    )

@@ -1,0 +1,431 @@
+"""Steps of all ranks, made of the calls of a user's own loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.experiments.gradient_exchange import Purpose
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Pace, Strategy, Worker
+from tutti.strategies.divided import DividedOptimizer
+
+if TYPE_CHECKING:
+    from tutti.experiments.dealing import Dealt, OwnLoop
+
+Closure = Callable[[], Tensor]
+"""Computes the loss and its gradients once more, as torch's optimizers may be given it."""
+
+
+class Stepper(ABC):
+    """Turns the calls of a user's loop into steps of all ranks.
+
+    Args:
+        replica: the model.
+        strategy: how it is trained.
+        sums: losses are sums over samples, not means.
+
+    Attributes:
+        replica: the model.
+        pace: how the ranks' steps relate to each other.
+    """
+
+    def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
+        self.replica, self.pace = replica, strategy.pace
+        self._passes, self._sums = strategy.passes, sums
+        self._calls, self._own, self._samples = 0, 0, 0
+
+    def take_over(self, optimizer: Optimizer) -> None:
+        """Put our `step` in place of the optimizer's own, which it calls."""
+        native = optimizer.step
+
+        def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
+            loss = self.step(native, closure)
+            # torch's schedulers look at this to warn of `scheduler.step()` before `optimizer.step()`.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+            return loss
+
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        """One call of the user's `optimizer.step()`.
+
+        Args:
+            native: what that was before.
+            closure: what it was given.
+        """
+
+    @abstractmethod
+    def skip(self) -> None:
+        """Take part in a step for which the other ranks have a batch, and this one has none."""
+
+    def settle(self) -> None:
+        """Give the replica the weights to be evaluated (collective)."""
+        return
+
+    def resume(self) -> None:
+        """Go on training after `settle` (collective)."""
+        return
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Give the replica the final weights, after the last step (collective)."""
+
+
+class JointStepper(Stepper):
+    """The optimizer's own steps, on each rank, by gradients that are the same on all of them.
+
+    Args:
+        replica: the model.
+        optimizer: the user's.
+        strategy: how many passes are behind a step.
+        clip: gradient clipping.
+        sums: losses are sums over samples, not means.
+        job: the ranks.
+        copies: for each of the replica's vectors of weights, those of all ranks of this host.
+        gradients: a vector of gradients for each of them, for the optimizer.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        clip: Clip,
+        sums: bool,
+        job: OwnLoop,
+        copies: list[list[Tensor]],
+        gradients: list[Tensor],
+    ) -> None:
+        super().__init__(replica, strategy, sums)
+        self._optimizer, self._clip, self._job = optimizer, clip, job
+        self.copies, self.gradients = copies, gradients
+        self._number = len(job.steppers)
+        self._native: Callable[..., Any] = optimizer.step
+        self._divided = DividedOptimizer(optimizer, replica, copies, gradients, job.comm.node)
+        self._fits = False
+        self._pending: dict[nn.Parameter, Tensor] = {}
+        self._lists: list[tuple[list[nn.Parameter], int]] = []
+
+    def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether this is the stepper of both."""
+        return self.replica.module is model and self._optimizer is optimizer
+
+    @override
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        self._native = partial(self._divide, native)
+        self._meet()
+        if self._passes > 1:
+            loss = _evaluate(closure)
+            self._gather()
+            if self._calls == self._passes:
+                self._use_gathered()
+            return loss
+        if closure is None:
+            self._limit()
+            return self._native()
+
+        def limited() -> Tensor:
+            loss = closure()
+            self._limit()
+            # An optimizer that looks at the loss must see the same on all ranks.
+            return self._job.mean(loss, self._job.dealt.own) if self._job.comm.size > 1 else loss
+
+        return self._native(limited)
+
+    def _divide(self, native: Callable[..., Any], closure: Closure | None = None) -> Any:
+        """Step the optimizer, with the other ranks of the host if it allows that."""
+        if not self._fits:
+            self._divided.release()
+            return native() if closure is None else native(closure)
+        loss = _evaluate(closure)  # these optimizers want it once, at the beginning
+        found = self._divided.step(native)
+        return found if closure is None else loss
+
+    @override
+    def skip(self) -> None:
+        """All ranks have a part of every batch."""
+
+    @override
+    def finish(self) -> None:
+        if self._calls:
+            self._use_gathered()
+
+    def _meet(self) -> None:
+        comm = self._job.comm
+        if comm.size == 1:
+            return
+        self._job.exchange.bring_unseen()
+        self._refuse_strangers()
+        self._fits = self._divided.fits()
+        if self._fits:
+            self._divided.bring_weights()
+        changed = self._fits and self._divided.changed()
+        exchange = self._job.exchange
+        details = (self._number, _hash_of(self._optimizer), int(changed), exchange.passes)
+        table = exchange.meet(Purpose.STEP, details)
+        exchange.passes = 0
+        if len(table):
+            _refuse_difference(table, self._optimizer, comm)
+        if changed:
+            self._divided.adopt()
+
+    def _refuse_strangers(self) -> None:
+        """Refuse parameters that have come to the optimizer, and that no model has: nobody exchanges them."""
+        lists = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
+        if len(lists) == len(self._lists) and all(
+            new is old and length == known
+            for (new, length), (old, known) in zip(lists, self._lists, strict=True)
+        ):
+            return
+        for number, (parameters, _) in enumerate(lists):
+            for parameter in parameters:
+                if parameter.requires_grad and not self._job.exchange.knows(parameter):
+                    raise BadOption(
+                        f"param group {number} of the optimizer has a parameter of shape "
+                        f"{tuple(parameter.shape)} that no model had when distribute() was given it; make "
+                        "the model whole, and load weights with assign=True, before distribute()"
+                    )
+        self._lists = lists
+
+    def _limit(self) -> None:
+        if self._clip.value is None and self._clip.norm is None:
+            return
+        parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
+        if self._clip.value is not None:
+            nn.utils.clip_grad_value_(parameters, self._clip.value)
+        if self._clip.norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._clip.norm)
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        whole = self._job.dealt.all
+        self._calls, self._samples = self._calls + 1, self._samples + whole
+        for parameter in self.replica.module.parameters():
+            if parameter.grad is not None:
+                new = parameter.grad * (1 if self._sums else whole)
+                known = self._pending.get(parameter)
+                self._pending[parameter] = new if known is None else known + new
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        for parameter, gradient in self._pending.items():
+            parameter.grad = gradient if self._sums else gradient / self._samples
+        self._limit()
+        self._native()
+        for parameter in self._pending:
+            parameter.grad = None
+        self._pending, self._calls, self._samples = {}, 0, 0
+
+
+class WorkerStepper(Stepper):
+    """The steps of a strategy's worker, by this rank's own gradients.
+
+    Between the steps the parameters' gradients are the user's: added up, zeroed and looked at as in torch.
+
+    Args:
+        replica: the model.
+        worker: this rank's part in the strategy.
+        strategy: it.
+        dealt: what `shard` deals.
+        sums: losses are sums over samples, not means.
+    """
+
+    def __init__(
+        self, replica: Replica, worker: Worker, strategy: Strategy, dealt: Dealt, sums: bool
+    ) -> None:
+        super().__init__(replica, strategy, sums)
+        self.worker, self._dealt = worker, dealt
+        many = self._passes > 1
+        self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
+        self._present: set[nn.Parameter] = set()
+        self._inside = False
+        for parameter in replica.module.parameters():
+            parameter.grad = None
+
+    @override
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        if self._inside:  # the worker steps the user's optimizer itself
+            return native() if closure is None else native(closure)
+        loss = _evaluate(closure)
+        self._advance(self._dealt.own, self._dealt.all)
+        return loss
+
+    @override
+    def skip(self) -> None:
+        self._advance(0, 0)
+
+    @override
+    def settle(self) -> None:
+        self.worker.settle()
+
+    @override
+    def resume(self) -> None:
+        self.worker.resume()
+
+    @override
+    def finish(self) -> None:
+        if self._calls and self._samples:
+            self._use(self._pending, 1 if self._sums else 1 / self._samples)
+        self.worker.finish()
+
+    def _advance(self, own: int, whole: int) -> None:
+        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
+        if self._passes > 1:
+            with self.replica.lent_gradients():
+                self._gather(own)
+            for parameter in self.replica.module.parameters():
+                parameter.grad = None
+            if self._calls < self._passes:
+                return
+            if self._samples:
+                self._use(self._pending, 1 if self._sums else 1 / self._samples)
+            else:
+                self._skip()
+        elif whole:
+            share = float(own > 0) if self._sums else own / whole
+            with self.replica.lent_gradients():
+                for flat in self.replica.flats:
+                    if share == 0:
+                        flat.grads.zero_()
+                    elif share != 1:
+                        flat.grads.mul_(share)
+                self._step()
+        else:
+            self._skip()
+
+    def _use(self, gathered: list[Tensor], scale: float) -> None:
+        with self.replica.lent_gradients(self._present):
+            for flat, pending in zip(self.replica.flats, gathered, strict=True):
+                torch.mul(pending, scale, out=flat.grads)
+                pending.zero_()
+            self._step()
+        self._present.clear()
+
+    def _step(self) -> None:
+        self._inside = True
+        if self.pace is Pace.TOGETHER:
+            self.worker.share = self._own / self._samples
+        try:
+            self.worker.step()
+        finally:
+            self._inside = False
+        self._calls, self._own, self._samples = 0, 0, 0
+
+    def _skip(self) -> None:
+        self._inside = True
+        try:
+            self.worker.skip()
+        finally:
+            self._inside = False
+        self._calls, self._own, self._samples = 0, 0, 0
+
+    def _gather(self, own: int) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        for flat, pending in zip(self.replica.flats, self._pending, strict=True):
+            if own:
+                pending.add_(flat.grads, alpha=1 if self._sums else own)
+            flat.grads.zero_()
+        for parameter in self.replica.module.parameters():
+            if parameter.grad is not None:
+                self._present.add(parameter)
+
+
+class Adopting:
+    """A module's hook behind `load_state_dict`: the worker goes on from the weights that were loaded.
+
+    Copies of the module have none: they are not trained here.
+    """
+
+    def __init__(self, worker: Worker | None) -> None:
+        self._worker = worker
+
+    def __call__(self, module: nn.Module, incompatible: object) -> None:
+        """Take note of the new weights."""
+        if self._worker is not None:
+            self._worker.adopt()
+
+    def __deepcopy__(self, memo: object) -> Adopting:
+        return Adopting(None)
+
+    def __reduce__(self) -> tuple[type[Adopting], tuple[None]]:
+        return Adopting, (None,)
+
+
+def _evaluate(closure: Closure | None) -> Tensor | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
+    """The numbers among the optimizer's options, group by group."""
+    return [
+        {
+            name: _number(value)
+            for name, value in group.items()
+            if isinstance(value, (int, float, tuple, Tensor))
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _number(value: object) -> object:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _hash_of(optimizer: Optimizer) -> int:
+    """The same for the same options, in every process."""
+    return hash(
+        tuple(
+            _number(value)
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, (int, float, tuple, Tensor))
+        )
+    )
+
+
+def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) -> None:
+    """Say in what the ranks that have come for a step differ (collective)."""
+    if bool((table[:, :2] != table[0, :2]).any()):
+        raise BadOption(
+            f"the ranks step different optimizers at the same time: by rank, in the order of distribute(), "
+            f"{table[:, 1].tolist()}; let every rank make the same steps"
+        )
+    if bool((table[:, 3] != table[0, 3]).any()):
+        raise BadOption(
+            "the optimizer's state was loaded or changed on some ranks and not on others: by rank, "
+            f"{table[:, 3].tolist()}; do it on every rank"
+        )
+    passes = table[:, 4]
+    if bool((passes[passes > 0] != passes.max()).any()):
+        raise BadOption(
+            "the ranks come to a step after different numbers of backward passes: by rank, "
+            f"{passes.tolist()}; a rank leaves out all passes before a step, or none"
+        )
+    everyone = cast("list[list[dict[str, object]]]", comm.all_gather_objects(_options_of(optimizer)))
+    for rank, theirs in enumerate(everyone):
+        for group, (first, other) in enumerate(zip(everyone[0], theirs, strict=True)):
+            for name, value in first.items():
+                if other.get(name) != value:
+                    raise BadOption(
+                        f"'{name}' of param group {group} is {value} on rank 0 and {other.get(name)} on "
+                        f"rank {rank}; let all ranks have the same: a scheduler that is told a loss needs "
+                        "that of all of them, scheduler.step(tutti.mean(loss))"
+                    )
