@@ -161,7 +161,7 @@ def test_the_state_of_an_optimizer_that_counts_in_numbers_is_shared() -> None:
                 parameter.data -= state["steps"]
 
     def train(comm: Communicator) -> set[float]:
-        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        replica = place(TwoTypes().double(), comm, Home.PRIVATE)
         grads = [flat.grads for flat in replica.flats]
         rule = OptimizerRule(Counting(replica.module.parameters()), replica, grads)
         centre = SharedCentre(comm, replica.flats, rule, 2)
@@ -181,7 +181,7 @@ def test_a_state_that_cannot_be_shared_is_refused() -> None:
                 self.state[parameter]["past"] = ["anything"]
 
     def train(comm: Communicator) -> None:
-        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        replica = place(TwoTypes().double(), comm, Home.PRIVATE)
         rule = OptimizerRule(Remembering(replica.module.parameters(), lr=0.1), replica)
         SharedCentre(comm, replica.flats, rule)
 

@@ -135,7 +135,8 @@ def test_a_user_error_stays_what_it_is() -> None:
 @needs_mpirun
 @pytest.mark.mpi
 def test_a_killed_rank_is_named() -> None:
-    with pytest.raises(PeerLost, match="signal 9") as caught:
+    # Either mpirun says so first, which knows the signal, or the other rank, which does not.
+    with pytest.raises(PeerLost) as caught:
         start("tests.launch.entries:die", b"kill", make_plan(hosts="localhost:2"))
     assert caught.value.ranks == [1]
 

@@ -28,7 +28,8 @@ PATIENCE_S = 90.0
 
 def now(rank: int, **other: object) -> object:
     """A rank that trains at this moment, whatever the time is."""
-    return beat(rank, **{"time": time.time(), "moved": time.time(), "began": time.time() - 100.0, **other})
+    moment = time.time()
+    return beat(rank, **{"time": moment, "moved": moment, "began": moment - 100.0, **other})
 
 
 def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
