@@ -14,4 +14,4 @@ from tutti.launch.start import start
 if __name__ == "__main__":
     plan = make_plan(hosts=sys.argv[1], servers=int(sys.argv[4]) if len(sys.argv) > 4 else 0)
     print(plan.describe())
-    print(json.dumps(start(f"launch.entries:{sys.argv[2]}", sys.argv[3].encode(), plan)))
+    print(json.dumps(start(f"tests.launch.entries:{sys.argv[2]}", sys.argv[3].encode(), plan)))
