@@ -188,3 +188,16 @@ def test_one_worker_moves_rows_and_layers_as_plain_torch_does() -> None:
 def test_evaluations_in_between_change_nothing() -> None:
     setting = Setting(Hogwild(), speeds=SPEEDS[:1])
     assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
+
+
+def test_an_optimizer_that_may_use_all_parameters_together_is_refused_for_a_model_in_parts() -> None:
+    class Own(optim.SGD):
+        pass
+
+    def work(comm: Communicator) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+        replica = place(model, comm, Hogwild.home)
+        Hogwild().worker(replica, comm, Own(model.parameters(), lr=0.1), Clip())
+
+    with pytest.raises(BadOption, match=r"Own.* 2 parts"):
+        VirtualWorld(1).run(work)

@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.optim.clipping import clip as clip_gradient
+from tutti.optim.runs import is_parameterwise
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.optim.sparse import RowOptimizer, dense_slices, sparse_tables
 from tutti.replica import Replica
@@ -59,6 +61,7 @@ class _HogwildWorker(Worker):
         super().__init__()
         tables = sparse_tables(replica.module)
         places = [(flat, dense) for flat in replica.flats for dense in dense_slices(flat, tables)]
+        _check_parted(optimizer, len(places) + bool(tables))
         self._comm, self._clip = comm, clip
         self._grads = [flat.grads[dense] for flat, dense in places]
         self._written = sum(grads.nbytes for grads in self._grads)
@@ -106,3 +109,14 @@ class _HogwildWorker(Worker):
     @override
     def finish(self) -> None:
         self._comm.barrier()
+
+
+def _check_parted(optimizer: Optimizer, parts: int) -> None:
+    """Each dtype and the embedding tables are stepped by themselves: right if each parameter is."""
+    if parts > 1 and not is_parameterwise(optimizer):
+        raise BadOption(
+            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, would be stepped for "
+            f"{parts} parts of the model one by one, and what it may compute over all of them would be "
+            "wrong; use an optimizer of torch's, a model of one dtype without sparse embeddings, or "
+            "'--strategy sync'"
+        )
