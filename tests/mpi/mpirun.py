@@ -25,6 +25,9 @@ SETTINGS = {
 }
 """What the wheel's Open MPI needs here: ranks outnumber cores, and its UCX prints errors."""
 
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""What a test before may have left in the environment, and what ranks of mpirun find out by themselves."""
+
 needs_mpirun = pytest.mark.skipif(
     not MPIRUN.is_file() or importlib.util.find_spec("mpi4py") is None,
     reason="there is no mpirun beside this Python; pip install 'tutti[mpi]'",
@@ -63,7 +66,8 @@ def run(
         prefix="tutti-mpi-", dir="/dev/shm", ignore_cleanup_errors=True
     ) as folder:
         places = {"TMPDIR": folder, "OMPI_MCA_btl_sm_backing_directory": folder}
-        return _run(command, {**os.environ, **settings, **places}, timeout_s)
+        inherited = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS}
+        return _run(command, {**inherited, **settings, **places}, timeout_s)
 
 
 def _run(
