@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.ecosystem.outcomes import RANKS
+from tests.ecosystem.outcomes import BACKENDS, PORTS, RANKS
 from tests.mpi import mpirun as mpi
 from tests.mpi.mpirun import run
 
@@ -44,10 +45,16 @@ def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subpr
 
 
 def meeting_point() -> dict[str, str]:
-    """The environment variables that tell ranks where they meet: a port that is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    """The environment variables that tell ranks where they meet: free ports, one for each group of the job.
+
+    On the port of the group before, a rank that is early would reach a store that is being closed.
+    """
+    with ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in BACKENDS]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        ports = [str(probe.getsockname()[1]) for probe in sockets]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], PORTS: ",".join(ports)}
 
 
 def _environment() -> dict[str, str]:

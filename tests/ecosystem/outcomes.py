@@ -26,6 +26,11 @@ RANKS = 2
 BACKENDS = ("gloo", "tutti")
 PATIENCE = timedelta(seconds=60)
 
+PORTS = "TUTTI_TEST_PORTS"
+"""The environment variable with the ports where the groups of a job meet, one after the other.
+
+Without it all meet at `MASTER_PORT`, in the store of a launcher, which outlives them."""
+
 DEVICE = "TUTTI_TEST_DEVICE"
 """The environment variable that says where the programs compute: cpu, cuda (each rank's own), cuda:0, ..."""
 
@@ -55,7 +60,9 @@ def main(program: Mapping[str, Any]) -> None:
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else device
         torch.cuda.set_device(chosen)
         torch.set_default_device(chosen)
+    ports = iter(filter(None, os.environ.get(PORTS, "").split(",")))
     for backend in backends.split("+"):
+        os.environ["MASTER_PORT"] = next(ports, os.environ["MASTER_PORT"])
         record({name: program[name] for name in checks.split(",")}, backend, Path(folder))
 
 
