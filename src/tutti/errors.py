@@ -70,17 +70,19 @@ class UnknownName(UserError):
         name: what was given.
         known: the names that exist; the nearest one is proposed, and all are listed.
         hint: a further way to give this thing, as a sentence, or nothing.
+        of: what has or takes things of this kind ("model 'mlp'", "--validate"), or nothing.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        self.kind, self.name, self.known, self.hint = kind, name, sorted(known), hint
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", of: str = "") -> None:
+        self.kind, self.name, self.known, self.hint, self.of = kind, name, sorted(known), hint, of
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         meant = f"; did you mean '{near[0]}'?" if near else "."
-        listed = f" Known: {', '.join(self.known)}." if self.known else ""
-        super().__init__(f"unknown {kind} '{name}'{meant}{listed}{' ' + hint if hint else ''}")
+        listed = f"Known: {', '.join(self.known)}." if self.known else "It has none." if of else ""
+        sentence = f"unknown {kind} '{name}'{' of ' + of if of else ''}{meant}"
+        super().__init__(" ".join(filter(None, (sentence, listed, hint))))
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
-        return type(self), (self.kind, self.name, self.known, self.hint)
+    def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str, str]]:
+        return type(self), (self.kind, self.name, self.known, self.hint, self.of)
 
 
 class PeerLost(TuttiError):

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 from tutti.errors import BadOption, UnknownName
 
@@ -44,23 +44,28 @@ def load_object(spec: str, kind: str) -> object:
     found: object = module
     for name in path.split("."):
         if not hasattr(found, name):
-            public = [n for n in dir(found) if not n.startswith("_")]
-            defined = [n for n in public if getattr(getattr(found, n), "__module__", None) == module.__name__]
             raise UnknownName(
-                f"object in {where}", name, defined or public, f"It was named by the {kind} '{spec}'."
+                "object", name, _names_in(found), f"It was asked for as the {kind} '{spec}'.", where
             )
         found = getattr(found, name)
     return found
 
 
-def call_with_options(factory: object, options: Mapping[str, object], kind: str, spec: str) -> object:
-    """What `factory(**options)` returns, once the options are known to fit its signature.
+def call_with_options(
+    factory: object,
+    options: Mapping[str, object],
+    kind: str,
+    spec: str,
+    own: Mapping[str, object] = MappingProxyType({}),
+) -> object:
+    """What `factory(**options, **own)` returns, once the options are known to fit its signature.
 
     Args:
         factory: what `load_object` gave.
-        options: its keyword arguments.
+        options: its keyword arguments that the user has given.
         kind: what the factory is for, in the singular ("model", "data set").
         spec: how the user named it.
+        own: further keyword arguments, which no option can give.
 
     Raises:
         BadOption: `factory` cannot be called, or a parameter without default has no option.
@@ -71,22 +76,36 @@ def call_with_options(factory: object, options: Mapping[str, object], kind: str,
         raise BadOption(f"the {kind} '{spec}' is no function or class but {found}; name something to call")
     parameters = _parameters(factory)
     if parameters is None:
-        return factory(**options)
+        return factory(**options, **own)
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    named -= own.keys()
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in options:
         if name not in named and not open_ended:
-            raise UnknownName(f"option of the {kind} '{spec}'", name, named - options.keys())
+            raise UnknownName("option", name, named, of=f"the {kind} '{spec}'")
     for name in sorted(named - options.keys()):
         if parameters[name].default is inspect.Parameter.empty:
             raise BadOption(f"the {kind} '{spec}' needs the option '{name}', which is not given")
-    return factory(**options)
+    return factory(**options, **own)
 
 
 def takes_option(factory: object, name: str) -> bool:
     """Whether `factory` can be called with the keyword argument `name` (a bare **kwargs does not count)."""
     parameters = _parameters(factory) if callable(factory) else None
     return parameters is not None and name in parameters
+
+
+def _names_in(found: object) -> list[str]:
+    """What a module or class has for others: not what it merely imports, unless under a name of its own."""
+    public = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
+    home = getattr(found, "__name__", None)
+    own = [
+        name
+        for name, value in public.items()
+        if not isinstance(value, ModuleType)
+        and (getattr(value, "__module__", home) == home or getattr(value, "__name__", None) != name)
+    ]
+    return own or list(public)
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:

@@ -95,7 +95,7 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--threads", "99999999999"], "--threads is 99999999999; the largest possible is 65536"),
         (["--epochs", "1", "--steps", "1"], "both --epochs and --steps are given"),
         (["--validation", "1"], "--validation is 1.0; give a share"),
-        (["--precision", "fp31"], "unknown value of --precision 'fp31'; did you mean 'fp32'?"),
+        (["--precision", "fp31"], "unknown value 'fp31' of --precision; did you mean 'fp32'?"),
         (["--config", "/no/such.json"], "cannot read the configuration '/no/such.json': No such file"),
     ],
 )

@@ -36,8 +36,8 @@ def test_a_run_from_a_queue_with_validation_beside_it(tmp_path: Path) -> None:
     [
         ("--strategy sync --balance queue", "--balance queue is for strategies whose workers"),
         ("--strategy sync --validate background", "use --validate pause"),
-        ("--balance fast", "unknown value of --balance 'fast'"),
-        ("--validate later", "unknown value of --validate 'later'"),
+        ("--balance fast", "unknown value 'fast' of --balance"),
+        ("--validate later", "unknown value 'later' of --validate"),
     ],
 )
 def test_what_does_not_fit_is_refused(

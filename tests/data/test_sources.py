@@ -45,7 +45,7 @@ def test_classes_may_be_given_to_data_whose_factory_does_not_take_it(opened, fac
 
 
 def test_an_unknown_option_of_a_factory_is_refused(opened, factory):
-    with pytest.raises(UnknownName, match=r"unknown option of the data set .*'cont'; did you mean 'count'"):
+    with pytest.raises(UnknownName, match=r"unknown option 'cont' of the data set .*; did you mean 'count'"):
         opened(factory("arrays"), options={"cont": 3})
 
 
@@ -61,7 +61,7 @@ def test_an_unknown_name_proposes_the_nearest(opened):
 
 def test_built_in_data_take_no_options_but_classes(opened):
     assert opened("digits", options={"classes": 12}).classes == 12
-    with pytest.raises(UnknownName, match="unknown option of the data 'class'; did you mean 'classes'"):
+    with pytest.raises(UnknownName, match="unknown option 'class' of the data; did you mean 'classes'"):
         opened("digits", options={"class": 10})
     with pytest.raises(BadOption, match="'classes' is 'ten'; give a whole number"):
         opened("digits", options={"classes": "ten"})

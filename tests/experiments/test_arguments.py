@@ -50,6 +50,6 @@ def test_an_option_of_the_command_line_becomes_an_argument(message: str, expecte
 def test_errors_keep_their_class_and_what_they_carry() -> None:
     with pytest.raises(BadOption, match=r"^lr is 0$"), as_arguments():
         raise BadOption("--lr is 0")
-    with pytest.raises(UnknownName, match="unknown value of cuda_graph 'of'") as caught, as_arguments():
-        raise UnknownName("value of --cuda-graph", "of", ("auto", "on", "off"))
+    with pytest.raises(UnknownName, match="unknown value 'of' of cuda_graph") as caught, as_arguments():
+        raise UnknownName("value", "of", ("auto", "on", "off"), of="--cuda-graph")
     assert caught.value.name == "of"

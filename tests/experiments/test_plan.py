@@ -130,7 +130,7 @@ def test_training_that_would_diverge_is_measured_all_the_same() -> None:
 def test_an_error_of_the_model_is_the_plans() -> None:
     with pytest.raises(UserError, match="unknown model 'mlpp'"):
         rehearsed(replace(MLP, model="mlpp"))
-    with pytest.raises(UserError, match="unknown option of strategy"):
+    with pytest.raises(UserError, match="unknown option 'evry' of the strategy"):
         rehearsed(replace(MLP, strategy_options={"evry": 2}))
 
 

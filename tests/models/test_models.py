@@ -101,7 +101,7 @@ def test_torchs_activations_are_known_by_name(activation: str) -> None:
     [
         ("mlp", {"hiden": 3}, UnknownName, "did you mean 'hidden'"),
         ("mlp", {"activation": "rellu"}, UnknownName, "did you mean 'relu'"),
-        ("mlp", {"activation": "softmax"}, UnknownName, "unknown activation 'softmax'"),
+        ("mlp", {"activation": "softmax"}, UnknownName, "unknown value 'softmax' of the option 'activation'"),
         ("mlp", {"hidden": "big"}, BadOption, "'hidden' is 'big'; give whole numbers above 0"),
         ("mlp", {"hidden": [3, 0]}, BadOption, "give whole numbers above 0"),
         ("mlp", {"hidden": 2.5}, BadOption, "give whole numbers above 0"),
@@ -110,7 +110,7 @@ def test_torchs_activations_are_known_by_name(activation: str) -> None:
         ("mlp", {"shape": [3]}, BadOption, "'shape' of model 'mlp' follows from the data"),
         ("cnn", {"channels": 5}, BadOption, "'channels' has 1 numbers; give one for each convolution"),
         ("cnn", {"hidden": [5, 5]}, BadOption, "give one whole number above 0"),
-        ("lenet", {"hidden": 5}, UnknownName, "unknown option of the model 'lenet' 'hidden'"),
+        ("lenet", {"hidden": 5}, UnknownName, "unknown option 'hidden' of the model 'lenet'"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(

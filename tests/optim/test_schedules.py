@@ -68,7 +68,7 @@ def test_polynomial_lasts_the_run() -> None:
 
 def test_constant_is_no_schedule() -> None:
     assert schedule("constant", sgd(), 10) is None
-    with pytest.raises(UnknownName, match="unknown option of schedule 'constant' 'factor'"):
+    with pytest.raises(UnknownName, match="unknown option 'factor' of the schedule 'constant'"):
         schedule("constant", sgd(), 10, {"factor": 0.5})
 
 

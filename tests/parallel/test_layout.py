@@ -32,7 +32,7 @@ def test_a_number_that_is_left_out_follows_from_the_others(
 @pytest.mark.parametrize(
     ("text", "ranks", "message"),
     [
-        ("tensr", 2, "unknown way of --parallel 'tensr'; did you mean 'tensor'"),
+        ("tensr", 2, "unknown way 'tensr' of --parallel; did you mean 'tensor'"),
         ("tensor=x", 2, "tensor=x; give a whole number"),
         ("tensor=0", 2, "tensor=0; give a whole number"),
         ("tensor=3", 4, "3 x 1 is 3|1 x 3 is 3; use -n 3"),
@@ -55,7 +55,7 @@ def test_a_layout_that_does_not_fit_is_refused(text: str, ranks: int, message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "1f2b"}, "unknown schedule '1f2b'; did you mean '1f1b'"),
+        ({"schedule": "1f2b"}, "unknown value '1f2b' of --parallel.schedule; did you mean '1f1b'"),
         ({"microbatches": 0}, "microbatches is 0; give a whole number from 1"),
         ({"microbatchs": 2}, "did you mean 'microbatches'"),
     ],

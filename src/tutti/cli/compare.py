@@ -192,7 +192,7 @@ def _numbers(text: str) -> list[int]:
 def _scalings(text: str) -> list[str]:
     for word in _words(text):
         if word not in SCALINGS:
-            raise UnknownName("value of --scaling", word, SCALINGS)
+            raise UnknownName("value", word, SCALINGS, of="--scaling")
     return _words(text)
 
 

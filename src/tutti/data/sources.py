@@ -90,7 +90,7 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents, int |
         return contents_of(made, spec.rpartition(":")[2], f"what '{spec}' returned"), classes
     if options:
         raise UnknownName(
-            "option of the data", next(iter(options)), ["classes"], "Only factories take others."
+            "option", next(iter(options)), ["classes"], "Only factories take others.", of="the data"
         )
     if isinstance(data, str | Path):
         return _word(data), classes

@@ -131,7 +131,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
         known = [f.name for f in fields(kind)]
         for key in job.config.strategy_options:
             if key not in known:
-                raise UnknownName(f"option of strategy '{kind.name}'", key, known)
+                raise UnknownName("option", key, known, of=f"the strategy '{kind.name}'")
         given = kind(**job.config.strategy_options)
     given.check(workers, hosts, servers, job.config.levels)
     return given

@@ -97,7 +97,7 @@ class Question:
             if not self.layouts:
                 raise BadOption(f"{LAYOUT}.{key} is given, but no --parallel; name one, such as pipeline")
             if key not in known:
-                raise UnknownName(f"option of --parallel {' or '.join(self.layouts)}", key, known)
+                raise UnknownName("option", key, known, of=f"--parallel {' or '.join(self.layouts)}")
 
     @property
     def layout_options(self) -> dict[str, Sequence[Any]]:

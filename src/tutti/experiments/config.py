@@ -304,7 +304,7 @@ def _check(config: TrainConfig) -> None:
     for f in fields(config):
         choices = f.metadata["choices"]
         if choices and getattr(config, f.name) not in choices:
-            raise UnknownName(f"value of {flag(f.name)}", str(getattr(config, f.name)), choices)
+            raise UnknownName("value", str(getattr(config, f.name)), choices, of=flag(f.name))
     count = config.workers[:20]
     if count != "auto" and not (count.isdecimal() and int(count) >= 1):
         raise BadOption(f"--workers is '{count}'; give a whole number of at least 1, or auto")

@@ -137,4 +137,4 @@ def _refuse_unknown(precisions: Sequence[str]) -> None:
     known = TrainConfig.__dataclass_fields__["precision"].metadata["choices"]
     for precision in precisions:
         if precision not in known:
-            raise UnknownName("value of --precisions", precision, known)
+            raise UnknownName("value", precision, known, of="--precisions")

@@ -80,7 +80,7 @@ def _call(factory: object, spec: str, options: dict[str, Any], given: dict[str, 
     for name in given.keys() & options.keys():
         raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
     taken = {name: value for name, value in given.items() if takes_option(factory, name)}
-    module = call_with_options(factory, {**options, **taken}, "model", spec)
+    module = call_with_options(factory, options, "model", spec, taken)
     if not isinstance(module, nn.Module):
         found = "nothing" if module is None else f"a {type(module).__name__}"
         raise BadModel(f"model '{spec}' returned {found}; it must return an nn.Module")

@@ -40,7 +40,7 @@ def mlp(
         UnknownName: there is no such activation.
     """
     if str(activation).lower() not in ACTIVATIONS:
-        raise UnknownName("activation", str(activation), ACTIVATIONS)
+        raise UnknownName("value", str(activation), ACTIVATIONS, of="the option 'activation'")
     dropped = share("dropout", dropout)
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(shape)

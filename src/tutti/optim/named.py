@@ -58,7 +58,7 @@ def build(
     kind = _named(name)
     given |= {} if lr is None else {"lr": lr}
     try:
-        optimizer = call_with_options(kind, {"params": parameters, **given}, "optimizer", name)
+        optimizer = call_with_options(kind, given, "optimizer", name, {"params": parameters})
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadOption(f"optimizer '{name}' cannot be made with {_written(given)}: {error}") from error
     assert isinstance(optimizer, Optimizer)

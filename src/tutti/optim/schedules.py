@@ -66,18 +66,18 @@ def schedule(
     given = dict(options or {})
     if _plain(name) == "constant":
         if given:
-            raise UnknownName("option of schedule 'constant'", next(iter(given)), [])
+            raise UnknownName("option", next(iter(given)), [], of="the schedule 'constant'")
         return None
     made, presets = _find(name)
     for key in ("optimizer", "last_epoch"):
         if key in given:
             raise BadOption(f"option '{key}' of schedule '{name}' is set by the run; leave it out")
     given = {key: _load_function(value, key) for key, value in given.items()}
-    arguments = {"optimizer": optimizer, **_lengths(made, given, updates), **presets, **given}
+    arguments = {**_lengths(made, given, updates), **presets, **given}
     if made is lr_scheduler.OneCycleLR:
         arguments.setdefault("max_lr", [float(group["lr"]) for group in optimizer.param_groups])
     try:
-        scheduler = call_with_options(made, arguments, "schedule", name)
+        scheduler = call_with_options(made, arguments, "schedule", name, {"optimizer": optimizer})
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise BadOption(
             f"schedule '{name}' cannot be made with {given} for {updates} updates: {error}"

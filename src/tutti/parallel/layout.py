@@ -43,7 +43,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
-            raise UnknownName("schedule", str(self.schedule), SCHEDULES)
+            raise UnknownName("value", str(self.schedule), SCHEDULES, of="--parallel.schedule")
         count = self.microbatches
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise BadOption(f"--parallel.microbatches is {count!r}; give a whole number from 1")
@@ -150,7 +150,7 @@ def _sizes(text: str) -> dict[str, int | None]:
     for word in text.split(","):
         name, equals, number = (piece.strip() for piece in word.partition("="))
         if name not in (DATA, *WAYS):
-            raise UnknownName("way of --parallel", name, [*WAYS, DATA], "Write it as data=2,tensor=2.")
+            raise UnknownName("way", name, [*WAYS, DATA], "Write it as data=2,tensor=2.", "--parallel")
         if name in sizes:
             raise BadOption(f"--parallel {text} has '{name}' twice; give each once, as in data=2,tensor=2")
         if equals and not (number.isdecimal() and int(number) >= 1):
@@ -179,7 +179,7 @@ def _options(way: str, given: Mapping[str, Any]) -> Options:
     known = [field.name for field in fields(WAYS[way])]
     for key in given:
         if key not in known:
-            raise UnknownName(f"option of --parallel {way}", key, known)
+            raise UnknownName("option", key, known, of=f"--parallel {way}")
     return WAYS[way](**given)
 
 

@@ -39,9 +39,9 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise UnknownName("precision", self.precision, PRECISIONS)
+            raise UnknownName("value", self.precision, PRECISIONS, of="--precision")
         if self.layout not in LAYOUTS:
-            raise UnknownName("layout", self.layout, LAYOUTS)
+            raise UnknownName("value", self.layout, LAYOUTS, of="--layout")
         if self.device != "cpu" and not torch.cuda.is_available():
             raise BadOption(
                 f"--device is '{self.device}', but torch finds no GPU here: {_no_gpu()}, or use --device cpu"

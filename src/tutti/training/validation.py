@@ -182,5 +182,5 @@ def named_validation(name: str) -> type[Validation]:
         UnknownName: there is none.
     """
     if name not in VALIDATIONS:
-        raise UnknownName("way to validate", name, VALIDATIONS)
+        raise UnknownName("value", name, VALIDATIONS, of="--validate")
     return VALIDATIONS[name]
