@@ -8,6 +8,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "an_embedding_with_a_largest_norm": (2, 3),
     "weights_that_are_assigned": (2, 3),
     "batches_of_graphs": (2, 3),
+    "a_hook_on_what_is_added_to_a_gradient_of_the_loop": (2, 3),
 }
 """Loops that are refused before the first update, with the world sizes on which they are."""
 
@@ -18,7 +19,6 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
 """Loops that are refused when they come to what is refused, after updates that were right."""
 
 BROKEN: dict[str, tuple[int, ...]] = {
-    "hooks_that_clip": (2, 3),
     "noise_on_the_weights": (2, 3),
 }
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""

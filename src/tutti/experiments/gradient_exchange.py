@@ -10,7 +10,6 @@ no use for a head of the model, or leave a batch out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final, cast
@@ -18,17 +17,11 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
+from tutti.experiments.late_hooks import LateHooks, adder
 from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
-
-Hook = Callable[[nn.Parameter], None]
-"""What `register_post_accumulate_grad_hook` is given."""
-
-OURS: Final = -1
-"""The key of our own hook; torch's count from 0."""
 
 
 class Purpose(IntEnum):
@@ -49,46 +42,6 @@ REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
 
 DETAILS: Final = 4
 """Words of a row beside the purpose, for whoever meets; then comes one for each parameter."""
-
-
-class LateHooks(OrderedDict[int, Hook]):
-    """A parameter's hooks behind the accumulation of its gradient: torch finds ours alone, at once.
-
-    The others, that the program registers, are called when the gradient is that of all ranks.
-
-    Args:
-        parameter: whose hooks these are from now on.
-        first: ours.
-
-    Attributes:
-        late: the others.
-    """
-
-    def __init__(self, parameter: nn.Parameter, first: Hook) -> None:
-        super().__init__()
-        super().__setitem__(OURS, first)
-        self._parameter = parameter
-        # The dictionary itself: what has been registered is taken out of it by its own handle.
-        known = getattr(parameter, "_post_accumulate_grad_hooks", None)
-        self.late: dict[int, Hook] = OrderedDict() if known is None else known
-        parameter._post_accumulate_grad_hooks = self
-
-    def call(self) -> None:
-        """Call the others."""
-        for hook in list(self.late.values()):
-            hook(self._parameter)
-
-    @override
-    def __setitem__(self, key: int, hook: Hook) -> None:
-        self.late[key] = hook
-
-    @override
-    def __contains__(self, key: object) -> bool:
-        return key in self.late
-
-    @override
-    def __delitem__(self, key: int) -> None:
-        del self.late[key]
 
 
 class GradientExchange:
@@ -240,7 +193,7 @@ class GradientExchange:
                 at_end_of_backward(self._end)
 
         self._hooks.append(LateHooks(parameter, arrived))
-        self._nodes.append(_adder(parameter))
+        self._nodes.append(adder(parameter))
         parameter.requires_grad_(trained)
 
     def _weigh(self, number: int) -> None:
@@ -248,7 +201,7 @@ class GradientExchange:
 
         Only gradients that are added to `.grad` come here, not those that `torch.autograd.grad` returns.
         """
-        node = _adder(self._cells[number].parameter)
+        node = adder(self._cells[number].parameter)
         if number in self._handles and node is self._nodes[number]:
             return
         self._nodes[number] = node
@@ -289,9 +242,20 @@ class GradientExchange:
                     "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
                     "or one rank"
                 )
+        self._refuse_sums_with_set([number for number in touched if self._hooks[number].adding])
         self.passes += 1
         self._bring(touched)
         self.meet(Purpose.REDUCE, (), touched)
+
+    def _refuse_sums_with_set(self, numbers: Sequence[int]) -> None:
+        """Refuse gradients of which hooks are to see a part only, and the rest differs between ranks."""
+        for model, own, _ in self._by_model(numbers) if numbers else ():
+            for number in set(own).intersection(model.unseen()):
+                shape = tuple(model.cells[number].view.shape)
+                raise BadOption(
+                    f"backward() adds to a gradient of shape {shape} that the loop has set, and a hook of "
+                    "register_hook is to see what it adds; step, or set gradients to zero, in between"
+                )
 
     def _bring(self, numbers: Sequence[int]) -> None:
         for model, own, _ in self._by_model(numbers):
@@ -303,7 +267,7 @@ class GradientExchange:
 
     def _call_hooks(self, numbers: Sequence[int]) -> None:
         """Call the program's hooks behind gradients of a backward pass, in one order on all ranks."""
-        watched = [number for number in numbers if self._hooks[number].late]
+        watched = [number for number in numbers if self._hooks[number]]
         for number in sorted(watched, reverse=True):
             self._hooks[number].call()
 
@@ -322,11 +286,14 @@ class GradientExchange:
     def _help(self, table: Tensor, touched: Sequence[int]) -> None:
         """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
         wanted = _numbers_of(table[table[:, 0] <= Purpose.AGREE])
+        passed = _numbers_of(table[table[:, 0] == Purpose.REDUCE])
         known = set(touched)
+        for number in passed:
+            self._hooks[number].note()
         self._bring([number for number in wanted if number not in known])
         self._comm.barrier()
         self._reduce(wanted)
-        self._call_hooks(_numbers_of(table[table[:, 0] == Purpose.REDUCE]))
+        self._call_hooks(passed)
 
     def _words(self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]) -> Tensor:
         key = (purpose, *details, -1, *touched)
@@ -360,17 +327,6 @@ class GradientExchange:
 def _numbers_of(table: Tensor) -> list[int]:
     """The parameters that ranks bring, by their rows of words."""
     return cast("list[int]", table[:, 1 + DETAILS :].any(dim=0).nonzero().view(-1).tolist())
-
-
-def _adder(parameter: nn.Parameter) -> Any:
-    """What adds gradients to a parameter's. It lives while somebody knows it, and its hooks with it."""
-    trained = parameter.requires_grad
-    parameter.requires_grad_(True)
-    with torch.enable_grad():
-        found = parameter.view_as(parameter).grad_fn
-    parameter.requires_grad_(trained)
-    assert found is not None, "it is a function of a parameter that is trained"
-    return found.next_functions[0][0]
 
 
 MOST_KNOWN: Final = 256
