@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,11 +16,15 @@ from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
 from tutti.centre.hyperparameters import Hyperparameters
 from tutti.centre.moving import AddRule
 from tutti.centre.remedies import Remedy
-from tutti.centre.states import BY_ITSELF, SlotState, allocate_states, describe
+from tutti.centre.states import BY_ITSELF, Entry, Holder, SharedState, allocate_states, describe
 from tutti.errors import BadOption
+from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.runs import is_parameterwise
 from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
 from tutti.replica import Flat, Replica
+
+WORD: Final = 48
+"""Parameters for which one setting says whether they are missing: so many bits a float64 has exactly."""
 
 
 class OptimizerRule(Rule):
@@ -28,8 +33,7 @@ class OptimizerRule(Rule):
     Whoever brings a gradient runs the optimizer itself, on state that all of them share, with the options
     that its own optimizer has at that moment; over messages, those travel with the gradient.
 
-    A message does not say which parameters had no gradient: what it has for them is a gradient of zeros, by
-    which momentum and weight decay go on moving them, where torch would leave them as they are.
+    With the gradient comes which parameters there is none for: those and their state are left as they are.
 
     With levels, the optimizer runs in the centre of each host; the one above adds up what they have moved.
 
@@ -40,6 +44,10 @@ class OptimizerRule(Rule):
             who apply the rule share.
         remedy: what is done to a stale gradient before, or to the learning rate for it.
         keep: whether a message is left as it is, so that it can be applied again.
+
+    Attributes:
+        missing: the parameters for which the next message has no gradient, but zeros.
+        parameters: those of the model.
 
     Raises:
         BadOption: the optimizer cannot move slices of vectors, or has no learning rate for `remedy` to scale;
@@ -69,7 +77,10 @@ class OptimizerRule(Rule):
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
         self._pieces: dict[int, tuple[Piece, ...]] = {}
-        self._states: dict[int, SlotState] = {}
+        self._holders: dict[int, list[Holder]] = {}
+        self._states: dict[int, SharedState] = {}
+        self.missing: Missing = NONE_MISSING
+        self.parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
 
     @override
     def cut(self, flat: Flat, parts: int) -> list[slice]:
@@ -84,7 +95,8 @@ class OptimizerRule(Rule):
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
-        described = [describe(self._pieces_of(slot, scratch, zeros)) for slot in slots]
+        described = [_describe(self._pieces_of(slot, scratch, zeros)) for slot in slots]
+        self._holders = {number: _holders(pieces) for number, pieces in self._pieces.items()}
         states = allocate_states(described, allocate)
         self._states = {slot.number: state for slot, state in zip(slots, states, strict=True)}
         if self._remedy is not None:
@@ -92,7 +104,7 @@ class OptimizerRule(Rule):
 
     def _pieces_of(self, slot: Slot, weights: Vectors, messages: Vectors) -> tuple[Piece, ...]:
         return tuple(
-            Piece(self._optimizer, replace(flat, weights=vector), message, place)
+            Piece(self._optimizer, replace(flat, weights=vector), message, place, apart=True)
             for flat, vector, message, place in zip(self._flats, weights, messages, slot.places, strict=True)
         )
 
@@ -104,8 +116,15 @@ class OptimizerRule(Rule):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
         with _scaled(self._optimizer, self._remedy.rate(desk) if self._remedy is not None else 1.0):
-            self._states[desk.slot].step(self._pieces[desk.slot])
+            self._step(desk.slot)
         return Outcome.APPLIED
+
+    def _step(self, slot: int) -> None:
+        def move() -> None:
+            for piece in self._pieces[slot]:
+                piece.step(self.missing)
+
+        self._states[slot].step(self._holders[slot], move)
 
     @override
     def inbox(self, slot: int) -> tuple[Tensor, ...]:
@@ -113,15 +132,44 @@ class OptimizerRule(Rule):
 
     @override
     def settings(self) -> list[float]:
-        return self._hyperparameters.read()
+        words = [0] * -(-len(self.parameters) // WORD)
+        if self.missing:
+            for number, parameter in enumerate(self.parameters):
+                words[number // WORD] |= (parameter in self.missing) << number % WORD
+        return [*map(float, words), *self._hyperparameters.read()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        self._hyperparameters.write(settings)
+        count = -(-len(self.parameters) // WORD)
+        words = [int(word) for word in settings[:count]]
+        self.missing = NONE_MISSING
+        if any(words):
+            self.missing = frozenset(
+                parameter
+                for number, parameter in enumerate(self.parameters)
+                if words[number // WORD] >> number % WORD & 1
+            )
+        self._hyperparameters.write(settings[count:])
 
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
+
+
+def _holders(pieces: Sequence[Piece]) -> list[Holder]:
+    return [
+        Holder(run.optimizer, run.optimizer.param_groups[0]["params"])
+        for piece in pieces
+        for run in piece.runs
+    ]
+
+
+def _describe(pieces: Sequence[Piece]) -> list[Entry]:
+    def move() -> None:
+        for piece in pieces:
+            piece.step()
+
+    return describe(_holders(pieces), move)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
 from tutti.centre.optimizing import OptimizerRule
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
+from tutti.optim.missing import Missing
 from tutti.replica import Flat, Replica
 
 ROUNDING: Final = 1e-9
@@ -43,6 +44,8 @@ class Rounds(Rule):
         share: which part of the update's samples the next message is the gradient of.
         weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
+        missing: the parameters for which it has no gradient. Those that are missing in all of a round's are
+            left as they are.
     """
 
     holds = True
@@ -66,6 +69,15 @@ class Rounds(Rule):
         self._shares: dict[int, Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._closed: dict[int, Tensor] = {}
+        self._brought: dict[int, Tensor] = {}
+
+    @property
+    def missing(self) -> Missing:
+        return self._inner.missing
+
+    @missing.setter
+    def missing(self, missing: Missing) -> None:
+        self._inner.missing = missing
 
     @override
     def cut(self, flat: Flat, parts: int) -> list[slice]:
@@ -83,6 +95,8 @@ class Rounds(Rule):
         self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._weights = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        brought = allocate(len(slots) * len(self._inner.parameters), torch.uint8).view(len(slots), -1)
+        self._brought = dict(zip(numbers, brought, strict=True))
 
     @override
     def apply(self, desk: Desk) -> Outcome:
@@ -90,6 +104,7 @@ class Rounds(Rule):
             return Outcome.DROPPED
         for total, message in zip(self._inner.inbox(desk.slot), desk.message, strict=True):
             total.add_(message)
+        self._brought[desk.slot] |= self._present()
         self._came[desk.slot] += 1
         self._shares[desk.slot] += self.share
         self._weights[desk.slot] += self.weight
@@ -97,6 +112,13 @@ class Rounds(Rule):
             return Outcome.HELD
         self._close(desk)
         return Outcome.APPLIED
+
+    def _present(self) -> Tensor:
+        """For each parameter whether the message has a gradient, as 0 or 1."""
+        present = torch.ones(len(self._inner.parameters), dtype=torch.uint8)
+        if self.missing:
+            present[[n for n, p in enumerate(self._inner.parameters) if p in self.missing]] = 0
+        return present
 
     def _is_complete(self, slot: int) -> bool:
         if int(self._came[slot]) == self._workers:
@@ -111,9 +133,12 @@ class Rounds(Rule):
                 for total in totals:
                     total.div_(weight)
             clip(totals, self._norm, self._value)
+            brought = zip(self._inner.parameters, self._brought[desk.slot].tolist(), strict=True)
+            self.missing = frozenset(parameter for parameter, has in brought if not has)
             self._inner.apply(Desk(desk.slot, desk.centre, totals, None))
         for total in totals:
             total.zero_()
+        self._brought[desk.slot].zero_()
         self._came[desk.slot].zero_()
         self._shares[desk.slot].zero_()
         self._weights[desk.slot].zero_()

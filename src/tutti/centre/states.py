@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 import torch
@@ -13,8 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from tutti.centre.base import Allocate
 from tutti.errors import BadOption
-from tutti.optim.runs import Run, is_parameterwise
-from tutti.optim.sharded import Piece
+from tutti.optim.runs import is_parameterwise
 from tutti.replica import ALIGNMENT
 
 _TORCHS: Final = frozenset(vars(SGD([torch.zeros(1)]))) | {
@@ -31,20 +31,30 @@ BY_ITSELF: Final = "Let each worker run it by itself: '--strategy downpour --str
 
 
 @dataclass(frozen=True)
+class Holder:
+    """An optimizer, and the parameters that it may keep something for."""
+
+    optimizer: Optimizer
+    parameters: Sequence[nn.Parameter]
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One thing that an optimizer keeps for one parameter, or counts in its param group.
+    """One thing that an optimizer keeps for one parameter, or counts in a param group.
 
     Attributes:
-        run: which of the pieces' runs it belongs to, counted over all pieces.
-        parameter: which of the run's parameters has it; None: the run's group.
+        holder: the number of the optimizer.
+        parameter: which of its parameters has it; None: a group.
+        group: which; 0 for a parameter.
         name: what the optimizer calls it.
         shape: the tensor's; None for a number or for nothing.
         dtype: the tensor's, or float64.
         kind: the type of a number; Tensor; or NoneType.
     """
 
-    run: int
+    holder: int
     parameter: int | None
+    group: int
     name: str
     shape: tuple[int, ...] | None
     dtype: torch.dtype
@@ -59,99 +69,124 @@ class Entry:
         return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-class SlotState:
-    """The state of a slot's optimizers. Whoever steps holds the slot's lock.
+class Presence(IntEnum):
+    """What the optimizers that share a state have of an entry."""
 
-    Until the first step of all there is no state: the optimizer makes it then, and its maker copies it here.
-    Afterwards each optimizer has the shared tensors themselves; its numbers are set before each step and
-    brought back after it, and so are tensors that it has put in the place of the shared ones.
+    UNKNOWN = 0
+    HERE = 1
+    NONE = 2
+
+
+class SharedState:
+    """The state of optimizers that several processes step in turn. Whoever steps holds a lock.
+
+    Until somebody has stepped a parameter there is no state of it: the optimizer makes it then, and its maker
+    copies it here. Afterwards each process' optimizer has the shared tensors themselves; its numbers are set
+    before each step and brought back after it, and so are tensors that it has put in the place of the shared
+    ones.
 
     Args:
-        begun: one number, 0 until the first step.
+        presence: for each entry what there is of it, in one byte; zeros at first.
         cells: where each entry lies.
     """
 
-    def __init__(self, begun: Tensor, cells: list[tuple[Entry, Tensor]]) -> None:
-        self._begun, self._cells = begun, cells
-        self._numbers = [(entry, cell) for entry, cell in cells if entry.kind in (bool, int, float)]
-        self._tensors = [(entry, cell) for entry, cell in cells if entry.kind is Tensor]
-        self._adopted = False
+    def __init__(self, presence: Tensor, cells: list[tuple[Entry, Tensor]]) -> None:
+        self._presence, self._cells = presence.numpy().data, cells
+        self._known = bytes(len(cells))
 
-    def step(self, pieces: tuple[Piece, ...]) -> None:
-        """Move the pieces' weights.
+    def step(self, holders: Sequence[Holder], move: Callable[[], object]) -> None:
+        """Call `move`, which steps the optimizers, on the state that they share.
 
         Raises:
-            BadOption: the optimizer keeps something that it did not keep after its first step.
+            BadOption: an optimizer keeps something that it did not keep in the step that has been looked at.
         """
-        runs = _runs(pieces)
-        if not self._adopted and self._begun.item():
-            self._adopt(runs)
-        for entry, cell in self._numbers if self._adopted else ():
-            _state(runs, entry)[entry.name] = entry.kind(cell.item())
-        for piece in pieces:
-            piece.step()
-        if self._adopted:
-            self._bring_back(runs)
-        else:
-            self._publish(runs)
+        self.take(holders)
+        move()
+        self.leave(holders)
 
-    def _bring_back(self, runs: Sequence[Run]) -> None:
-        for entry, cell in self._numbers:
-            cell.fill_(float(_state(runs, entry)[entry.name]))
-        for entry, cell in self._tensors:
-            state = _state(runs, entry)
-            if state[entry.name] is not cell:
-                cell.copy_(state[entry.name])
-                state[entry.name] = cell
-        kept = sum(
-            len(run.optimizer.state.get(parameter, ())) for run in runs for parameter in _parameters(run)
-        )
-        if kept != sum(entry.parameter is not None for entry, _ in self._cells):
-            raise BadOption(
-                f"optimizer {type(runs[0].optimizer).__name__} keeps other things for its parameters than "
-                f"after its first step, which the workers cannot share. {BY_ITSELF}"
-            )
+    def take(self, holders: Sequence[Holder]) -> None:
+        """Give the optimizers what others have left."""
+        now = bytes(self._presence)
+        for (entry, cell), here, before in zip(self._cells, now, self._known, strict=True):
+            if here == Presence.HERE and entry.kind is not Tensor:
+                _home(holders, entry)[entry.name] = entry.kind(cell.item())
+            elif here != before:
+                _home(holders, entry)[entry.name] = cell if here == Presence.HERE else None
+        self._known = now
 
-    def _publish(self, runs: Sequence[Run]) -> None:
-        for entry, cell in self._cells:
-            value = _state(runs, entry).get(entry.name)
-            if entry.kind is Tensor:
-                assert value is not None
-                cell.copy_(value)
-            elif entry.kind is not type(None):
-                cell.fill_(float(value or 0))
-        self._begun.fill_(1)
-        self._adopt(runs)
+    def leave(self, holders: Sequence[Holder]) -> None:
+        """Bring back what the optimizers have now.
 
-    def _adopt(self, runs: Sequence[Run]) -> None:
-        for entry, cell in self._cells:
-            if entry.parameter is not None or entry.kind is Tensor:
-                _state(runs, entry)[entry.name] = cell if entry.kind is Tensor else None
-        self._adopted = True
+        Raises:
+            BadOption: it is something else than was looked for.
+        """
+        kept = 0
+        for number, (entry, cell) in enumerate(self._cells):
+            if entry.parameter is None:
+                value = _home(holders, entry).get(entry.name)
+            else:
+                holder = holders[entry.holder]
+                state = holder.optimizer.state.get(holder.parameters[entry.parameter])
+                if not state or entry.name not in state:
+                    continue
+                value, kept = state[entry.name], kept + 1
+            if value is None:
+                self._presence[number] = Presence.NONE
+                continue
+            if not _is_like(value, entry):
+                raise _kept_otherwise(holders[entry.holder])
+            if value is not cell:
+                if entry.kind is Tensor:
+                    cell.copy_(value)
+                    _home(holders, entry)[entry.name] = cell
+                else:
+                    cell.fill_(float(value))
+            self._presence[number] = Presence.HERE
+        for holder in holders:
+            kept -= sum(len(holder.optimizer.state.get(parameter, ())) for parameter in holder.parameters)
+        if kept:
+            raise _kept_otherwise(holders[0])
+        self._known = bytes(self._presence)
 
 
-def describe(pieces: Sequence[Piece]) -> list[Entry]:
-    """What the optimizers of these pieces keep; they are stepped to see it.
+def _is_like(value: object, entry: Entry) -> bool:
+    if isinstance(value, Tensor):
+        return entry.kind is Tensor and tuple(value.shape) == entry.shape and value.dtype == entry.dtype
+    return type(value) is entry.kind
+
+
+def _kept_otherwise(holder: Holder) -> BadOption:
+    return BadOption(
+        f"optimizer {type(holder.optimizer).__name__} keeps other things for its parameters than after its "
+        f"first step, which the workers cannot share. {BY_ITSELF}"
+    )
+
+
+def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[Entry]:
+    """What these optimizers keep; they are stepped by `move` to see it.
 
     Raises:
         BadOption: something that cannot be shared.
     """
-    before = [_attributes(run.optimizer) for run in _runs(pieces)]
-    for piece in pieces:
-        piece.step()
+    before = [_attributes(holder.optimizer) for holder in holders]
+    options = [[dict(group) for group in holder.optimizer.param_groups] for holder in holders]
+    move()
     entries = []
-    for number, run in enumerate(_runs(pieces)):
-        kind = type(run.optimizer)
-        for name, value in _attributes(run.optimizer).items():
+    for number, holder in enumerate(holders):
+        optimizer, kind = holder.optimizer, type(holder.optimizer)
+        for name, value in _attributes(optimizer).items():
             if before[number].get(name) != value:
                 raise BadOption(
                     f"optimizer {kind.__name__} changes its attribute '{name}' in a step, which the workers "
                     f"cannot share; only what is in its state or its param groups can be. {BY_ITSELF}"
                 )
-        for at, parameter in enumerate(_parameters(run)):
-            for name, value in run.optimizer.state.get(parameter, {}).items():
-                entries.append(_entry(kind, number, at, name, value))
-        entries += [_entry(kind, number, None, name, value) for name, value in run.counted.items()]
+        for at, parameter in enumerate(holder.parameters):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                entries.append(_entry(kind, number, at, 0, name, value))
+        for at, (old, new) in enumerate(zip(options[number], optimizer.param_groups, strict=True)):
+            for name, value in new.items():
+                if name != "params" and old.get(name, holder) is not value:
+                    entries.append(_entry(kind, number, None, at, name, value))
     return entries
 
 
@@ -164,32 +199,33 @@ def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
     }
 
 
-def allocate_states(described: Sequence[list[Entry]], allocate: Allocate) -> list[SlotState]:
-    """Set memory aside for what the optimizers of several slots keep (collective)."""
+def allocate_states(described: Sequence[list[Entry]], allocate: Allocate) -> list[SharedState]:
+    """Set memory aside for several states (collective)."""
     lengths: dict[torch.dtype, int] = {}
     for entry in (entry for entries in described for entry in entries):
         lengths[entry.dtype] = lengths.get(entry.dtype, 0) + entry.length
     vectors = {dtype: allocate(length, dtype) for dtype, length in lengths.items()}
-    begun = allocate(len(described), torch.int64)
     taken = dict.fromkeys(lengths, 0)
     states = []
-    for number, entries in enumerate(described):
+    for entries in described:
         cells = []
         for entry in entries:
             start = taken[entry.dtype]
             taken[entry.dtype] = start + entry.length
-            count = max(1, torch.Size(entry.shape or ()).numel())
+            count = torch.Size(entry.shape or ()).numel()
             cell = vectors[entry.dtype][start : start + count].view(entry.shape or ())
             cells.append((entry, cell))
-        states.append(SlotState(begun[number], cells))
+        states.append(SharedState(allocate(len(entries), torch.uint8), cells))
     return states
 
 
-def _entry(optimizer: type, run: int, parameter: int | None, name: str, value: object) -> Entry:
+def _entry(
+    optimizer: type, holder: int, parameter: int | None, group: int, name: str, value: object
+) -> Entry:
     if isinstance(value, Tensor):
-        return Entry(run, parameter, name, tuple(value.shape), value.dtype, Tensor)
+        return Entry(holder, parameter, group, name, tuple(value.shape), value.dtype, Tensor)
     if value is None or isinstance(value, bool | int | float):
-        return Entry(run, parameter, name, None, torch.float64, type(value))
+        return Entry(holder, parameter, group, name, None, torch.float64, type(value))
     where = "its param group" if parameter is None else "each parameter"
     raise BadOption(
         f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for {where}, which "
@@ -197,19 +233,10 @@ def _entry(optimizer: type, run: int, parameter: int | None, name: str, value: o
     )
 
 
-def _runs(pieces: Sequence[Piece]) -> list[Run]:
-    return [run for piece in pieces for run in piece.runs]
-
-
-def _parameters(run: Run) -> list[nn.Parameter]:
-    parameters: list[nn.Parameter] = run.optimizer.param_groups[0]["params"]
-    return parameters
-
-
-def _state(runs: Sequence[Run], entry: Entry) -> dict[str, Any]:
+def _home(holders: Sequence[Holder], entry: Entry) -> dict[str, Any]:
     """Where the optimizer itself looks for an entry."""
-    run = runs[entry.run]
+    holder = holders[entry.holder]
     if entry.parameter is None:
-        return run.optimizer.param_groups[0]
-    state: dict[str, Any] = run.optimizer.state[_parameters(run)[entry.parameter]]
+        return holder.optimizer.param_groups[entry.group]
+    state: dict[str, Any] = holder.optimizer.state[holder.parameters[entry.parameter]]
     return state

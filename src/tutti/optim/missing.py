@@ -2,6 +2,7 @@
 
 A replica's gradients lie in a vector that is never away, zero where nothing was added. Each parameter's view
 of it has a version counter of its own, which counts what autograd adds: so nobody has to look at the numbers.
+In a loop of the user's, a parameter has no view of it then.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ class MissingGradients:
             if max(span.start, own.start) < min(span.stop, own.stop)
         ]
         self.parameters: tuple[nn.Parameter, ...] = tuple(parameter for parameter, _, _ in found)
+        self._in_own_loop = replica.in_own_loop
         self._places: list[Tensor] = [place for _, place, _ in found]
         self._views: list[Tensor] = [view for _, _, view in found]
         self._versions = self._count()
 
     def take(self) -> tuple[int, ...]:
         """The numbers of the parameters without a gradient; to be asked once for each update."""
+        if self._in_own_loop:
+            return tuple(number for number, p in enumerate(self.parameters) if p.grad is None)
         before, self._versions = self._versions, self._count()
         if not any(map(int.__eq__, before, self._versions)):
             return ()
@@ -55,6 +59,10 @@ class MissingGradients:
             for number, (old, new) in enumerate(zip(before, self._versions, strict=True))
             if old == new and not bool(self._places[number].any())
         )
+
+    def take_parameters(self) -> Missing:
+        """The parameters without a gradient; instead of `take`."""
+        return self.of(self.take())
 
     def of(self, numbers: Sequence[int]) -> Missing:
         """The parameters with these numbers."""

@@ -160,8 +160,7 @@ class ShardedOptimizer:
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""
-        # What `optimizer.step()` would note; schedulers warn when it is missing.
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        announce(self._optimizer)
 
 
 class Piece:
@@ -175,10 +174,25 @@ class Piece:
     """
 
     def __init__(
-        self, optimizer: Optimizer, flat: Flat, grads: Tensor, place: slice, joint: bool = False
+        self,
+        optimizer: Optimizer,
+        flat: Flat,
+        grads: Tensor,
+        place: slice,
+        joint: bool = False,
+        apart: bool = False,
     ) -> None:
+        """
+        Args:
+            optimizer: the user's.
+            flat: the vector.
+            grads: the gradients to use.
+            place: where the piece lies.
+            joint: whether the pieces are moved jointly, so that this one needs no optimizers.
+            apart: no two parameters are joined, so that each has a state of its own from the start.
+        """
         self.flat, self.place = flat, place
-        by_group = {} if joint else _stretches(optimizer, flat, place)
+        by_group = {} if joint else _stretches(optimizer, flat, place, apart)
         self.runs = tuple(
             Run(optimizer, group, flat, grads, stretches) for group, stretches in by_group.items()
         )
@@ -189,6 +203,11 @@ class Piece:
             run.step(missing)
 
 
+def announce(optimizer: Optimizer) -> None:
+    """Note what `optimizer.step()` would note: schedulers warn when it is missing."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
     """Where the pieces of a slice lie: one is enough where a call of the optimizer is dear."""
     fused = any(is_fused(optimizer, group, flat.parameters) for group in optimizer.param_groups)
@@ -197,10 +216,10 @@ def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
     return [slice(at, min(at + length, own.stop)) for at in range(own.start, own.stop, length)]
 
 
-def _stretches(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Stretch]]:
+def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
     """What to move in `place`, by param group: neighbours joined, or whole parameters."""
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    joined = is_elementwise(optimizer)
+    joined = is_elementwise(optimizer) and not apart
     found: dict[int, list[Stretch]] = {}
     before: object = None
     for parameter, span in zip(flat.parameters, flat.spans, strict=True):

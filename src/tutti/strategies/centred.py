@@ -13,7 +13,7 @@ from typing_extensions import override
 from tutti.centre import Centre, Receipt, Rule, serve
 from tutti.comm.base import Servers
 from tutti.optim.clipping import clip
-from tutti.optim.sharded import ShardedOptimizer
+from tutti.optim.sharded import announce
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 
@@ -73,7 +73,7 @@ class CentredWorker(Worker):
     def __init__(self, replica: Replica, centre: Centre, optimizer: Optimizer, clip: Clip) -> None:
         super().__init__()
         self.replica, self.centre, self._clip = replica, centre, clip
-        self._announced = ShardedOptimizer(optimizer, replica, [slice(0, 0) for _ in replica.flats])
+        self._announced = optimizer
         self.weights = [flat.weights for flat in replica.flats]
         self.grads = [flat.grads for flat in replica.flats]
         self._aside: list[torch.Tensor] | None = None
@@ -81,7 +81,7 @@ class CentredWorker(Worker):
 
     def prepare(self) -> None:
         """Announce an update to the learning-rate schedulers, and clip this worker's own gradient."""
-        self._announced.begin()
+        announce(self._announced)
         clip(self.grads, self._clip.norm, self._clip.value)
 
     def count(self, receipt: Receipt, staleness: int | None = None) -> None:

@@ -24,6 +24,7 @@ from tutti.centre import (
 )
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
+from tutti.optim.missing import MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker
@@ -161,7 +162,8 @@ class _DownpourWorker(CentredWorker):
     ) -> None:
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._push_every, self._pull_every = strategy.push_every, strategy.pull_every
-        self._batches, self._unpushed = 0, False
+        self._batches = 0
+        self.has_unpushed = False
         self.pushes = self.pulls = False
 
     def begin(self) -> None:
@@ -169,7 +171,7 @@ class _DownpourWorker(CentredWorker):
         self._batches += 1
         self.pushes = self._batches % self._push_every == 0
         self.pulls = self._batches % self._pull_every == 0
-        self._unpushed = not self.pushes
+        self.has_unpushed = not self.pushes
 
     def exchange(self, message: list[Tensor], at: Sequence[Tensor] = ()) -> None:
         """Push and pull, if they are due. The message is zero after a push.
@@ -187,15 +189,15 @@ class _DownpourWorker(CentredWorker):
 
     @override
     def flush(self) -> None:
-        if self._unpushed:
+        if self.has_unpushed:
             self.count(self.centre.push(self.unpushed()))
 
     @override
     def forget(self) -> None:
-        if self._unpushed:
+        if self.has_unpushed:
             for vector in self.unpushed():
                 vector.zero_()
-            self._unpushed = False
+            self.has_unpushed = False
 
     @abstractmethod
     def unpushed(self) -> list[Tensor]:
@@ -212,12 +214,14 @@ class _PushesGradients(_DownpourWorker):
         self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
         rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy())
         super().__init__(strategy, replica, comm, optimizer, clip, rule)
-        self._optimizer = optimizer
+        self._optimizer, self._rule, self._missing = optimizer, rule, MissingGradients(replica)
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
 
     @override
     @torch.no_grad()
     def step(self) -> None:
+        missing = self._missing.take_parameters()
+        self._rule.missing = self._rule.missing & missing if self.has_unpushed else missing
         self.prepare()
         self.begin()
         at = self.weights if self._at else []

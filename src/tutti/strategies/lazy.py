@@ -15,6 +15,7 @@ from tutti.centre import OptimizerRule, Receipt, Rule, join_centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
+from tutti.optim.missing import MissingGradients
 from tutti.replica import Replica
 from tutti.rules.lazy import is_worth_sending
 from tutti.strategies.base import Clip, Worker
@@ -113,8 +114,9 @@ class _LazyWorker(CentredWorker):
     ) -> None:
         strategy.check_optimizer(optimizer)
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
-        rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
-        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
+        self._rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
+        super().__init__(replica, join_centre(comm, replica, self._rule), optimizer, clip)
+        self._missing = MissingGradients(replica)
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
@@ -123,10 +125,12 @@ class _LazyWorker(CentredWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
+        missing = self._missing.take_parameters()
         self.prepare()
-        sends = self._first or self._must_send()
+        sends = self._first or missing != self._rule.missing or self._must_send()
         self._first = False
         if sends:
+            self._rule.missing = missing
             for sent, grad in zip(self._sent, self.grads, strict=True):
                 sent.copy_(grad)
         else:

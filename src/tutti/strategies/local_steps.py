@@ -11,6 +11,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption
+from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
 from tutti.rules.elastic import nesterov
@@ -22,8 +23,8 @@ _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
 class LocalSteps:
     """Moves a replica's weights by its own gradients.
 
-    With momentum the replica holds x + momentum v, where the gradient is wanted, instead of x. That momentum
-    goes on moving parameters that a step has no gradient for; the user's optimizer leaves them as they are.
+    With momentum the replica holds x + momentum v, where the gradient is wanted, instead of x. Parameters
+    that a step has no gradient for are left as they are, with their momentum.
 
     Args:
         replica: the model, with private weights.
@@ -43,7 +44,8 @@ class LocalSteps:
         if momentum:
             _refuse_unfit(optimizer, strategy)
             self._velocities = [torch.zeros_like(flat.weights) for flat in replica.flats]
-            self._runs = [_runs(optimizer, number, replica) for number in range(len(replica.flats))]
+            self._missing = MissingGradients(replica)
+            self._runs = _runs(optimizer, replica)
 
     def step(self) -> None:
         """Move the weights; the gradients are zero afterwards."""
@@ -51,7 +53,9 @@ class LocalSteps:
             self._sharded.step()
         else:
             self._sharded.begin()
-            for flat, velocity, runs in zip(self._replica.flats, self._velocities, self._runs, strict=True):
+            missing = self._missing.take_parameters()
+            all_runs = _runs(self._optimizer, self._replica, missing) if missing else self._runs
+            for flat, velocity, runs in zip(self._replica.flats, self._velocities, all_runs, strict=True):
                 for place, group in runs:
                     gradient, weights = flat.grads[place], flat.weights[place]
                     if group["weight_decay"]:
@@ -92,17 +96,21 @@ def _refuse_unfit(optimizer: Optimizer, strategy: str) -> None:
                 )
 
 
-def _runs(optimizer: Optimizer, number: int, replica: Replica) -> list[tuple[slice, dict[str, Any]]]:
-    """Consecutive parameters of one param group, as slices of a flat vector."""
-    flat = replica.flats[number]
-    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    runs: list[tuple[slice, dict[str, Any]]] = []
-    before: dict[str, Any] | None = None
-    for parameter, span in zip(flat.parameters, flat.spans, strict=True):
-        group = group_of.get(id(parameter))
-        if group is not None and group is before:
-            runs[-1] = (slice(runs[-1][0].start, span.stop), group)
-        elif group is not None:
-            runs.append((span, group))
-        before = group
-    return runs
+def _runs(
+    optimizer: Optimizer, replica: Replica, missing: Missing = NONE_MISSING
+) -> list[list[tuple[slice, dict[str, Any]]]]:
+    """For each flat vector, consecutive parameters of one param group as slices, but for those missing."""
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"] if p not in missing}
+    found = []
+    for flat in replica.flats:
+        runs: list[tuple[slice, dict[str, Any]]] = []
+        before: dict[str, Any] | None = None
+        for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+            group = group_of.get(id(parameter))
+            if group is not None and group is before:
+                runs[-1] = (slice(runs[-1][0].start, span.stop), group)
+            elif group is not None:
+                runs.append((span, group))
+            before = group
+        found.append(runs)
+    return found

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from tutti.centre import Rounds, join_centre
 from tutti.comm.base import Communicator
+from tutti.optim.missing import MissingGradients
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.centred import Centred, CentredWorker
@@ -73,10 +74,11 @@ class _ParamServerWorker(CentredWorker):
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, Clip())
-        self._rule, self.share = rule, 1 / comm.size
+        self._rule, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
 
     @override
     def step(self) -> None:
+        self._rule.missing = self._missing.take_parameters()
         self.prepare()
         self._rule.share = self.share
         self._rule.weight = self.share if self.weight is None else self.weight
