@@ -1,4 +1,4 @@
-"""A parameter that an update brings no gradient for is left as it is, where the optimizer runs in a centre."""
+"""In a centre, too, an optimizer leaves parameters as they are that an update brings no gradient for."""
 
 from __future__ import annotations
 

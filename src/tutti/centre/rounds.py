@@ -29,7 +29,7 @@ class Rounds(Rule):
 
     A gradient belongs to the round whose number it has. The round closes when those that have come stand for
     the quorum of the update's samples, or when all workers' have; then their workers are answered. A gradient
-    that comes later is dropped.
+    that comes later is dropped. Parameters for which none of a round has a gradient are left as they are.
 
     Args:
         optimizer: the user's; see `OptimizerRule`.
@@ -44,8 +44,6 @@ class Rounds(Rule):
         share: which part of the update's samples the next message is the gradient of.
         weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
-        missing: the parameters for which it has no gradient. Those that are missing in all of a round's are
-            left as they are.
     """
 
     holds = True
@@ -73,6 +71,7 @@ class Rounds(Rule):
 
     @property
     def missing(self) -> Missing:
+        """The parameters for which the next message has no gradient."""
         return self._inner.missing
 
     @missing.setter
