@@ -24,128 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
-from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.kernels import Kernel, kernel_of
 from tutti.optim.runs import COUNTERS, is_elementwise, is_fused, is_plain
 from tutti.optim.sparse import sparse_tables
+from tutti.optim.whole_state import State, WholeState
 from tutti.replica import ALIGNMENT, Replica, view_like
 
 MOST_PLANS: Final = 16
 """How many divisions are kept: one for each set of parameters that has had gradients in a step."""
-
-State = dict[str, Any]
-
-
-class WholeState(defaultdict[Any, State]):
-    """An optimizer's state for the user's parameters, made when somebody looks at it.
-
-    What is made is the reader's own copy: who changes it changes what the next step goes on from.
-
-    Args:
-        make: gives the state of all parameters.
-    """
-
-    def __init__(self, make: Callable[[], dict[Any, State]]) -> None:
-        super().__init__(dict)
-        self._make, self._made = make, False
-        self._versions: dict[tuple[int, str], tuple[Tensor, int]] = {}
-
-    def forget(self) -> None:
-        """Make it again when it is looked at next."""
-        if self._made:
-            super().clear()
-            self._made = False
-
-    def changed(self) -> bool:
-        """Whether the reader has changed anything."""
-        if not self._made:
-            return False
-        held = [(id(key), name, value) for key, entries in super().items() for name, value in entries.items()]
-        if len(held) != len(self._versions):
-            return True
-        for key, name, value in held:
-            known = self._versions.get((key, name))
-            if known is None or known[0] is not value or known[1] != value._version:
-                return True
-        return False
-
-    def _look(self) -> None:
-        if not self._made:
-            self._made = True
-            for key, entries in self._make().items():
-                super().__setitem__(key, entries)
-            self._versions = {
-                (id(key), name): (value, value._version)
-                for key, entries in super().items()
-                for name, value in entries.items()
-            }
-
-    @override
-    def __getitem__(self, key: Any) -> State:
-        self._look()
-        return super().__getitem__(key)
-
-    @override
-    def __setitem__(self, key: Any, value: State) -> None:
-        self._look()
-        super().__setitem__(key, value)
-
-    @override
-    def __delitem__(self, key: Any) -> None:
-        self._look()
-        super().__delitem__(key)
-
-    @override
-    def __contains__(self, key: object) -> bool:
-        self._look()
-        return super().__contains__(key)
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        self._look()
-        return super().__iter__()
-
-    @override
-    def __len__(self) -> int:
-        self._look()
-        return super().__len__()
-
-    @override
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._look()
-        return super().get(key, default)
-
-    @override
-    def pop(self, *arguments: Any) -> Any:
-        self._look()
-        return super().pop(*arguments)
-
-    @override
-    def clear(self) -> None:
-        self._look()
-        super().clear()
-
-    @override
-    def keys(self) -> Any:
-        self._look()
-        return super().keys()
-
-    @override
-    def values(self) -> Any:
-        self._look()
-        return super().values()
-
-    @override
-    def items(self) -> Any:
-        self._look()
-        return super().items()
-
-    @override
-    def __reduce__(self) -> Any:
-        self._look()
-        return defaultdict, (dict,), None, None, iter(self.items())
 
 
 @dataclass
