@@ -5,14 +5,13 @@ Usage: python -m tests.mutations [--sample N] [--seed N] [FILE ...]
 FILES are those of `TESTS` unless they are given. Of their mutants, N are drawn, or all without --sample.
 What cannot be noticed, because the program does the same, is listed with its reason in equivalent.txt.
 
-Prints the survivors as FILE:LINE FUNCTION: BEFORE -> AFTER. The exit code is 1 when fewer than 90 % are
-noticed.
+Prints the survivors as FILE:LINE FUNCTION: BEFORE -> AFTER. The exit code is 1 when fewer than 90 % of a
+part's are noticed.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import random
 import sys
@@ -31,6 +30,12 @@ SOURCE: Final = ROOT / "src"
 WANTED: Final = 0.9
 """The share of mutants that tests notice."""
 
+OWN_LOOPS: Final = (
+    *(f"own_loop/test_{name}.py" for name in ("loops", "settling")),
+    *(f"experiments/test_own_loop{name}.py" for name in ("", "_agreement", "_paces")),
+)
+"""The tests of the code behind a user's own loop."""
+
 TESTS: Final = {
     "rules": ("rules", "reduction"),
     "reduction": ("reduction", "strategies/test_sync_options.py"),
@@ -39,11 +44,18 @@ TESTS: Final = {
         *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
     ),
     "strategies": ("strategies",),
+    "strategies/divided.py": OWN_LOOPS,
+    "strategies/joint_gradients.py": ("strategies/test_joint_gradients.py", *OWN_LOOPS),
+    "experiments/gradient_exchange.py": OWN_LOOPS,
+    "experiments/steppers.py": OWN_LOOPS,
+    "experiments/dealing.py": OWN_LOOPS,
     "optim": ("optim", "strategies/test_sync.py"),
     "replica.py": ("test_replica.py",),
     "data/batches.py": ("data/test_batches.py", "data/test_dealing.py"),
 }
-"""The tests of each folder or file of the package: its own, and those of what is nothing without it."""
+"""The tests of each part, which is a folder or file of the package: its own, and those of what is nothing
+without it. A file that is a part of its own is in no other.
+"""
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:
@@ -63,13 +75,18 @@ def files(given: Sequence[str]) -> list[Path]:
     found = [
         file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
     ]
-    return [file for file in found if file.name != "__init__.py"]
+    return [file for file in dict.fromkeys(found) if file.name != "__init__.py"]
+
+
+def part_of(file: Path) -> str:
+    """The key of `TESTS` that a module belongs to; "" where there is none."""
+    name = str(file.relative_to(SOURCE / "tutti"))
+    return max((key for key in TESTS if name == key or name.startswith(key + "/")), key=len, default="")
 
 
 def tests_of(given: Iterable[Path]) -> list[str]:
     """The files and folders of tests for the modules."""
-    within = [str(file.relative_to(SOURCE / "tutti")) for file in given]
-    keys = [key for key in TESTS if any(name == key or name.startswith(key + "/") for name in within)]
+    keys = {part_of(file) for file in given} - {""}
     return sorted({str(ROOT / "tests" / one) for key in keys for one in TESTS[key]})
 
 
@@ -87,9 +104,9 @@ def targets(given: Sequence[Path], sample: int | None, seed: int) -> list[Target
     made = []
     for file in given:
         module = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
-        importlib.import_module(module)
         chosen = [mutant for where, mutant in every if where == file]
-        made.append(Target(module, str(file.relative_to(ROOT)), file.read_text(), chosen))
+        if chosen:
+            made.append(Target(module, str(file.relative_to(ROOT)), file.read_text(), chosen))
     return made
 
 
@@ -109,21 +126,38 @@ def main(words: Sequence[str]) -> int:
 
 
 def report(session: Session) -> int:
-    """Print what survived; the exit code."""
+    """Print what survived, and the share that was noticed of each part; the exit code."""
     for name in session.dropped:
         print(f"left out, for it fails without a mutant: {name}")
     for target, mutant, what in sorted(session.found, key=lambda one: (one[0].path, one[1].line)):
         if what not in (NOTICED, HUNG):
             print(f"{what}: {target.path}:{mutant.line} {mutant.function}: {mutant.change}")
-    print()
-    for path in sorted({target.path for target, *_ in session.found}):
-        counts = Counter(what for target, _, what in session.found if target.path == path)
-        print(f"{path}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
-    noticed = sum(what in (NOTICED, HUNG) for *_, what in session.found)
-    print(f"{noticed} of {len(session.found)} mutants are noticed; {len(equivalents())} more change nothing:")
+    _report_equivalents([ROOT / target.path for target in session.targets])
+    counts: dict[str, Counter[str]] = {}
+    for target, _, what in session.found:
+        counts.setdefault(part_of(ROOT / target.path), Counter())[what] += 1
+    short = not counts
+    for part, count in sorted(counts.items()):
+        noticed, total = count[NOTICED] + count[HUNG], count.total()
+        short = short or noticed < WANTED * total
+        others = ", ".join(f"{number} {what}" for what, number in sorted(count.items()) if what != NOTICED)
+        print(f"{part}: {noticed} of {total} noticed" + (f" ({others})" if others else ""))
+    return int(short)
+
+
+def _report_equivalents(given: Sequence[Path]) -> None:
+    known = {
+        (str(file.relative_to(SOURCE / "tutti")), one.function, one.change)
+        for file in given
+        for one in mutants(file.read_text())
+    }
+    files = {file for file, *_ in known}
+    print("change nothing that a test could see:")
     for (file, function, change), reason in equivalents().items():
-        print(f"  {file} {function}: {change}: {reason}")
-    return 0 if session.found and noticed >= WANTED * len(session.found) else 1
+        if file in files:
+            gone = "" if (file, function, change) in known else " (there is no such place any more)"
+            print(f"  {file} {function}: {change}: {reason}{gone}")
+    print()
 
 
 if __name__ == "__main__":

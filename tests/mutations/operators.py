@@ -171,6 +171,14 @@ def _changes(node: ast.AST) -> Iterator[Callable[[ast.AST], ast.AST]]:
         case ast.If() | ast.IfExp():
             yield lambda one: _set(one, test=ast.Constant(True))
             yield lambda one: _set(one, test=ast.Constant(False))
+        case ast.Dict(keys=keys):
+            for at in range(len(keys)):
+                yield lambda one, at=at: _set(
+                    one, keys=_without(one.keys, at), values=_without(one.values, at)
+                )
+        case ast.Set(elts=entries) if len(entries) > 1:
+            for at in range(len(entries)):
+                yield lambda one, at=at: _set(one, elts=_without(one.elts, at))
         case ast.Break():
             yield lambda _: ast.Continue()
         case ast.Continue():
@@ -199,6 +207,10 @@ def _set(node: ast.AST, **fields: object) -> ast.AST:
     for name, value in fields.items():
         setattr(node, name, value)
     return node
+
+
+def _without(entries: list, at: int) -> list:
+    return entries[:at] + entries[at + 1 :]
 
 
 class _Replacing(ast.NodeTransformer):

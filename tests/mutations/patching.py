@@ -1,6 +1,7 @@
 """Puts changed code in the place of what has been imported.
 
-Functions keep their identity and get other code, so that everybody who has imported them runs the change.
+Functions keep their identity and get other code, tables keep theirs and get other entries: so everybody who
+has imported them sees the change.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 HIT = "__hit__"
 PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+TABLES = (dict, list, set)
 
 
 def put_in_place(name: str, tree: ast.Module) -> None:
@@ -22,7 +25,7 @@ def put_in_place(name: str, tree: ast.Module) -> None:
 
     Args:
         name: the module's.
-        tree: its syntax tree, changed in bodies, constants or defaults.
+        tree: its syntax tree, changed in bodies, constants, tables or defaults.
 
     Raises:
         Exception: what the module raises when it is run as the tree says.
@@ -38,7 +41,21 @@ def put_in_place(name: str, tree: ast.Module) -> None:
         exec(compile(tree, getattr(module, "__file__", name), "exec", dont_inherit=True), vars(changed))
     finally:
         sys.modules[name] = module
-    _take_over(vars(module), vars(changed), name, lambda key, value: setattr(module, key, value))
+    _take_over(vars(module), vars(changed), module, lambda key, value: _assign(module, key, value))
+
+
+def _assign(module: types.ModuleType, key: str, value: object) -> None:
+    """Let everybody who has imported a constant of the module have another."""
+    before = getattr(module, key)
+    setattr(module, key, value)
+    for name, other in list(sys.modules.items()):
+        if (
+            name.startswith(("tutti.", "tests."))
+            and vars(other).get(key) is before
+            # Another module may have the same number by the same name.
+            and f"from {module.__name__} import" in Path(str(other.__file__)).read_text()
+        ):
+            setattr(other, key, value)
 
 
 def with_hits(tree: ast.Module) -> ast.Module:
@@ -77,22 +94,55 @@ def _marked(body: list[ast.stmt], owner: ast.AST) -> Iterator[ast.stmt]:
         yield statement
 
 
-def _take_over(old: Any, new: Any, module: str, assign: Callable[[str, object], None]) -> None:
+def _take_over(old: Any, new: Any, module: types.ModuleType, assign: Callable[[str, object], None]) -> None:
     for key, value in new.items():
         if key not in old or (key.startswith("__") and not inspect.isfunction(value)):
             continue
         before = old[key]
         if isinstance(before, Enum):
             continue
-        if isinstance(value, type) and value.__module__ == module and isinstance(before, type):
+        if isinstance(value, type) and value.__module__ == module.__name__ and isinstance(before, type):
             _take_over(vars(before), vars(value), module, _assigning(before))
         elif isinstance(value, PLAIN) and not isinstance(before, types.FunctionType):
+            value = _own(value, before, module)
             if type(value) is not type(before) or value != before:
                 assign(key, value)
+        elif isinstance(value, TABLES) and type(value) is type(before):
+            entries = _own(value, before, module)
+            before.clear()
+            before.extend(entries) if isinstance(before, list) else before.update(entries)
         else:
             for ours, theirs in zip(_functions(before), _functions(value), strict=False):
-                if theirs.__module__ == module:
+                if theirs.__module__ == module.__name__:
                     _replace(ours, theirs)
+
+
+def _own(new: Any, old: Any, module: types.ModuleType) -> Any:
+    """What a constant or table holds, with the module's own functions and classes, not their doubles."""
+    if type(new) is not type(old):
+        old = None
+    if isinstance(new, dict):
+        known = old or {}
+        return {_own(key, None, module): _own(value, known.get(key), module) for key, value in new.items()}
+    if type(new) in (list, tuple):
+        before = old if old is not None and len(old) == len(new) else [None] * len(new)
+        return type(new)(_own(one, was, module) for one, was in zip(new, before, strict=True))
+    if type(new) in (set, frozenset):
+        return type(new)(_own(one, None, module) for one in new)
+    if getattr(new, "__module__", None) != module.__name__:
+        return new
+    if isinstance(new, type | types.FunctionType):
+        found: Any = module
+        for name in new.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not None:
+            return found
+    if isinstance(new, types.FunctionType):
+        if old is not None:
+            _replace(old, new)
+            return old
+        return types.FunctionType(new.__code__, vars(module), new.__name__, new.__defaults__, new.__closure__)
+    return new if old is None else old
 
 
 def _assigning(owner: type) -> Callable[[str, object], None]:

@@ -2,33 +2,42 @@
 
 collect ── fork ── run every test once, with hits ──► which lines each test runs, and how long it takes
         └─ fork ── put a mutant in place ── run the tests of its line, the quickest first, until one fails
+
+Ranks that tests start are forked there too, and so run the mutant; what they hit is noted in shared memory.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
+import importlib
 import json
+import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final, NoReturn
 
 import pytest
 
+from tests import forked
 from tests.mutations.operators import Mutant
 from tests.mutations.patching import HIT, put_in_place, with_hits
 
 SLACK: Final = 5.0
-"""Tests of a mutant may take so many times what they take without it."""
+"""A test may take so many times what it takes without a mutant."""
 
-LEAST_S: Final = 20.0
-"""They may take so long in any case."""
+LEAST_S: Final = 5.0
+"""It may take so much longer in any case."""
 
 NOTICED, SURVIVED, HUNG, UNSEEN = "noticed", "survived", "hung", "no test runs it"
 
@@ -50,14 +59,62 @@ class Target:
     mutants: list[Mutant]
 
 
+class Deadline:
+    """When a process is to have ended its test, in memory that it shares with its parent."""
+
+    def __init__(self) -> None:
+        self._time = ctypes.c_double.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_double)))
+        self.extend(0.0)
+
+    def extend(self, seconds: float) -> None:
+        """Begin a test that takes so long without a mutant."""
+        self._time.value = time.monotonic() + LEAST_S + SLACK * seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._time.value
+
+
+class Hits:
+    """The lines of modules that this process, and those that it forks, have run."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        lengths = [len(target.source.splitlines()) + 1 for target in targets]
+        self._firsts = {target.module: sum(lengths[:number]) for number, target in enumerate(targets)}
+        self._marks = mmap.mmap(-1, sum(lengths))
+        for target in targets:
+            vars(sys.modules[target.module])[HIT] = self._marker(self._firsts[target.module])
+            put_in_place(target.module, with_hits(ast.parse(target.source)))
+
+    def _marker(self, first: int) -> Callable[[int], None]:
+        marks = self._marks
+
+        def mark(line: int) -> None:
+            marks[first + line] = 1
+
+        return mark
+
+    def take(self) -> list[tuple[str, int]]:
+        """Those since it was last asked."""
+        whole = bytes(self._marks)
+        self._marks[:] = bytes(len(whole))
+        places = [at for at, mark in enumerate(whole) if mark]
+        found = []
+        for module, first in reversed(self._firsts.items()):
+            found += [(module, at - first) for at in places if at >= first]
+            places = [at for at in places if at < first]
+        return found
+
+
 @dataclass
 class Running:
-    """A process that tries a mutant, until its deadline."""
+    """A process that tries a mutant."""
 
     target: Target
     mutant: Mutant
     process: int
-    deadline: float
+    deadline: Deadline
 
 
 @dataclass
@@ -86,11 +143,14 @@ class Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run, in place of pytest's own loop."""
+        for target in self.targets:
+            importlib.import_module(target.module)
+        _fork_ranks_here()
         _refuse_other_processes()
         # Made once: each process would make one.
-        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         items, began = session.items, time.monotonic()
-        measured = self._measure(session, items)
+        measured = self._measure(session, items, folder)
         usable = {at: one for at, one in measured.items() if one["passed"]}
         self.dropped = [items[at].nodeid for at, one in measured.items() if one["failed"]]
         _say(f"{len(usable)} tests of {len(items)}, once, in {time.monotonic() - began:.0f} s")
@@ -105,48 +165,38 @@ class Session:
         self._try_all(session, queue, {at: one["seconds"] for at, one in usable.items()})
         return True
 
-    def _measure(self, session: pytest.Session, items: Sequence[pytest.Item]) -> dict[int, dict]:
+    def _measure(
+        self, session: pytest.Session, items: Sequence[pytest.Item], folder: Path
+    ) -> dict[int, dict]:
         """How long each test takes, whether it passes, and the lines of the targets that it runs."""
-        found: dict[int, dict] = {}
 
-        def run(part: int, output: int) -> None:
-            hits: set[tuple[str, int]] = set()
-            for target in self.targets:
-                module = sys.modules[target.module]
-                name = target.module
-                module.__dict__[HIT] = lambda line, name=name: hits.add((name, line))
-                put_in_place(target.module, with_hits(ast.parse(target.source)))
+        def run(part: int, output: Path) -> None:
+            hits = Hits(self.targets)
+            found = []
             for at in range(part, len(items), self.workers):
-                hits.clear()
+                hits.take()
                 began, failed = time.monotonic(), session.testsfailed
-                outcome = _run(session, items, [at])
-                line = {
-                    "at": at,
-                    "passed": outcome == "passed",
-                    "failed": session.testsfailed > failed,
-                    "seconds": time.monotonic() - began,
-                    "hits": sorted(hits),
-                }
-                os.write(output, (json.dumps(line) + "\n").encode())
+                outcome = _run(session, items[at], None)
+                found.append(
+                    {
+                        "at": at,
+                        "passed": outcome == "passed",
+                        "failed": session.testsfailed > failed,
+                        "seconds": time.monotonic() - began,
+                        "hits": hits.take(),
+                    }
+                )
+            output.write_text(json.dumps(found))
 
-        pipes = []
-        for part in range(self.workers):
-            reading, writing = os.pipe()
-            if not os.fork():
-                os.close(reading)
-                _be_quiet()
-                _leave(lambda part=part, writing=writing: run(part, writing))
-            os.close(writing)
-            pipes.append(os.fdopen(reading))
-        for pipe in pipes:
-            with pipe:
-                for text in pipe:
-                    line = json.loads(text)
-                    found[line["at"]] = line
-        failed = [os.wait()[1] for _ in pipes]
-        if any(failed):
+        outputs = [folder / f"measured{part}.json" for part in range(self.workers)]
+        processes = [
+            _start(lambda part=part, output=output: run(part, output)) for part, output in enumerate(outputs)
+        ]
+        for process in processes:
+            _end(os.pidfd_open(process), process)
+        if not all(output.exists() for output in outputs):
             raise RuntimeError("the tests cannot be run with marks in the modules; see `put_in_place`")
-        return found
+        return {one["at"]: one for output in outputs for one in json.loads(output.read_text())}
 
     def _try_all(
         self,
@@ -160,19 +210,13 @@ class Session:
             while left and len(running) < self.workers:
                 target, mutant, tests = left.pop()
                 tests = sorted(tests, key=lambda at: seconds[at])
-                limit = LEAST_S + SLACK * sum(seconds[at] for at in tests)
-                process = os.fork()
-                if not process:
-                    os.setpgid(0, 0)
-                    _be_quiet()
-                    _leave(
-                        lambda target=target, mutant=mutant, tests=tests: _try(session, target, mutant, tests)
-                    )
-                running[os.pidfd_open(process)] = Running(target, mutant, process, time.monotonic() + limit)
+                deadline = Deadline()
+                work = partial(_try, session, target, mutant, [(at, seconds[at]) for at in tests], deadline)
+                process = _start(work)
+                running[os.pidfd_open(process)] = Running(target, mutant, process, deadline)
             for ended in wait(running, 1.0):
                 one = running.pop(ended)
-                os.close(ended)
-                code = os.waitstatus_to_exitcode(os.waitpid(one.process, 0)[1])
+                code = _end(ended, one.process)
                 what = SURVIVED if code == 0 else HUNG if code == -signal.SIGKILL else NOTICED
                 self.found.append((one.target, one.mutant, what))
                 if what == SURVIVED:
@@ -180,7 +224,7 @@ class Session:
                 if len(self.found) % 50 == 0:
                     _say(f"{len(self.found)} of {total}")
             for one in running.values():
-                if time.monotonic() > one.deadline:
+                if one.deadline.over:
                     os.killpg(one.process, signal.SIGKILL)
 
 
@@ -193,52 +237,78 @@ def _tests_of(target: Target, mutant: Mutant, usable: dict[int, dict]) -> list[i
     ]
 
 
-def _try(session: pytest.Session, target: Target, mutant: Mutant, tests: Sequence[int]) -> None:
+def _try(
+    session: pytest.Session,
+    target: Target,
+    mutant: Mutant,
+    tests: Sequence[tuple[int, float]],
+    deadline: Deadline,
+) -> None:
     put_in_place(target.module, mutant.tree())
-    for at in tests:
-        _run(session, session.items, [at])
+    items = [session.items[at] for at, _ in tests]
+    for (_, seconds), item, following in zip(tests, items, [*items[1:], None], strict=True):
+        deadline.extend(seconds)
+        _run(session, item, following)
         if session.testsfailed:
             os._exit(1)
 
 
-def _run(session: pytest.Session, items: Sequence[pytest.Item], which: Sequence[int]) -> str:
+def _run(session: pytest.Session, item: pytest.Item, following: pytest.Item | None) -> str:
+    """Run a test; fixtures that the following one needs too are kept."""
     outcomes = []
 
     class Watching:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            outcomes.append((report.when, report.outcome))
+            outcomes.append(report.outcome)
 
     watching = Watching()
     session.config.pluginmanager.register(watching)
-    for at in which:
-        session.config.hook.pytest_runtest_protocol(item=items[at], nextitem=None)
+    session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
     session.config.pluginmanager.unregister(watching)
-    return "passed" if all(outcome == "passed" for _, outcome in outcomes) else "other"
+    return "passed" if all(outcome == "passed" for outcome in outcomes) else "other"
 
 
-def _be_quiet() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
-
-
-def _leave(work: Callable[[], None]) -> NoReturn:
-    """Work, and end this process without going back to pytest."""
+def _start(work: Callable[[], None]) -> int:
+    """Work in a process that leads a group of its own, which ends without going back to pytest."""
+    process = os.fork()
+    if process:
+        return process
     try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(forked.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing, descriptor)
         work()
     except BaseException:
         os._exit(1)
     os._exit(0)
 
 
+def _end(descriptor: int, process: int) -> int:
+    """Wait for a process that `_start` has started, and end what it leaves behind; its exit code."""
+    wait([descriptor])
+    os.killpg(process, signal.SIGKILL)
+    os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _fork_ranks_here() -> None:
+    """Fork ranks from the process of their test, as it has the mutant, and not from a server."""
+    forked._context = multiprocessing.get_context("fork")
+    # A test's filters of warnings are not those of its ranks.
+    os.register_at_fork(after_in_child=warnings.resetwarnings)
+
+
 def _refuse_other_processes() -> None:
-    """Skip tests that start processes: those would run the code as it is in its file."""
+    """Skip tests that start processes otherwise: those would run the code as it is in its file."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         pytest.skip("starts processes")
 
     subprocess.Popen.__init__ = refuse  # type: ignore[method-assign]
-    BaseProcess.start = refuse  # type: ignore[method-assign]
+    for method in ("spawn", "forkserver"):
+        multiprocessing.get_context(method).Process.start = refuse  # type: ignore[method-assign]
 
 
 def _say(text: str) -> None:

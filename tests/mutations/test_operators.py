@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,8 @@ def load() -> Iterator[object]:
         ("while a:\n    break", {"break  ->  continue"}),
         ("b if a else c", {"b if a else c  ->  b if True else c", "b if a else c  ->  b if False else c"}),
         ("raise E(a + b)", {"raise E(a + b)  ->  pass"}),
+        ("x = {'a': b, 'c': d}", {"{'a': b, 'c': d}  ->  {'c': d}", "{'a': b, 'c': d}  ->  {'a': b}"}),
+        ("x = {a, b}", {"{a, b}  ->  {b}", "{a, b}  ->  {a}"}),
         ("def f(a: int | None) -> list[int]:\n    'Text.'", set()),
         ("a + 'text'", set()),
         ("class A(IntEnum):\n    x = 1\n    def f(self):\n        return 2", {"2  ->  3"}),
@@ -111,6 +114,38 @@ def test_constants_of_the_module_change(load) -> None:
     loaded = load("LIMIT = 4\ndef f():\n    return LIMIT\n")
     loaded.broken("4  ->  5")
     assert loaded.module.f() == 5
+
+
+@pytest.mark.parametrize(("text", "seen"), [(f"from {NAME} import LIMIT\n", 5), ("LIMIT = 4\n", 4)])
+def test_whoever_has_imported_a_constant_sees_the_change(load, monkeypatch, tmp_path, text, seen) -> None:
+    loaded = load("LIMIT = 4\n")
+    other = types.ModuleType("tutti.another_module")
+    vars(other).update(LIMIT=4, __file__=str(tmp_path / "another_module.py"))
+    Path(other.__file__).write_text(text)
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    loaded.broken("4  ->  5")
+    assert (5, seen) == (loaded.module.LIMIT, other.LIMIT)
+
+
+def test_tables_of_the_module_change_where_they_are(load) -> None:
+    loaded = load(
+        "def f():\n    return 1\nclass A:\n    pass\n"
+        "TABLE = {'f': f, A: 2, 'g': lambda: (f(), 3)}\nPAIR = (f, A, 4)\n"
+    )
+    known, shown = loaded.module.TABLE, loaded.module.TABLE["g"]
+    loaded.broken("2  ->  3")
+    assert known == {"f": loaded.module.f, loaded.module.A: 3, "g": shown}
+    loaded.broken("3  ->  4")
+    assert shown() == (1, 4)
+    loaded.broken("4  ->  5")
+    assert (loaded.module.f, loaded.module.A, 5) == loaded.module.PAIR
+    (mutant,) = [
+        one
+        for one in mutants(loaded.source)
+        if one.change.endswith("'g': lambda: (f(), 3)}") and "'f'" not in one.change.split("->")[1]
+    ]
+    put_in_place(NAME, mutant.tree())
+    assert known == {loaded.module.A: 2, "g": shown}
 
 
 def test_members_of_an_enum_stay_and_its_methods_change(load) -> None:
