@@ -52,7 +52,7 @@ def main() -> None:
         return
     began = time.monotonic()
     if how == "is late":
-        distributed.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
+        distributed.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=3))
     try:
         wait(where, len(hosts) - 1)
     except (PeerLost, Absent) as error:

@@ -56,7 +56,7 @@ def test_ranks_of_tutti_run_listen_nowhere() -> None:
 @needs_mpirun
 @pytest.mark.mpi
 def test_ranks_of_mpirun_on_one_host_listen_nowhere() -> None:
-    assert lines_of(mpirun(2, PROGRAM)) == ["sum 3.0 3.0 listening []"] * 2
+    assert lines_of(mpirun(2, PROGRAM, forked=False)) == ["sum 3.0 3.0 listening []"] * 2
 
 
 def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_under_torchrun():
 @needs_mpirun
 @pytest.mark.mpi
 def test_under_mpirun_without_importing_mpi4py():
-    outcome = mpirun(2, PROGRAM)
+    outcome = mpirun(2, PROGRAM, forked=False)
     assert outcome.returncode == 0, outcome.stderr
     assert sorted(outcome.stdout.splitlines()) == expected(2)
 

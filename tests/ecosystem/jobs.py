@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch.distributed.run
+
 from tests.ecosystem.outcomes import BACKENDS, PORTS, RANKS
 from tests.mpi import mpirun as mpi
 from tests.mpi.mpirun import run
+from tests.preloaded import interpreter
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
@@ -26,10 +28,10 @@ def torchrun(
     timeout_s: float = TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """What the program said and its exit code, run by torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    launcher = [*interpreter(), torch.distributed.run.__file__, "--nproc-per-node", str(ranks)]
     # The rendezvous in a store of its own: a port that is free, and no look-up of this machine's name.
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    command = [*launcher, *rendezvous, str(HERE / program), *arguments]
+    command = [*launcher, *rendezvous, "--no-python", *interpreter(), str(HERE / program), *arguments]
     return run(command, _environment() | dict(settings or {}), timeout_s)
 
 
@@ -41,7 +43,7 @@ def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subpr
 
 def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """What the program said and its exit code; it starts its ranks itself."""
-    return run([sys.executable, str(HERE / program), *arguments], _environment(), timeout_s)
+    return run([*interpreter(), str(HERE / program), *arguments], _environment(), timeout_s)
 
 
 def meeting_point() -> dict[str, str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import interpreter
+
 PROGRAMS = Path(__file__).parent
 MPIRUN = Path(sysconfig.get_path("scripts"), "mpirun")
 SETTINGS = {
@@ -41,15 +43,26 @@ def mpirun(
     options: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
     timeout_s: float = 200.0,
+    forked: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on ranks of this machine: a name in this folder, or a path."""
+    """Run a program on ranks of this machine.
+
+    Args:
+        ranks: how many.
+        program: a name in this folder, or a path.
+        arguments: of the program.
+        options: of mpirun.
+        settings: further environment variables.
+        timeout_s: after so long everything is killed.
+        forked: whether ranks come with torch imported; else they start as a user's do.
+    """
     command = [
         str(MPIRUN),
         "--oversubscribe",
         *options,
         "-n",
         str(ranks),
-        sys.executable,
+        *(interpreter() if forked else [sys.executable]),
         str(PROGRAMS / program),
     ]
     if os.geteuid() == 0:

@@ -1,0 +1,134 @@
+"""Forks a process for each stub that asks: python -m tests.preloaded.server SOCKET
+
+It says "ready" when it listens, and ends, with all programs, when its standard input does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PRELOADED = (
+    # torch imports its compiler when the first optimizer is made, which takes seconds in every process.
+    "torch._dynamo",
+    "tutti.backend.group",
+    "tutti.comm.host",
+    "tutti.experiments.train",
+)
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a stub was asked to run.
+
+    Attributes:
+        arguments: the path of a program, and what follows it.
+        folder: where it runs.
+        environment: its variables.
+    """
+
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+
+
+def main() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen(64)
+        for module in PRELOADED:
+            importlib.import_module(module)
+        # Else each process, at its end, goes through all that they have made.
+        gc.freeze()
+        os.write(sys.stdout.fileno(), b"ready\n")
+        job = serve(listener)
+    if job is not None:
+        run(job)
+
+
+def serve(listener: socket.socket) -> Job | None:
+    """Serve until standard input ends; returns the job in each process that is forked, None in the server."""
+    # By descriptor: the stub, and the process that it waits for.
+    stubs = dict[int, tuple[socket.socket, int]]()
+    ends = dict[int, tuple[socket.socket, int]]()
+    server, poll = os.getpid(), select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(listener, select.POLLIN)
+    while True:
+        for ready, _ in poll.poll():
+            if ready == 0:
+                return None
+            elif ready == listener.fileno():
+                stub, _ = listener.accept()
+                job, streams = _receive(stub)
+                process = os.fork()
+                if process == 0:
+                    _become(server, streams)
+                    for descriptor in [*ends, *stubs, stub.detach()]:
+                        os.close(descriptor)
+                    for other, _ in ends.values():
+                        other.detach()
+                    return job
+                for stream in streams:
+                    os.close(stream)
+                stub.sendall(process.to_bytes(4))
+                stubs[stub.fileno()] = ends[os.pidfd_open(process)] = stub, process
+                for descriptor in (stub.fileno(), [*ends][-1]):
+                    poll.register(descriptor, select.POLLIN)
+            elif ready in stubs:
+                # The stub is gone: so shall its program be.
+                _, process = stubs.pop(ready)
+                poll.unregister(ready)
+                os.kill(process, signal.SIGKILL)
+            elif ready in ends:
+                stub, process = ends.pop(ready)
+                poll.unregister(ready)
+                os.close(ready)
+                _, status = os.waitpid(process, 0)
+                if stubs.pop(stub.fileno(), None):
+                    poll.unregister(stub)
+                    stub.sendall(status.to_bytes(4))
+                stub.close()
+
+
+def _receive(stub: socket.socket) -> tuple[Job, list[int]]:
+    """The job, and the descriptors of its standard streams."""
+    length, streams, _, _ = socket.recv_fds(stub, 4, 3)
+    text = stub.recv(int.from_bytes(length), socket.MSG_WAITALL)
+    return Job(**json.loads(text)), streams
+
+
+def _become(server: int, streams: list[int]) -> None:
+    """Be a process of its own, with these standard streams, which ends with the server."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:
+        os._exit(1)
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+
+
+def run(job: Job) -> None:
+    """Run the program as Python does, in this process."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    os.chdir(job.folder)
+    sys.argv[:] = job.arguments
+    sys.path[0] = str(Path(job.arguments[0]).parent)
+    runpy.run_path(job.arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

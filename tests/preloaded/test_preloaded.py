@@ -1,0 +1,76 @@
+"""A program that a server forks is to its launcher what Python would have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch.processes import wait_until_gone
+from tests.preloaded import interpreter
+
+PROGRAM = """
+import json, os, signal, sys
+if __name__ == "__main__":
+    place = sys.argv, os.getcwd(), os.environ["OWN"]
+    print(json.dumps([*place, sys.stdin.read(), "torch" in sys.modules]), flush=True)
+    print("said", file=sys.stderr)
+    exec(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> list[str]:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return [*interpreter(), str(path)]
+
+
+def test_it_has_the_arguments_folder_environment_and_streams_of_its_launcher(
+    program: list[str], tmp_path: Path
+) -> None:
+    environment = os.environ | {"OWN": "variable"}
+    done = subprocess.run(
+        [*program, "pass", "b c"], cwd=tmp_path, env=environment, input="in", capture_output=True, text=True
+    )
+    expected = [[program[-1], "pass", "b c"], str(tmp_path), "variable", "in", True]
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, expected, "said\n")
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("sys.exit(7)", 7),
+        ("raise KeyError", 1),
+        ("os._exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_it_ends_as_the_program_does(program: list[str], how: str, code: int) -> None:
+    environment = os.environ | {"OWN": ""}
+    done = subprocess.run([*program, how], env=environment, stdin=subprocess.DEVNULL, capture_output=True)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_to_it_ends_the_program(program: list[str], number: signal.Signals) -> None:
+    how = "print(os.getpid(), flush=True); signal.pause()"
+    with subprocess.Popen(
+        [*program, how],
+        env=os.environ | {"OWN": ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as stub:
+        assert stub.stdout is not None
+        stub.stdout.readline()
+        process = int(stub.stdout.readline())
+        stub.send_signal(number)
+        assert stub.wait() == -number
+        assert wait_until_gone([process]) == []
