@@ -73,7 +73,8 @@ def test_a_program_of_the_user_s_own_runs_on_every_rank(tmp_path: Path) -> None:
     )
     done = run(tmp_path, TUTTI, "run", "-n", "2", "mine.py", "--fast", "-n", "9")
     assert done.returncode == 0, done.stderr
-    assert "[(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__" in done.stdout
+    assert done.stdout == "[rank 0] [(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__\n"
+    assert "plan: 2 ranks" in done.stderr
 
 
 @pytest.mark.mpi

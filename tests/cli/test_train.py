@@ -135,7 +135,15 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
     [
         (("--data", "flags.npz", "--loss", "bce"), "multi-label, 3 labels of 0 or 1; loss bce"),
         (("--data", "flags.npz", "--loss", "mse"), "regression of 3 numbers; loss mse"),
-        (("--data", "flags.npz", "--loss", "cross_entropy"), "shares of 3 classes; loss cross_entropy"),
+        (
+            ("--data", "one_of_three.npz", "--loss", "cross_entropy"),
+            "shares of 3 classes; loss cross_entropy",
+        ),
+        (
+            ("--data", "one_flag.npz", "--loss", "bce"),
+            "binary, a label of 0 or 1; loss bce, metrics accuracy",
+        ),
+        (("--data", "chances.npz", "--loss", "bce"), "1 probability; loss bce, no metrics"),
         (("--data", "whole.npz", "--loss", "l1"), "regression of 1 number; loss l1"),
         (("--data", "whole.npz", "--data.classes", "4"), "4 classes; loss cross_entropy"),
         (("--data", "ints.npz"), "4 classes; loss cross_entropy"),
@@ -172,6 +180,9 @@ def doubtful(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x, labels = random.random((60, 3), np.float32), np.arange(60) % 4
     np.savez(tmp_path / "flags.npz", x=x, y=(x > 0.5).astype(np.int64))
+    np.savez(tmp_path / "one_of_three.npz", x=x, y=np.eye(3)[np.arange(60) % 3])
+    np.savez(tmp_path / "one_flag.npz", x=x, y=(x[:, 0] > 0.5).astype(np.float64))
+    np.savez(tmp_path / "chances.npz", x=x, y=x[:, 0])
     np.savez(tmp_path / "whole.npz", x=x, y=labels.astype(np.float64))
     np.savez(tmp_path / "column.npz", x=x, y=labels.astype(np.float32)[:, None])
     np.savez(tmp_path / "ints.npz", x=x, y=labels)
@@ -191,7 +202,7 @@ def test_every_position_may_have_a_label(tutti: Run, tmp_path: Path) -> None:
     words = ("tagger.py:tagger", "--data", "text.npz", "--epochs", "30", "--lr", "0.1")
     code, out, _ = tutti("train", *words, "--data.classes", "4")
     assert code == 0
-    assert "task: 4 classes; loss cross_entropy, metrics accuracy" in out
+    assert "task: 4 classes at each of 6 positions; loss cross_entropy, metrics accuracy" in out
     assert "test: 50 samples, accuracy 100.00%" in out
     (folder,) = (tmp_path / "runs").iterdir()
     test = RunFolder.open(folder).summary().test

@@ -63,7 +63,7 @@ def test_built_in_data_take_no_options_but_classes(opened):
     assert opened("digits", options={"classes": 12}).classes == 12
     with pytest.raises(UnknownName, match="unknown option 'class' of the data; did you mean 'classes'"):
         opened("digits", options={"class": 10})
-    with pytest.raises(BadOption, match="'classes' is 'ten'; give a whole number"):
+    with pytest.raises(BadOption, match=r"--data\.classes is 'ten'; give a whole number"):
         opened("digits", options={"classes": "ten"})
 
 

@@ -73,6 +73,18 @@ def test_several_flags_for_each_sample_are_floats():
         read([[0, 1, 2], [1, 0, 0]])
 
 
+@pytest.mark.parametrize("targets", [[0, 0, 0], ["a", "a"]])
+def test_a_single_class_is_refused_unless_others_are_announced(targets):
+    with pytest.raises(BadData, match=r"--data\.classes N"):
+        read(targets)
+    assert read(targets, classes=2).classes == 2
+
+
+def test_targets_without_numbers_are_refused():
+    with pytest.raises(BadData, match=r"shape \(3, 0\)"):
+        read(np.zeros((3, 0)))
+
+
 def test_labels_below_zero_are_refused():
     with pytest.raises(BadData, match=r"train targets have 2 labels outside 0\.\.classes-1: sample 1 has -1"):
         read([1, -1, 1, -1])
@@ -80,7 +92,7 @@ def test_labels_below_zero_are_refused():
 
 def test_labels_beyond_the_given_classes_are_refused():
     with pytest.raises(
-        BadData, match=r"test targets have 1 labels outside 0\.\.9: sample 2 has 10.*raise 'classes'"
+        BadData, match=r"test targets have 1 labels outside 0\.\.9: sample 2 has 10.*raise --data\.classes"
     ):
         read([0, 1], test=[0, 9, 10], classes=10)
 

@@ -18,6 +18,7 @@ from tutti.experiments.arguments import as_arguments, in_python
         ("use --device cpu.", "use device='cpu'."),
         ("--device is 'cuda', or use --device cpu", "device is 'cuda', or use device='cpu'"),
         ("give --data.classes 4, or --loss mse", "give data_options={'classes': 4}, or loss='mse'"),
+        ("give --data.classes N if they are", "give data_options={'classes': N} if they are"),
         ("--parallel.microbatches is 4", "parallel_options['microbatches'] is 4"),
         ("use --parallel.schedule gpipe", "use parallel_options={'schedule': 'gpipe'}"),
         ("'--strategy.momentum 0'", "strategy_options={'momentum': 0}"),

@@ -46,7 +46,7 @@ def test_cross_entropy_is_that_of_torch() -> None:
 )
 def test_elementwise_losses_never_broadcast_a_column_against_a_row(name: str, function) -> None:
     outputs, targets = torch.randn(4, 1), torch.rand(4)
-    found = named_loss(name, NUMBERS)(outputs, targets)
+    found = named_loss(name, data_set(targets))(outputs, targets)
     torch.testing.assert_close(found, function(outputs[:, 0], targets))
 
 

@@ -59,7 +59,7 @@ def test_auto_follows_targets_and_loss() -> None:
     assert names("auto", "auto", torch.arange(4)) == ["accuracy"]
     assert names("auto", "mse", torch.arange(4)) == ["accuracy"]
     assert names("auto", "auto", floats) == ["mae"]
-    assert names("auto", "bce", floats) == ["accuracy"]
+    assert names("auto", "bce", torch.tensor([0.0, 1.0])) == ["accuracy"]
     assert names("none", "auto", floats) == []
     assert names("accuracy, top5", "auto", torch.arange(4)) == ["accuracy", "top5"]
 
@@ -128,3 +128,17 @@ def test_totals_add_up_over_ranks_even_where_one_has_nothing() -> None:
     assert all(other == first for other in others)
     assert (first.samples, first.loss) == (500, 1.5)
     assert first.confusion == confusion_matrix(LABELS, SCORES.argmax(1)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        ("mse", torch.tensor([0.5, 2.0])),
+        ("bce", torch.tensor([0.5, 0.3])),
+        ("cross_entropy", torch.tensor([[0.0, 1.0], [1.0, 0.0]])),
+    ],
+)
+def test_accuracy_is_refused_where_there_are_no_classes(loss: str, targets: Tensor) -> None:
+    assert "accuracy" not in names("auto", loss, targets)
+    with pytest.raises(BadOption, match=r"--data\.classes N"):
+        names("accuracy", loss, targets)

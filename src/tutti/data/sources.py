@@ -121,7 +121,7 @@ def _classes(value: object) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadOption(f"the data's option 'classes' is {value!r}; give a whole number of at least 1")
+        raise BadOption(f"--data.classes is {value!r}; give a whole number of at least 1")
     return value
 
 

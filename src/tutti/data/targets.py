@@ -60,6 +60,8 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
             raise BadData(
                 f"the {part} targets are of type {values.dtype}; give numbers, or texts in all parts"
             )
+        if not values.size:
+            raise BadData(f"the {part} targets have the shape {values.shape}: there is nothing to learn")
         refuse_not_finite(f"{part} targets", values)
     if classes is None and ("f" in kinds or all(map(_several_flags, flat.values()))):
         return Targets({part: values.astype(float_dtype()) for part, values in flat.items()}, None, ())
@@ -72,6 +74,7 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
         _refuse_outside(part, values, expected, given=classes is not None)
     if classes is None:
         _refuse_amounts(largest, sum(map(len, whole.values())))
+        _refuse_one_class(expected)
     return Targets(whole, expected, labels if len(labels) == expected else ())
 
 
@@ -80,6 +83,14 @@ def _refuse_amounts(largest: int, samples: int) -> None:
         raise BadData(
             f"the targets are whole numbers up to {largest:,} for {samples:,} samples, which look like "
             f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
+        )
+
+
+def _refuse_one_class(classes: int) -> None:
+    if classes == 1:
+        raise BadData(
+            "all samples are of one class, so that there is nothing to tell apart; give other data, or "
+            "--data.classes N if there are classes without samples"
         )
 
 
@@ -101,6 +112,8 @@ def _named(flat: dict[str, Array], classes: int | None) -> Targets:
     if classes is not None and classes < len(names):
         raise BadData(f"the targets have {len(names)} different texts, but {classes} classes were asked for")
     labels = tuple(str(name) for name in names)
+    if classes is None:
+        _refuse_one_class(len(labels))
     ends = np.cumsum([len(values) for values in flat.values()])[:-1]
     parts = dict(zip(flat, np.split(numbers.astype(np.int64), ends), strict=True))
     return Targets(parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
@@ -118,7 +131,8 @@ def _whole(part: str, values: Array, classes: int | None) -> Array:
         if broken.any():
             raise BadData(
                 f"the {part} targets are no class numbers: {_first(values, broken)}, and "
-                f"{int(broken.sum()):,} of {values.size:,} are not whole; drop 'classes' to approach them"
+                f"{int(broken.sum()):,} of {values.size:,} are not whole; leave --data.classes out to "
+                "approach them"
             )
     return values.astype(np.int64)
 
@@ -129,8 +143,8 @@ def _refuse_outside(part: str, values: Array, classes: int, given: bool) -> None
         where = f"0..{classes - 1}" if given else "0..classes-1"
         raise BadData(
             f"the {part} targets have {int(outside.sum()):,} labels outside {where}: "
-            f"{_first(values, outside)}; number the classes from 0"
-            + (", or raise 'classes'" if given else "")
+            f"{_first(values, outside)}; number the classes from 0, write {NO_LABEL} where there is no label"
+            + (", or raise --data.classes" if given else "")
         )
 
 

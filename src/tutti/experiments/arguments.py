@@ -77,7 +77,7 @@ def _name(option: re.Match[str]) -> str:
 def _values(name: str, key: str | None) -> str:
     """What is a value after an option, and no word of the sentence."""
     if key is not None:
-        return rf"{_NUMBER}|gpipe|1f1b|interleaved|zero_bubble|zbv|worker|file\.py:function"
+        return rf"{_NUMBER}|N|gpipe|1f1b|interleaved|zero_bubble|zbv|worker|file\.py:function"
     field = FIELDS[name]
     choices = field.metadata["choices"] if field is not None else ()
     names = [*choices, *filter(None, [_NAMES.get(name)])]
@@ -95,4 +95,4 @@ def _argument(name: str, key: str | None, value: str | None) -> str:
 
 def _literal(value: str) -> str:
     known = {"true": "True", "false": "False"}
-    return known.get(value) or (value if re.fullmatch(_NUMBER, value) else repr(value))
+    return known.get(value) or (value if re.fullmatch(rf"{_NUMBER}|N", value) else repr(value))

@@ -7,6 +7,7 @@ import os
 import runpy
 import socket
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -50,7 +51,13 @@ def run_program(
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
     plan = make_plan(workers, threads, hosts=hosts)
-    start("tutti.experiments.program:work", payload, plan, announce=announce, prefix=prefix)
+    start("tutti.experiments.program:work", payload, plan, announce=_announce, prefix=prefix)
+
+
+def _announce(line: str) -> None:
+    """Print to stderr alone: standard output is the program's, and may be piped."""
+    with redirect_stdout(sys.stderr):
+        announce(line)
 
 
 def work(comm: Communicator, payload: bytes) -> None:

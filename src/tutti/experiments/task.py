@@ -19,14 +19,12 @@ from tutti.records import Evaluation
 from tutti.training.arithmetic import Arithmetic
 from tutti.training.evaluate import evaluate
 from tutti.training.fitting import check_fit
-from tutti.training.losses import Loss, are_flags, named_loss
+from tutti.training.losses import LOSSES, Loss, named_loss
+from tutti.training.meaning import are_flags
 from tutti.training.metrics import Metric, named_metrics
 
 FEW: Final = 5
 """Up to so many classes are told by their names."""
-
-NUMBERS: Final = ("mse", "l1")
-"""The losses that are of numbers, whatever these are."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,20 @@ class Task:
         targets, data = self.dataset.train.targets, self.dataset
         if data.classes is not None:
             names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
-            return f"{data.classes} classes{names}"
+            positions = f" at each of {'x'.join(map(str, targets.shape[1:]))} positions"
+            return (
+                f"{_count(data.classes, 'class', 'classes')}{names}{positions if targets.dim() > 1 else ''}"
+            )
         numbers = outputs_for(data)
         if self.loss.labels:
             return f"shares of {targets.shape[1]} classes"
-        if are_flags(targets) and self.loss.name not in NUMBERS:
-            return f"multi-label, {numbers} labels of 0 or 1"
-        return f"regression of {numbers} number{'' if numbers == 1 else 's'}"
+        if self.loss.name == "bce":
+            if not are_flags(targets):
+                return _count(numbers, "probability", "probabilities")
+            return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
+        if self.loss.name not in LOSSES:
+            return f"{_count(numbers, 'number', 'numbers')} for each sample"
+        return f"regression of {_count(numbers, 'number', 'numbers')}"
 
     def learning(self, batch_size: int) -> Learning:
         """What the ways to hold a model on several ranks must know, with so many samples behind an update."""
@@ -92,6 +97,10 @@ class Task:
             return None
         rest = self.loss, self.metrics, self.dataset.classes
         return evaluate(self.module, part, comm, *rest, arithmetic=self.arithmetic)
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def prepare_task(job: Job, dataset: DataSet) -> Task:

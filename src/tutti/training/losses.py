@@ -24,6 +24,7 @@ from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadModel, BadOption, UnknownName
 from tutti.imports import load_object, names_object
+from tutti.training.meaning import check_floats, loss_for
 
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
@@ -92,48 +93,17 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
         UnknownName: no loss has this name.
         BadOption: `spec` does not lead to a callable; or it is "auto", and the targets may be meant as
             numbers or as labels.
-        BadData: there are samples without a label, and the loss needs one of each.
+        BadData: there are samples without a label, and the loss needs one of each; or the targets are floats
+            that it does not take.
     """
     if not isinstance(spec, str):
         return _own_loss(spec, dataset)
     if spec == "auto":
-        spec = _automatic(dataset.train.targets)
+        spec = loss_for(dataset.train.targets)
     check_loss(spec)
     return (
         _on(dataset, LOSSES[spec]) if spec in LOSSES else _own_loss(load_object(spec, "loss"), dataset, spec)
     )
-
-
-def _automatic(targets: Tensor) -> str:
-    """The loss that goes with targets.
-
-    Raises:
-        BadOption: they may be meant as numbers or as labels.
-    """
-    if not targets.is_floating_point():
-        return "cross_entropy"
-    if are_flags(targets):
-        raise BadOption(
-            f"the targets are {targets.shape[1]} numbers for each sample, all 0 or 1, which may be labels or "
-            "amounts; say what they are: '--loss bce' for labels of which any number may hold, "
-            "'--loss cross_entropy' where one of them holds, or '--loss mse' for amounts"
-        )
-    values = torch.unique(targets) if targets.numel() == len(targets) else targets.new_zeros(0)
-    first, count = float(values[0]) if len(values) else 0.0, len(values)
-    if count > 1 and first in (0, 1) and torch.equal(values, first + torch.arange(count).to(values)):
-        last = int(first) + count - 1
-        raise BadOption(
-            f"the targets are floats, but all whole, each of {first:g} to {last}, which may be class numbers "
-            f"or amounts; say what they are: '--data.classes {last + 1}' for classes, or '--loss mse' for "
-            "amounts"
-        )
-    return "mse"
-
-
-def are_flags(targets: Tensor) -> bool:
-    """Whether targets are several numbers for each sample, all of them 0 or 1."""
-    several = targets.dim() == 2 and targets.shape[1] > 1
-    return several and bool(((targets == 0) | (targets == 1)).all())
 
 
 def check_loss(spec: str) -> None:
@@ -318,13 +288,16 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
     """The loss, weighed by its own denominator where that is not the number of samples.
 
     Raises:
-        BadData: there are samples without a label, and a loss of ours that needs one of each.
+        BadData: there are samples without a label, and a loss of ours that needs one of each; or floats that
+            it does not take.
     """
+    parts = [part for part in (dataset.train, dataset.validation, dataset.test) if part is not None]
     if dataset.train.targets.is_floating_point():
+        for part in parts:
+            check_floats(loss.name, part.targets)
         return loss
     own = _of_labels(loss.function)
     ignored = NO_LABEL if own is None else own.ignore_index
-    parts = [part for part in (dataset.train, dataset.validation, dataset.test) if part is not None]
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
     loss = replace(loss, ignored=ignored if gaps else None, labels=loss.labels or own is not None)
     if own is not None:

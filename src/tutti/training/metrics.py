@@ -12,7 +12,8 @@ from torch import Tensor
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption, UnknownName
 from tutti.imports import load_object, names_object
-from tutti.training.losses import LOSSES, Loss, align
+from tutti.training.losses import Loss, align
+from tutti.training.meaning import are_flags
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value for each sample, or their mean as a scalar."""
@@ -58,14 +59,16 @@ def named_metrics(
 
     Args:
         spec: comma-separated names, or a sequence of names and callables: accuracy, top5, mae, mse,
-            package.module:function or file.py:function. "auto" is accuracy for classes, mae for float
-            targets, nothing for float targets with the user's own loss. "none" is nothing.
+            package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
+            1, mae for amounts, nothing for shares, probabilities and float targets with the user's own loss.
+            "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
 
     Raises:
         UnknownName: no metric has this name.
-        BadOption: a name does not lead to a callable, or two metrics have the same name.
+        BadOption: a name does not lead to a callable, two metrics have the same name, or the targets are
+            none that a metric takes.
     """
     parts: Sequence[str | MetricFunction]
     given = [spec] if callable(spec) else spec
@@ -75,6 +78,8 @@ def named_metrics(
     if parts == ["none"]:
         parts = []
     metrics = tuple(_metric(part) for part in parts)
+    if METRICS["accuracy"] in metrics:
+        _refuse_accuracy(loss, dataset.train.targets)
     names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -150,9 +155,19 @@ def _words(spec: str) -> list[str]:
 
 
 def _automatic(loss: Loss, dataset: DataSet) -> list[str]:
-    if not dataset.train.targets.is_floating_point() or loss.name == "bce":
+    targets = dataset.train.targets
+    if not targets.is_floating_point() or (loss.name == "bce" and are_flags(targets)):
         return ["accuracy"]
-    return ["mae"] if loss.name in LOSSES and not loss.labels else []
+    return ["mae"] if loss.name in ("mse", "l1") else []
+
+
+def _refuse_accuracy(loss: Loss, targets: Tensor) -> None:
+    if targets.is_floating_point() and (loss.labels or not are_flags(targets)):
+        kind = "shares of classes" if loss.labels else "floats other than 0 and 1"
+        raise BadOption(
+            f"metric 'accuracy' compares classes, but the targets are {kind}; give class numbers as whole "
+            "numbers or with --data.classes N, or choose other --metrics"
+        )
 
 
 def _metric(spec: object) -> Metric:
