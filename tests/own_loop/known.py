@@ -18,9 +18,7 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
 }
 """Loops that are refused when they come to what is refused, after updates that were right."""
 
-BROKEN: dict[str, tuple[int, ...]] = {
-    "noise_on_the_weights": (2, 3),
-}
+BROKEN: dict[str, tuple[int, ...]] = {}
 """Loops that end otherwise than in plain torch, with the world sizes on which they do."""
 
 REFUSED_BY_MESSAGES: tuple[str, ...] = ("sparse_adam",)

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tutti.comm.base import Communicator, cut
@@ -23,7 +31,10 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", float, Tensor)
 
 AHEAD = 32
-"""Batches of indices that rank 0 draws from the loader's sampler at a time."""
+"""Batches of indices that are drawn from a loader's sampler at a time, if it draws no random numbers then."""
+
+AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers that draw all random numbers of an epoch at its beginning."""
 
 
 @dataclass
@@ -60,6 +71,7 @@ class OwnLoop:
         last: the batch that was dealt last, also without gradients, such as one to evaluate.
         open: the iterations that go on, the innermost last.
         deals: the counts of the batch that a tensor belongs to.
+        loaders: of the parts of a loader whose workers are to live on.
         exchange: of the models' gradients.
     """
 
@@ -72,6 +84,7 @@ class OwnLoop:
     def __post_init__(self) -> None:
         self.exchange = GradientExchange(self.comm)
         self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
+        self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self._looking: set[nn.Module] = set()
 
     @property
@@ -150,7 +163,11 @@ class Looking:
 
 
 class _Dealing:
-    """A batch sampler: of rank 0's batches this rank's part of each, or every so many-th, whole."""
+    """A batch sampler: of rank 0's batches this rank's part of each, or every so many-th, whole.
+
+    Every rank draws them all from a sampler of its own, so that random numbers go on as in plain torch. What
+    is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
+    """
 
     def __init__(self, batches: Iterable[list[Any]], job: OwnLoop) -> None:
         self.batches, self.job = batches, job
@@ -158,8 +175,12 @@ class _Dealing:
         self.seen = 0
 
     def __iter__(self) -> Iterator[list[Any]]:
+        self.deals, self.seen = [], 0
+        # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
+        return self._own(iter(self.batches))
+
+    def _own(self, source: Iterator[list[Any]]) -> Iterator[list[Any]]:
         comm, together = self.job.comm, self.job.pace is Pace.TOGETHER
-        source = iter(self.batches) if comm.rank == 0 else iter(())
         while True:
             drawn = [list(batch) for batch in islice(source, self._ahead())]
             shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
@@ -177,27 +198,46 @@ class _Dealing:
         """How many batches to draw at a time; None: all, so that nobody waits for rank 0 in the epoch."""
         if self.job.pace is Pace.FREE and isinstance(self.batches, Sized):
             return None
+        if self.job.comm.size == 1 or not _draws_at_once(self.batches):
+            return 1
         return AHEAD if self.job.pace is Pace.TOGETHER else AHEAD * self.job.comm.size
+
+
+def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
+    if type(batches) is not BatchSampler or type(batches.sampler) not in AT_ONCE:
+        return False
+    return not (isinstance(batches.sampler, RandomSampler) and batches.sampler.replacement)
 
 
 def from_loader(loader: DataLoader[Any], job: OwnLoop) -> Iterator[Any]:
     """The rank's own part of a loader's batches; it reads no other samples."""
+    own = job.loaders.get(loader)
+    if own is None:
+        own = _own_loader(loader, job)
+    if loader.persistent_workers:
+        job.loaders[loader] = own
+    dealing = cast("_Dealing", own.batch_sampler)
+    for batch in own:
+        yield _deal(batch, dealing.deals.pop(0), job)
+    if job.pace is not Pace.TOGETHER:
+        _complete_round(dealing.seen, job)
+
+
+def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
     dealing = _Dealing(cast("Iterable[list[Any]]", loader.batch_sampler), job)
-    own = DataLoader(
+    return DataLoader(
         loader.dataset,
-        batch_sampler=dealing,
+        batch_sampler=cast("BatchSampler", dealing),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
     )
-    for batch in own:
-        yield _deal(batch, dealing.deals.pop(0), job)
-    if job.pace is not Pace.TOGETHER:
-        _complete_round(dealing.seen, job)
 
 
 def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:

@@ -6,6 +6,10 @@ with.
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -57,6 +61,18 @@ def weights(*models: nn.Module) -> list[dict[str, Tensor]]:
 
 def gradients(model: nn.Module) -> list[Tensor | None]:
     return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+
+
+@contextmanager
+def children_allowed() -> Iterator[None]:
+    """The ranks of a test are daemons, which multiprocessing lets have no children."""
+    config = multiprocessing.current_process()._config
+    kept = config.get("daemon")
+    config["daemon"] = False
+    try:
+        yield
+    finally:
+        config["daemon"] = kept
 
 
 def train(job: Job, model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     adam,
     batches,
+    children_allowed,
     fit,
     gradients,
     loop,
@@ -540,21 +542,65 @@ def a_loader_that_is_shuffled_by_the_seed(job: Job) -> Outcome:
     return weights(model)
 
 
-@loop
-def noise_on_the_weights(job: Job) -> Outcome:
-    """Langevin dynamics: the noise is that of the program's seed, on a loader that is shuffled by it."""
+def diffuse(job: Job, loaders: Iterable[DataLoader]) -> Outcome:
+    """Langevin dynamics: the noise is that of the program's seed, as is what the loaders draw of it."""
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
     torch.manual_seed(5)
-    for _ in range(2):
-        for inputs, targets in job.shard(DataLoader(samples(), 4, shuffle=True)):
+    for loader in loaders:
+        for number, (inputs, targets) in enumerate(job.shard(loader)):
             optimizer.zero_grad()
             fit(model, inputs, targets).backward()
             optimizer.step()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.randn_like(parameter), alpha=0.01)
+            if number == 1:
+                break
     return weights(model)
+
+
+@loop
+def noise_on_the_weights(job: Job) -> Outcome:
+    return diffuse(job, [DataLoader(samples(), 4, shuffle=True) for _ in range(2)])
+
+
+@loop
+def noise_and_a_sampler_with_replacement(job: Job) -> Outcome:
+    """It draws from the generator that it was given, which the loader does, too."""
+    generator = torch.Generator().manual_seed(5)
+    sampler = RandomSampler(samples(), replacement=True, num_samples=70, generator=generator)
+    return diffuse(job, [DataLoader(samples(), 4, sampler=sampler, generator=generator)] * 2)
+
+
+class Roaming(Sampler[list[int]]):
+    """Draws for each batch when it is asked for that, and once when it is asked to begin."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = int(torch.randint(11, ()))
+        return ([first, *torch.randint(11, (3,)).tolist()] for _ in range(3))
+
+
+@loop
+def noise_and_a_sampler_that_draws_as_it_goes(job: Job) -> Outcome:
+    return diffuse(job, [DataLoader(samples(), batch_sampler=Roaming())] * 2)
+
+
+def with_a_worker(job: Job, **options: Any) -> Outcome:
+    loader = DataLoader(samples(), 4, shuffle=True, num_workers=1, multiprocessing_context="fork", **options)
+    with children_allowed():
+        return diffuse(job, [loader] * 3)
+
+
+@loop
+def noise_and_workers(job: Job) -> Outcome:
+    return with_a_worker(job)
+
+
+@loop
+def noise_and_workers_that_live_on(job: Job) -> Outcome:
+    """Such a loader draws a seed for its workers once, not in each epoch."""
+    return with_a_worker(job, persistent_workers=True)
 
 
 @loop
