@@ -9,6 +9,9 @@ VENV := .venv$(addprefix -torch-,$(OTHER_TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# Hundreds of processes of the tests import the same modules: whoever keeps no bytecode pays for that in minutes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: train test test-processors test-mutations test-gpu check format clean
 
 train: $(VENV)/installed ## train a network on every core of this machine
@@ -16,8 +19,8 @@ train: $(VENV)/installed ## train a network on every core of this machine
 
 test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that torch, in an environment of its own
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not serial and not cluster' || failed=1; \
-	$(BIN)/python -m pytest -m 'serial or cluster' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not serial' || failed=1; \
+	$(BIN)/python -m pytest -m serial $$(grep -rl --include='*.py' 'mark\.serial' tests) || failed=1; \
 	exit $$failed
 
 TESTS ?=

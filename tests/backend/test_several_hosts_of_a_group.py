@@ -1,7 +1,6 @@
 """A process group whose ranks are on several hosts, joined by MPI."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from torch import distributed
 from tests.backend.process_groups import Ranks
 from tests.cluster.hosts import Hosts, why_not
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
+from tests.preloaded import interpreter
 
 PROGRAM = Path(__file__).with_name("on_several_hosts.py")
 LEAVING = PROGRAM.with_name("leaving.py")
@@ -94,7 +94,7 @@ def test_hosts_with_names_and_networks_of_their_own_add_up():
     if reason:
         pytest.skip(reason)
     with Hosts(["a", "b"]) as hosts:
-        program = [sys.executable, str(PROGRAM.with_name("summing.py"))]
+        program = [*interpreter(), str(PROGRAM.with_name("summing.py"))]
         outcome = hosts.mpirun({"a": 1, "b": 2}, program)
     assert outcome.returncode == 0, outcome.stderr
     lines = outcome.stdout.splitlines()

@@ -160,8 +160,6 @@ class Hosts:
             # The veth pair goes with the namespaces that hold its ends.
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
             shutil.rmtree(ETC / space, ignore_errors=True)
-        if ETC.is_dir() and not any(ETC.iterdir()):
-            ETC.rmdir()
         shutil.rmtree(self._folder)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts, why_not
 from tests.mpi.mpirun import PROGRAMS, needs_mpirun, results
+from tests.preloaded import interpreter
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
 
@@ -38,13 +38,13 @@ def test_hosts_have_their_own_names_and_reach_each_other(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize(("on_a", "on_b"), [(1, 1), (2, 3)])
 def test_contract_across_hosts(hosts: Hosts, on_a: int, on_b: int) -> None:
-    done = hosts.mpirun({"a": on_a, "b": on_b}, [sys.executable, str(PROGRAMS / "contract.py")])
+    done = hosts.mpirun({"a": on_a, "b": on_b}, [*interpreter(), str(PROGRAMS / "contract.py")])
     assert results(done) == [{"hosts": 2, "size": on_a + on_b, "failures": {}}], done.stderr
     assert done.returncode == 0
 
 
 def test_every_rank_of_both_hosts_learns_whom_it_lost(hosts: Hosts, tmp_path: Path) -> None:
-    program = [sys.executable, str(PROGRAMS / "lost_rank.py"), "-", "all_reduce", "kill", str(tmp_path)]
+    program = [*interpreter(), str(PROGRAMS / "lost_rank.py"), "-", "all_reduce", "kill", str(tmp_path)]
     done = hosts.mpirun({"a": 2, "b": 2}, program, options=["--with-ft", "ulfm"])
     found = results(done)
     assert sorted((line["rank"], line["lost"]) for line in found) == [(0, [3]), (1, [3]), (2, [3])], (

@@ -20,8 +20,6 @@ from tutti.comm.host import HostCommunicator
 from tutti.launch.sampling import Probe, Sampler, sampling
 from tutti.usage import read_usage, usage_file
 
-pytestmark = pytest.mark.serial
-
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -53,6 +51,7 @@ def in_state(process: subprocess.Popen[bytes], state: str) -> None:
         assert time.monotonic() < deadline
 
 
+@pytest.mark.serial
 def test_a_rank_that_computes_is_seen_to_compute(busy: subprocess.Popen[bytes]) -> None:
     probe = Probe({0: busy.pid}, CORES)
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
     launcher ── starts ──▶ stub ── arguments, environment, streams ──▶ server ── forks ──▶ program
 
-Importing torch costs every rank seconds; a stub starts in milliseconds. To the launcher it is the rank:
+Importing torch costs every rank seconds; a stub starts in milliseconds. To the launcher it is the rank, and
 lives as long as the program, passes signals on to it and ends as it ends.
 The program of a stub that is gone is killed.
 """

@@ -14,6 +14,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ PRELOADED = (
     "tutti.experiments.train",
 )
 PR_SET_PDEATHSIG = 1
+NAMESPACES = ("uts", "net", "mnt")
+"""What tells one host from another where tests make hosts, as the kernel calls them."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def serve(listener: socket.socket) -> Job | None:
                 job, streams = _receive(stub)
                 process = os.fork()
                 if process == 0:
+                    _enter_host(_process_of(stub))
                     _become(server, streams)
                     for descriptor in [*ends, *stubs, stub.detach()]:
                         os.close(descriptor)
@@ -107,6 +111,22 @@ def _receive(stub: socket.socket) -> tuple[Job, list[int]]:
     length, streams, _, _ = socket.recv_fds(stub, 4, 3)
     text = stub.recv(int.from_bytes(length), socket.MSG_WAITALL)
     return Job(**json.loads(text)), streams
+
+
+def _process_of(stub: socket.socket) -> int:
+    """The process at the other end."""
+    found = stub.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[0])
+
+
+def _enter_host(process: int) -> None:
+    """Be where a process is, if that is on a host of its own."""
+    enter = ctypes.CDLL(None, use_errno=True).setns
+    for name in NAMESPACES:
+        with open(f"/proc/{process}/ns/{name}") as there:
+            same = os.path.samestat(os.fstat(there.fileno()), os.stat(f"/proc/self/ns/{name}"))
+            if not same and enter(there.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"cannot enter the {name} namespace of {process}")
 
 
 def _become(server: int, streams: list[int]) -> None:
