@@ -190,6 +190,62 @@ def test_what_the_other_process_has_done_is_not_done_again() -> None:
     assert (second == os.getpid()) == (here == 1)
 
 
+class Counting(nn.Module):
+    """A layer with what normalisation keeps: floats, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def put(self, number: int) -> None:
+        """Set all of it."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.detach().fill_(number)
+
+    def held(self) -> set[float]:
+        """The numbers that are there."""
+        held = (*self.parameters(), *self.buffers())
+        return {float(n) for tensor in held for n in tensor.detach().flatten()}
+
+
+class OfKeras(Counting):
+    """The same with statistics as parameters that are not trained."""
+
+    __module__ = "keras.src.models"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variance = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+
+
+@pytest.mark.parametrize("kind", [Counting, OfKeras])
+@pytest.mark.parametrize("beside_training", [True, False])
+def test_statistics_are_evaluated_as_they_were_with_the_weights(
+    kind: type[Counting], beside_training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, module = os.getpid(), kind()
+
+    def check() -> Tally:
+        tally = Tally()
+        while not beside_training and os.getpid() != here:
+            signal.pause()
+        (tally.samples,) = map(int, module.held())
+        return tally
+
+    process = Beside(Replica(module), check)
+    for number in (1, 2):
+        module.put(number)
+        process.snapshot()
+    module.put(3)
+    while beside_training and process.poll() < 2:
+        process._connection.poll(60)
+    process.finish()
+    assert [int(process.take()[0][0]) for _ in range(2)] == [1, 2]
+    assert module.held() == {3.0}
+
+
 def test_an_error_beside_training_is_an_error_of_training() -> None:
     def broken() -> Tally:
         raise ValueError("no such class")

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tutti.replica import Replica
+from tutti.training.evaluate import keras_statistics
 from tutti.training.tally import Tally
 
 SNAPSHOT_BYTES: Final = 256 << 20
@@ -52,6 +53,12 @@ class Beside:
 
     def __init__(self, replica: Replica, evaluate: Callable[[], Tally]) -> None:
         self._replica, self._evaluate = replica, evaluate
+        # What forward passes change in training; counters are whole numbers.
+        module = replica.module
+        counters = [
+            buffer for buffer in module.buffers() if not buffer.is_floating_point() and buffer.numel()
+        ]
+        self._buffers = [*replica.buffers, *counters, *keras_statistics(module)]
         self._slots = _make_slots(self._vectors())
         self._free = list(range(len(self._slots)))
         self._asked: deque[tuple[int, int]] = deque()
@@ -100,7 +107,7 @@ class Beside:
         """End the process, and evaluate here what it has not done."""
         self.poll()
         self.close()
-        own = [vector.clone() for vector in self._replica.buffers]
+        own = [tensor.clone() for tensor in self._buffers]
         try:
             for number, slot in self._asked:
                 self._look_at(self._slots[slot])
@@ -118,7 +125,7 @@ class Beside:
             self._pid = 0
 
     def _vectors(self) -> list[Tensor]:
-        return [*(flat.weights for flat in self._replica.flats), *self._replica.buffers]
+        return [*(flat.weights for flat in self._replica.flats), *self._buffers]
 
     def _receive(self) -> None:
         try:
@@ -153,7 +160,7 @@ class Beside:
         """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
         weights, buffers = vectors[: len(self._replica.flats)], vectors[len(self._replica.flats) :]
         self._replica.look_at(weights)
-        for buffer, kept in zip(self._replica.buffers, buffers, strict=True):
+        for buffer, kept in zip(self._buffers, buffers, strict=True):
             buffer.copy_(kept)
 
 
@@ -168,7 +175,9 @@ def _make_slots(vectors: list[Tensor]) -> list[list[Tensor]]:
         starts = [slot * each + sum(sizes[:i]) for i in range(len(sizes))]
         slots.append(
             [
-                torch.frombuffer(memory, dtype=vector.dtype, count=len(vector), offset=start)
+                torch.frombuffer(memory, dtype=vector.dtype, count=vector.numel(), offset=start).view(
+                    vector.shape
+                )
                 for vector, start in zip(vectors, starts, strict=True)
             ]
         )

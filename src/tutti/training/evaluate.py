@@ -116,12 +116,16 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
     """
     if comm.size == 1:
         return
-    statistics = list(replica.buffers)
-    if is_of_keras(replica.module):
-        fixed = (p.detach() for p in replica.module.parameters() if not p.requires_grad)
-        statistics += [parameter for parameter in fixed if parameter.is_floating_point()]
-    for buffer in statistics:
+    for buffer in [*replica.buffers, *keras_statistics(replica.module)]:
         # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
         mean = buffer.to(device="cpu", dtype=torch.float64).flatten()
         comm.all_reduce(mean)
         buffer.copy_(mean.div_(comm.size).view(buffer.shape))
+
+
+def keras_statistics(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters that Keras has for floating-point buffers, such as BatchNorm's statistics."""
+    if not is_of_keras(module):
+        return []
+    fixed = (parameter.detach() for parameter in module.parameters() if not parameter.requires_grad)
+    return [parameter for parameter in fixed if parameter.is_floating_point()]
