@@ -60,6 +60,30 @@ class Output:
         return None if stdout is None or stdout.problem is None else stdout.problem.strerror
 
 
+def say_last(text: str) -> None:
+    """Write out what is buffered, and then `text` to standard error: the process is about to be gone.
+
+    What cannot be written is lost, whatever the program has made of its streams.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # None, closed, or of a class that fails in its own way
+            stream.flush()
+    data = text.encode(errors="backslashreplace")
+    with suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    """What tells whether two descriptors lead to the same file, pipe or terminal.
+
+    Raises:
+        OSError: the descriptor is closed.
+    """
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino
+
+
 @contextmanager
 def lasting_output() -> Iterator[Output]:
     """Have what this process prints outlast a full disk, inside of the block.

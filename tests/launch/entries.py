@@ -88,6 +88,35 @@ def die(comm: Communicator, payload: bytes) -> object:
     return None
 
 
+def close_descriptors(comm: Communicator, payload: bytes) -> object:
+    """Rank 1 closes all that it has open, opens files in their place, and ends as the payload says."""
+    how, folder = payload.decode().split(" ", 1)
+    comm.barrier()
+    if comm.rank == 1:
+        os.closerange(3, 64)
+        files = [(Path(folder) / str(number)).open("w") for number in range(32)]
+        if how == "raise":
+            raise ValueError("seven is not a colour")
+        return files
+    comm.barrier()
+    return None
+
+
+def fork_here(comm: Communicator, payload: bytes) -> object:
+    """Rank 1 forks a process that ends like a program of its own, before the rank itself does."""
+    if comm.rank == 1:
+        child = os.fork()
+        if child == 0 and payload == b"raise":
+            raise SystemExit(3)
+        if child == 0:
+            return None
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) != (3 if payload == b"raise" else 0):
+            raise ValueError(f"the process ended with {status}")
+    comm.barrier()
+    return comm.rank
+
+
 def wait_for_ever(comm: Communicator, payload: bytes) -> object:
     """Write down this rank's processes and MPI's files; rank 0 does not listen to SIGTERM."""
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])

@@ -1,4 +1,4 @@
-"""A program for `mpirun -n N python in_mpi.py start ENTRY PAYLOAD` or `... join`."""
+"""A program for `mpirun -n N python in_mpi.py start ENTRY PAYLOAD` or `... join HOW`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def main() -> None:
         return
     comm = join()
     assert join() is comm
+    if comm.rank == 1 and sys.argv[2] == "exit":
+        sys.exit(3)
     if comm.rank == 1:
         raise ValueError("seven is not a colour")
     comm.barrier()

@@ -39,5 +39,6 @@ def wait_for_files(paths: Iterable[Path], patience_s: float = 2 * PATIENCE_S) ->
 
 
 def shared_memory_files() -> set[str]:
-    """What lies in /dev/shm, but for what MPI programs that run meanwhile put there."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sm_segment")}
+    """What lies in /dev/shm, but for what MPI programs and process pools that run meanwhile put there."""
+    others = ("sm_segment", "tutti-mpi-", "sem.mp-")
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)}

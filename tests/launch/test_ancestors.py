@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,3 +74,21 @@ def test_the_launcher_and_what_is_between_are_followed(
     monkeypatch.setattr(ancestors, "follow", seen.extend)
     ancestors.follow_launcher()
     assert seen == followed
+
+
+@pytest.mark.parametrize(("listens", "returncode"), [(True, 0), (False, -signal.SIGKILL)])
+def test_a_rank_whose_launcher_was_killed_before_it_came_to_import_us_ends(
+    listens: bool, returncode: int
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()
+        told = {"PMIX_SERVER_URI41": f"prterun-a-7@0.0;tcp4://127.0.0.1:{server.getsockname()[1]}"}
+        rank = subprocess.run(
+            [sys.executable, "-c", "import tutti"],
+            env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2", **told},
+            timeout=60,
+            check=False,
+        )
+    assert rank.returncode == returncode

@@ -228,7 +228,12 @@ def test_under_the_users_mpirun_a_user_error_is_said_once() -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
-def test_an_exception_in_a_loop_of_ones_own_ends_the_job() -> None:
-    done = under_mpirun("join")
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("raise", "ValueError: seven is not a colour"), ("exit", "tutti: error: lost rank 1: it left")],
+)
+def test_a_rank_that_ends_early_in_a_loop_of_ones_own_ends_the_job(how: str, said: str) -> None:
+    done = under_mpirun("join", how)
     assert done.returncode == 1
-    assert done.stderr.count("ValueError: seven is not a colour") == 1
+    assert done.stderr.count(said) == 1
+    assert "MPI_ABORT" not in done.stderr, "a page of MPI's would hide what has been said"

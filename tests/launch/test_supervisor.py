@@ -82,6 +82,22 @@ def test_a_rank_that_dies_is_named(how: str, why: str) -> None:
     assert caught.value.ranks == [1]
 
 
+@pytest.mark.parametrize("how", ["raise", "return"])
+def test_a_rank_that_has_closed_its_pipe_is_named_and_writes_into_no_other_file(
+    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PeerLost) as caught:
+        start("tests.launch.entries:close_descriptors", f"{how} {tmp_path}".encode(), make_plan(2))
+    assert caught.value.ranks == [1]
+    assert ("ValueError: seven is not a colour" in capfd.readouterr().err) == (how == "raise")
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 32
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+def test_a_process_that_a_rank_forks_does_not_end_the_rank(how: str) -> None:
+    assert start("tests.launch.entries:fork_here", how.encode(), make_plan(2)) == 0
+
+
 def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
     child = start("tests.launch.entries:leave_a_child", b"", make_plan(2))
     assert isinstance(child, int)

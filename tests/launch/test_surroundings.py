@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from tutti.errors import UserError
-from tutti.launch.surroundings import ALONE, Launcher, started_by
+from tutti.launch.surroundings import ALONE, Launcher, ends_with_a_rank, started_by
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -43,6 +43,13 @@ def test_open_mpi_tells_rank_size_and_place() -> None:
         Launcher.MPIRUN, 5, 8, 1, 4,
     )  # fmt: skip
     assert found.mpi
+
+
+def test_only_open_mpi_without_fault_tolerance_ends_a_job_with_its_first_rank() -> None:
+    started = {"OMPI_COMM_WORLD_SIZE": "2"}
+    assert ends_with_a_rank(started)
+    assert not ends_with_a_rank({**started, "OMPI_MCA_mpi_ft_enable": "1"})
+    assert not ends_with_a_rank(SRUN)
 
 
 def test_mpich_and_intel_mpi_are_recognised() -> None:

@@ -3,16 +3,18 @@
     mpirun ── (prted, or a shell) ── rank: a thread that sleeps until one of them is gone
 
 MPI itself notices it after seconds, or in a rank that computes not at all, and leaves the shared memory that
-it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank.
+it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank. One
+that was still importing something else then finds nobody who listens where its launcher said it would.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -26,7 +28,11 @@ LAUNCHERS: Final = (
 )
 """The programs that start ranks, on the first host and on others, as the kernel names them."""
 
+ANSWER_S: Final = 2.0
+"""How long a launcher may take to accept a connection before it is taken to be there, and busy."""
+
 _NAME_BYTES: Final = 15
+_SESSION: Final = "ompi."
 
 _followed: set[int] = set()
 
@@ -42,6 +48,9 @@ def follow_launcher() -> None:
     known = {name[:_NAME_BYTES] for name in LAUNCHERS}
     ancestors = list(_ancestors())
     last = max((place for place, (_, name) in enumerate(ancestors) if name in known), default=-1)
+    if last < 0 and _nobody_listens(os.environ):
+        # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
+        _end()
     # A shell between the launcher and the rank counts too: without it the rank is no descendant any more.
     follow([process for process, _ in ancestors[: last + 1]])
 
@@ -55,28 +64,40 @@ def follow(processes: Sequence[int]) -> None:
     threading.Thread(target=_wait, args=(wanted,), name="tutti-launcher", daemon=True).start()
 
 
+def _nobody_listens(environ: Mapping[str, str]) -> bool:
+    """Whether the connection is refused to the server to which MPI's start would connect this rank (PMIx)."""
+    import socket  # `import tutti` imports this module, and is to be quick.
+
+    told = (value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI"))
+    _, _, place = next(told, "").partition(";tcp4://")
+    host, _, port = place.partition(":")
+    if not port.isdecimal():
+        return False
+    with socket.socket() as connection:
+        connection.settimeout(ANSWER_S)
+        return connection.connect_ex((host, int(port))) == errno.ECONNREFUSED
+
+
 def _wait(processes: Sequence[int]) -> None:
-    _end(_first_gone(processes))
+    _wait_until_one_is_gone(processes)
+    _end()
 
 
-def _first_gone(processes: Sequence[int]) -> int:
-    """Return when one of them is gone: which."""
-    poll, followed = select.poll(), {}
+def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
+    poll = select.poll()
     for process in processes:
         try:
-            descriptor = os.pidfd_open(process)
+            poll.register(os.pidfd_open(process), select.POLLIN)
         except ProcessLookupError:
-            return process
-        followed[descriptor] = process
-        poll.register(descriptor, select.POLLIN)
-    return followed[poll.poll()[0][0]]
+            return
+    poll.poll()
 
 
-def _end(gone: int) -> None:
+def _end() -> None:
     """Leave nothing behind, and no process."""
     for segment in mpi_segments():
         Path(segment).unlink(missing_ok=True)
-    remove_session(gone)
+    _remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
     for process in _descendants(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -92,10 +113,16 @@ def mpi_segments() -> tuple[str, ...]:
 
 def remove_session(launcher: int) -> None:
     """Remove the folder that Open MPI's launcher, a process that was killed, has left."""
-    import shutil  # `import tutti` imports this module, and is to be quick.
-    import tempfile
+    import tempfile  # `import tutti` imports this module, and is to be quick.
 
-    shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{launcher}"), ignore_errors=True)
+    _remove_session(Path(tempfile.gettempdir(), f"{_SESSION}{launcher}"))
+
+
+def _remove_session(folder: Path) -> None:
+    import shutil
+
+    if folder.name.startswith(_SESSION):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ancestors() -> Iterator[tuple[int, str]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import time
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
-from tutti.errors import PeerLost, UserError
+from tutti.errors import PeerLost, TuttiError, UserError
 from tutti.launch.allocator import keep_memory
-from tutti.launch.surroundings import started_by
+from tutti.launch.surroundings import ends_with_a_rank, started_by
+from tutti.output import say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -83,30 +86,56 @@ def join_mpi(threads: int | None) -> Communicator:
             "launcher of the MPI library that mpi4py uses. Start the ranks with that library's mpirun; under "
             "Slurm, try 'srun --mpi=pmix', or 'srun --mpi=list' to see what there is"
         )
-    sys.excepthook = _end_job
+    _see_to_the_end(comm.node)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
 
 
-def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What becomes of an exception that nothing caught in a rank of an MPI job."""
-    end_mpi_job(error, trace)
+def _see_to_the_end(node: Communicator) -> None:
+    """Have no rank of the MPI job wait for ever for this one, however the program ends.
+
+    Args:
+        node: the ranks of this host; they are told that this one has left. MPI ends together with all ranks.
+    """
+    own, usual = os.getpid(), sys.excepthook
+
+    def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == own:
+            end_mpi_job(error, trace)
+        else:
+            usual(kind, error, trace)
+
+    def leave() -> None:
+        if os.getpid() == own:
+            node.close()
+
+    sys.excepthook = end_job
+    atexit.register(leave)
 
 
-def end_mpi_job(error: BaseException, trace: TracebackType | None) -> None:
+def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Say what happened, the last thing that the job says, and end all its ranks."""
-    from tutti.comm.mpi import abort
+    rank, code, known = started_by().rank, 1, isinstance(error, UserError | PeerLost)
+    try:
+        if known:
+            # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
+            # And a lost peer is a consequence: its own last words come first.
+            code = cast("TuttiError", error).exit_code
+            time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _LATER_S * rank))
+            say_last(f"tutti: error: {error}\n")
+        else:
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            say_last(f"rank {rank} failed:\n{text}\n")
+    finally:
+        end_ranks(code)
 
-    sys.stdout.flush()
-    rank = started_by().rank
-    if isinstance(error, UserError | PeerLost):
-        # As a rule all ranks find the same mistake at the same time: the first to speak ends the others. And
-        # a lost peer is a consequence: its own last words come first.
-        time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _LATER_S * rank))
-        print(f"tutti: error: {error}", file=sys.stderr, flush=True)
-        abort(error.exit_code)
-    else:
-        text = "".join(traceback.format_exception(type(error), error, trace))
-        print(f"rank {rank} failed:\n{text}", file=sys.stderr, flush=True)
-        abort(1)
+
+def end_ranks(code: int) -> NoReturn:
+    """End all ranks of the MPI job, this one at once, with an exit code that is not 0."""
+    if not ends_with_a_rank(os.environ):
+        from tutti.comm.mpi import abort
+
+        abort(code)
+    # The page that Open MPI prints about MPI_Abort would hide what has been said before it.
+    os._exit(code)

@@ -21,7 +21,7 @@ from tutti.launch.letters import Address, Arrived
 from tutti.launch.plan import share_host
 from tutti.launch.reports import Report, failure, without_launcher
 from tutti.launch.surroundings import started_by
-from tutti.output import lasting_output
+from tutti.output import lasting_output, say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -152,13 +152,12 @@ def _done(value: object) -> Report:
 
 def _fail(start: MpiStart, error: BaseException, frames: TracebackType | None) -> None:
     """Report the exception to the process that ran mpirun, or else say it here; end the job."""
-    from tutti.comm.mpi import abort
-    from tutti.launch.join import end_mpi_job
+    from tutti.launch.join import end_mpi_job, end_ranks
 
-    sys.stdout.flush()
     report = failure(started_by().rank, error, frames, at=time.time())
     if start.address.send(report):
-        abort(error.exit_code if isinstance(error, UserError) else 1)
+        say_last("")
+        end_ranks(error.exit_code if isinstance(error, UserError) else 1)
     end_mpi_job(error, frames)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import pickle
@@ -9,14 +10,17 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from tutti.launch import surroundings
 from tutti.launch.allocator import keep_memory
 from tutti.launch.entry import load_entry
 from tutti.launch.fork_server import Descriptors, Start
 from tutti.launch.reports import Report, failure, without_launcher
-from tutti.output import lasting_output
+from tutti.output import identity, lasting_output, say_last
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,22 @@ class Job:
 
 def run(start: Start, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
+    own, reports = os.getpid(), identity(files.reports)
     with lasting_output():
         try:
             job = _settle_in(start, files)
-            report = _run(start, job, files.arena)
+            comm = _join(start, files.arena)
+            value = load_entry(start.entry)(comm, job.payload)
+            if os.getpid() != own:
+                # A process that the program has forked: it may end, but not in the rank's name.
+                return
+            comm.close()
+            report = done(start.rank, value)
         except BaseException as error:
-            _fail(start.rank, files.reports, error, without_launcher(error.__traceback__))
-        _send(files.reports, report)
+            if os.getpid() != own:
+                raise
+            report = failure(start.rank, error, without_launcher(error.__traceback__))
+        _tell(report, files.reports, reports)
 
 
 def _settle_in(start: Start, files: Descriptors) -> Job:
@@ -72,8 +85,8 @@ def _settle_in(start: Start, files: Descriptors) -> Job:
     return job
 
 
-def _run(start: Start, job: Job, arena: int) -> Report:
-    """Join the other ranks and run the entry."""
+def _join(start: Start, arena: int) -> Communicator:
+    """Join the other ranks."""
     import torch
 
     from tutti.comm.arena import Arena
@@ -83,9 +96,7 @@ def _run(start: Start, job: Job, arena: int) -> Report:
     torch.set_num_threads(start.threads)
     comm = HostCommunicator(Arena.attach(arena), start.block, start.rank, start.size)
     adopt(comm)
-    value = load_entry(start.entry)(comm, job.payload)
-    comm.close()
-    return done(start.rank, value)
+    return comm
 
 
 def done(rank: int, value: object) -> Report:
@@ -105,18 +116,29 @@ def _read(descriptor: int) -> bytes:
     return bytes(data)
 
 
-def _fail(rank: int, reports: int, error: BaseException, frames: TracebackType | None) -> None:
-    """Report the exception and be gone at once: the peers notice, the supervisor ends them."""
-    # After another rank's failure nobody may be there to read this one.
-    with suppress(BrokenPipeError):
-        _send(reports, failure(rank, error, frames))
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError):
-            stream.flush()
-    os._exit(1)
+def _tell(report: Report, pipe: int, opened: tuple[int, int]) -> None:
+    """Send the report; of a failure, be gone at once: the peers notice, the supervisor ends them.
 
-
-def _send(descriptor: int, report: Report) -> None:
-    data = memoryview(report.encoded())
-    while data:
-        data = data[os.write(descriptor, data) :]
+    Args:
+        report: how this rank has ended.
+        pipe: the descriptor to write to.
+        opened: the identity of what it led to at first: the program may have closed it, and opened a file.
+    """
+    untold = ""
+    try:
+        if identity(pipe) != opened:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        data = memoryview(report.encoded())
+        while data:
+            data = data[os.write(pipe, data) :]
+    except BrokenPipeError:
+        # After another rank's failure nobody may be there to read this one.
+        pass
+    except OSError as error:
+        untold = (
+            f"{report.traceback}tutti: rank {report.rank} cannot report how it ended ({error.strerror}): the "
+            "program has closed descriptors that it had not opened; let it close its own files alone\n"
+        )
+    if report.failed or untold:
+        say_last(untold)
+        os._exit(1)

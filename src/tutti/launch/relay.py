@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from tutti.errors import no_room
+from tutti.output import identity
 
 _PIECE: Final = 1 << 16
 _CLEAR: Final = b"\r\x1b[K"
@@ -131,7 +132,7 @@ class Relay:
 
     def __init__(self, ranks: int, to: tuple[int, int] = (1, 2)) -> None:
         # What a rank writes to both stays in order if both go to one place.
-        places = to[:1] if _identity(to[0]) == _identity(to[1]) else to
+        places = to[:1] if identity(to[0]) == identity(to[1]) else to
         targets = [_Target(place, os.isatty(place)) for place in places]
         self._sources: list[_Source] = []
         self.outputs: list[tuple[int, int]] = []
@@ -193,9 +194,3 @@ class Relay:
         os.close(self._ending)
         for source in self._sources:
             source.close()
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    """What tells whether two descriptors lead to the same file, pipe or terminal."""
-    stat = os.fstat(descriptor)
-    return stat.st_dev, stat.st_ino

@@ -101,4 +101,3 @@ def _in_mpi_job(entry: str, payload: bytes, plan: Plan, announce: Callable[[str]
         return load_entry(entry)(comm, payload)
     except BaseException as error:
         end_mpi_job(error, without_launcher(error.__traceback__))
-        raise

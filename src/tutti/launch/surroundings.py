@@ -96,6 +96,15 @@ def mpi_place(environ: Mapping[str, str]) -> Surroundings | None:
     return _open_mpi(environ) or _slurm(environ) or _pmi(environ)
 
 
+def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
+
+    Open MPI's does, unless it is to go on without ranks that have died (`--with-ft ulfm`).
+    """
+    tolerant = environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")
+    return "OMPI_COMM_WORLD_SIZE" in environ and not tolerant
+
+
 def _open_mpi(environ: Mapping[str, str]) -> Surroundings | None:
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
