@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual_communicator import VirtualCommunicator
 from tutti.errors import BadModel
+from tutti.replica import Memory
 from tutti.strategies import Home
-from tutti.strategies.placement import place
+from tutti.strategies.placement import place, visible_memory
 
 
 class Mixed(nn.Module):
@@ -37,7 +40,7 @@ def state(comm: Communicator, home: Home) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("home", list(Home))
-@pytest.mark.parametrize("hosts", [1, 3, (2, 3)], ids=str)
+@pytest.mark.parametrize("hosts", [1, 2, 3, (2, 3), (1, 2), (1, 1)], ids=str)
 def test_every_rank_begins_with_the_values_of_rank_0(home: Home, hosts: int | tuple[int, ...]) -> None:
     world = VirtualWorld(hosts) if isinstance(hosts, int) else VirtualWorld(sum(hosts), hosts)
     for found in world.run(state, home):
@@ -65,12 +68,14 @@ def test_private_weights_are_each_ranks_own() -> None:
 
 
 def test_a_gradient_from_before_is_forgotten() -> None:
-    def gradient(comm: Communicator) -> Tensor:
+    def gradients(comm: Communicator) -> list[bool]:
         module = Mixed(0)
         module.linear.weight.grad = torch.ones(2, 3)
-        return place(module, comm, Home.SHARED).flats[0].rows
+        replica = place(module, comm, Home.SHARED)
+        comm.barrier()  # each rank forgets its own
+        return [bool(flat.rows.any()) for flat in replica.flats]
 
-    assert not VirtualWorld(2).run(gradient)[0].any()
+    assert VirtualWorld(2).run(gradients) == [[False, False]] * 2
 
 
 def test_models_that_differ_are_refused_on_every_rank() -> None:
@@ -90,3 +95,94 @@ def test_models_that_differ_are_refused_on_every_rank() -> None:
 def test_a_lazy_model_is_refused() -> None:
     with pytest.raises(BadModel, match="'weight' of the model is lazy"):
         VirtualWorld(1).run(lambda comm: place(nn.LazyLinear(2), comm, Home.SHARED))
+
+
+def test_two_ranks_of_a_host_have_one_memory() -> None:
+    def keep(comm: Communicator) -> Tensor:
+        return place(Mixed(0), comm, Home.SHARED).flats[0].weights
+
+    first, second = VirtualWorld(2).run(keep)
+    assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.parametrize("home", list(Home))
+def test_a_rank_alone_needs_nothing_of_the_communicator(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model may lie where that cannot reach: on a GPU."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the communicator was used")
+
+    for name in ("shared", "broadcast"):
+        monkeypatch.setattr(VirtualCommunicator, name, refuse)
+    (found,) = VirtualWorld(1).run(state, home)
+    assert torch.equal(found["linear.weight"], torch.ones(2, 3))
+
+
+def test_the_vectors_lie_in_the_memory_that_is_given() -> None:
+    mine = torch.zeros(1000, dtype=torch.float64)
+
+    def keep(comm: Communicator) -> Tensor:
+        memory = Memory(weights=lambda length, dtype, _: mine[:length].to(dtype))
+        return place(Mixed(0), comm, Home.SHARED, memory).flats[0].weights
+
+    assert VirtualWorld(1).run(keep)[0].data_ptr() == mine.data_ptr()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_frozen_parameters_are_laid_out_where_that_is_asked_for(frozen: bool) -> None:
+    def names(comm: Communicator, *frozen: bool) -> list[str]:
+        replica = place(Mixed(0), comm, Home.PRIVATE, None, *frozen)
+        return [name for flat in replica.flats for name in flat.names]
+
+    assert ("frozen" in VirtualWorld(1).run(names, frozen)[0]) == frozen
+    assert "frozen" not in VirtualWorld(1).run(names)[0]
+
+
+def test_each_rank_has_weights_of_its_own_that_the_others_of_its_host_see() -> None:
+    def look(comm: Communicator) -> tuple[list[list[float]], list[list[float]]]:
+        memory, copies = visible_memory(comm)
+        replica = place(Mixed(0), comm, Home.PRIVATE, memory)
+        assert len(copies) == len(replica.flats)
+        for flat, seen in zip(replica.flats, copies, strict=True):
+            assert flat.weights.data_ptr() == seen[comm.node.rank].data_ptr()
+            assert len({weights.untyped_storage().data_ptr() for weights in seen}) == comm.node.size
+            flat.weights.fill_(comm.rank)
+            flat.grads.fill_(10 + comm.rank)
+        comm.barrier()
+        first = replica.flats[0]
+        return [w.unique().tolist() for w in copies[0]], [row.unique().tolist() for row in first.rows]
+
+    found = VirtualWorld(5, (2, 3)).run(look)
+    assert found[:2] == [([[0.0], [1.0]], [[10.0], [11.0]])] * 2
+    assert found[2:] == [([[2.0], [3.0], [4.0]], [[12.0], [13.0], [14.0]])] * 3
+
+
+def test_shared_weights_may_be_read_at_once() -> None:
+    def read(comm: Communicator) -> list[float]:
+        module = nn.Linear(40, 40)
+        nn.init.constant_(module.weight, comm.rank + 1)
+        place(module, comm, Home.SHARED)
+        return module.weight.unique().tolist()
+
+    assert VirtualWorld(4, (1, 3)).run(read) == [[1.0]] * 4
+
+
+def test_models_whose_parameters_are_fixed_on_some_ranks_alone_are_refused() -> None:
+    def differ(comm: Communicator) -> None:
+        module = nn.Linear(2, 1)
+        module.bias.requires_grad_(comm.rank == 0)
+        place(module, comm, Home.SHARED)
+
+    with pytest.raises(BadModel, match=r"bias .*cpu where rank 1 has bias .*cpu, fixed"):
+        VirtualWorld(2).run(differ)
+
+
+def on_a_gpu(comm: Communicator) -> None:
+    with FakeTensorMode():
+        module = nn.ParameterList([nn.Parameter(torch.empty(2, device="cuda"))])
+    place(module, comm, Home.PRIVATE)
+
+
+def test_a_model_on_a_gpu_is_refused_where_workers_compute_on_the_cpu() -> None:
+    with pytest.raises(BadModel, match="'0' of the model lies on cuda:0, but 2 workers"):
+        VirtualWorld(2).run(on_a_gpu)

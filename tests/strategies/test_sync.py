@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer, lr_scheduler
 
-from tests.strategies.sequential import Case, by_strategy, distance, sequential
+from tests.strategies.sequential import Case, by_strategy, distance, sequential, weights_of
+from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
+from tutti.optim.clipping import STEADY
 from tutti.strategies import Clip, Home, Sync
+from tutti.strategies.base import Division
 from tutti.strategies.placement import place
 
 SYNC = Sync()
@@ -303,3 +306,36 @@ def test_a_batch_must_have_a_pass() -> None:
 
 def test_sync_says_how_many_passes_it_wants() -> None:
     assert Sync(every=4).passes == 4
+
+
+def test_until_something_else_is_said_a_workers_share_is_an_even_one() -> None:
+    def share(comm: Communicator) -> float:
+        module = mlp()
+        replica = place(module, comm, Home.SHARED)
+        return SYNC.worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip()).share
+
+    assert VirtualWorld(4).run(share) == [0.25] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
+def test_the_norm_of_a_divided_model_is_that_of_what_counts_here_and_elsewhere(
+    ranks: int | tuple[int, ...],
+) -> None:
+    def program(comm: Communicator) -> Tensor:
+        module = mlp(torch.float64)
+        replica = place(module, comm, Home.SHARED)
+        others_count = module[2].weight
+        division = Division(lambda parameter: parameter is not others_count, lambda squares: squares + 7.0)
+        optimizer = optim.SGD(module.parameters(), lr=1.0)
+        worker = SYNC.worker(replica, comm, optimizer, Clip(norm=0.5, divided=division))
+        for parameter in module.parameters():
+            parameter.grad.fill_(1 / comm.size)
+        before = weights_of(module)
+        worker.step()
+        return before - weights_of(module)
+
+    lengths = [parameter.numel() for parameter in mlp().parameters()]
+    norm = (sum(lengths) - lengths[2] + 7.0) ** 0.5
+    for moved in world(ranks).run(program):
+        expected = torch.full_like(moved, 0.5 / (norm + STEADY))
+        torch.testing.assert_close(moved, expected, rtol=1e-12, atol=1e-14)

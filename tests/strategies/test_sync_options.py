@@ -22,6 +22,7 @@ from tutti.comm.virtual import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.rules.compression import Cast, Codec, Int8, Sign, TopK, decompress
 from tutti.strategies import Clip, Sync
+from tutti.strategies.joint_gradients import Incoming
 from tutti.strategies.placement import place
 from tutti.strategies.traffic import Traffic
 
@@ -440,19 +441,78 @@ def test_traffic_counts_the_bytes_that_were_sent(
         assert dict(traffic.staleness) == {0: 1}
 
 
-def test_traffic_counts_the_time_spent_waiting() -> None:
-    waits = VirtualWorld(2).run(wait_of_a_step)
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+@pytest.mark.parametrize("strategy", [Sync(), Sync(collective="ring")], ids=["native", "ring"])
+def test_traffic_counts_the_time_spent_waiting(strategy: Sync, hosts: tuple[int, ...]) -> None:
+    waits = VirtualWorld(2, hosts).run(wait_of_a_step, strategy, (2.0, 0.5), sgd)
     assert waits[0] < 0.01
     assert waits[1] == pytest.approx(1.5, abs=0.01)
 
 
-def wait_of_a_step(comm: Communicator) -> float:
+def test_traffic_counts_the_time_spent_waiting_for_those_who_move_the_weights() -> None:
+    waits = VirtualWorld(2).run(wait_of_a_step, Sync(), (0.0, 0.0), None)
+    assert waits == [pytest.approx(0.0, abs=0.01), pytest.approx(3.0, abs=0.01)]
+
+
+def wait_of_a_step(
+    comm: Communicator,
+    strategy: Sync,
+    seconds: tuple[float, float],
+    optimizer: Callable[[nn.Module], optim.Optimizer] | None,
+) -> float:
+    """The seconds that a rank waits in a step; without an optimizer that of rank 0 takes 3 seconds."""
+
+    class Slow(optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            comm.compute(3.0)
+
     module = mlp()
-    replica = place(module, comm, Sync().home)
-    worker = Sync().worker(replica, comm, sgd(module), Clip())
-    comm.compute(2.0 if comm.rank == 0 else 0.5)
+    replica = place(module, comm, strategy.home)
+    made = optimizer(module) if optimizer is not None else Slow(module.parameters(), lr=0.1)
+    worker = strategy.worker(replica, comm, made, Clip())
+    comm.compute(seconds[comm.rank])
     worker.step()
     return worker.traffic.wait_s
+
+
+def test_power_sgd_sends_factors_of_whole_matrices_however_many_ranks_own_them() -> None:
+    strategy = Sync(compress="power_sgd")
+    alone, _ = (traffic.bytes_sent for traffic in world((1, 1)).run(after_a_step, strategy, mlp))
+    two = [traffic.bytes_sent for traffic in world((2, 2)).run(after_a_step, strategy, mlp)][:2]
+    assert sum(two) - 2 * 4 * LENGTH == alone  # what they sum inside the host is counted too
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hosts", "exact"),
+    [
+        (Sync(), (2,), True),
+        (Sync(), (1, 1), True),
+        (Sync(collective="ring"), (2,), True),
+        (Sync(reduce="adasum"), (2,), False),
+        (Sync(compress="sign"), (2,), True),
+        (Sync(compress="sign"), (1, 1), False),
+        (Sync(compress="sign", compress_inside=True), (2,), False),
+    ],
+    ids=str,
+)
+def test_in_a_loop_of_the_users_the_options_act_where_they_do_elsewhere(
+    strategy: Sync, hosts: tuple[int, ...], exact: bool
+) -> None:
+    def program(comm: Communicator) -> list[float]:
+        module = nn.ParameterList([nn.Parameter(torch.zeros(3, dtype=torch.float64))])
+        joint = strategy.joint(place(module, comm, strategy.home), comm)
+        module[0].grad = None
+        own = torch.tensor([[1.0, 2.0, 3.0], [5.0, -8.0, 13.0]], dtype=torch.float64)[comm.rank]
+        joint.incoming[0] = Incoming(own, None)
+        module[0].grad = own.clone()
+        joint.bring([0])
+        comm.barrier()
+        joint.reduce([0])
+        assert module[0].grad is not None
+        return module[0].grad.tolist()
+
+    for found in VirtualWorld(2, hosts).run(program):
+        assert (found == pytest.approx([3.0, -3.0, 8.0], rel=1e-12)) == exact
 
 
 # --- what is refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tutti.strategies.traffic import Traffic
+from tutti.strategies.traffic import LATEST, Traffic
 
 
 def test_staleness_is_exact_below_64_and_counted_by_powers_of_two_from_there() -> None:
@@ -25,3 +25,38 @@ def test_taking_begins_anew() -> None:
     traffic.add(bytes_sent=8, wait_s=0.5, staleness=1)
     assert traffic.take().wait_s == 0.5
     assert traffic == Traffic()
+
+
+def test_nothing_is_counted_before_the_first_exchange() -> None:
+    assert Traffic().wait_s == 0.0
+    assert Traffic().figures() == {
+        "exchanges": 0,
+        "bytes_sent": 0,
+        "dropped": 0,
+        "skipped": 0,
+        "staleness": {},
+        "age_s_mean": None,
+        "age_s_p99": None,
+        "age_s_max": None,
+    }
+
+
+def test_an_exchange_of_which_no_more_is_known_is_just_counted() -> None:
+    traffic = Traffic()
+    traffic.add()
+    assert traffic == Traffic(exchanges=1)
+
+
+def test_the_latest_ages_are_kept() -> None:
+    traffic = Traffic()
+    for age in range(LATEST + 1):
+        traffic.add(age_s=float(age))
+    assert LATEST == 10_000
+    assert list(traffic.ages_s) == list(range(1, LATEST + 1))
+
+
+def test_of_one_age_all_figures_are_that_age() -> None:
+    traffic = Traffic()
+    traffic.add(age_s=3.0)
+    figures = traffic.figures()
+    assert (figures["age_s_mean"], figures["age_s_p99"], figures["age_s_max"]) == (3.0, 3.0, 3.0)

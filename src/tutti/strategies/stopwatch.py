@@ -21,7 +21,6 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock, self.seconds, self.looks = clock, 0.0, 0
         self.trace: Trace | None = None
-        self._began = 0.0
 
     def __enter__(self) -> None:
         self._began = self.clock()

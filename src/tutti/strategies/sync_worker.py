@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
-from tutti.optim.missing import NONE_MISSING, Missing
+from tutti.optim.missing import Missing
 from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
 from tutti.reduction import Layout, Reduction
 from tutti.replica import Replica
@@ -107,13 +107,9 @@ class SyncWorker(Worker):
     def _sum_and_move(self) -> int:
         """Sum the gradients and move this rank's slices of the weights; returns the bytes sent for that."""
 
-    def _find_missing(self) -> Missing:
-        """What no rank has a gradient for; once the sums are complete."""
-        return self._missing.find() if self._parts else NONE_MISSING
-
     def _clip_and_move(self) -> None:
         """Move the weights by the sums, which are complete."""
-        missing = self._find_missing()
+        missing = self._missing.find()
         if self._clip.value is not None:
             clip_values(self._totals, self._clip.value)
         scale = 1.0
@@ -188,7 +184,7 @@ class SharedWorker(SyncWorker):
     @override
     def _sum_and_move(self) -> int:
         if not self._between and self._squares is None and not self._optimizer.joint:
-            missing = self._find_missing()
+            missing = self._missing.find()
             # One piece after the other, each while its gradients are in the cache.
             for part in self._parts:
                 part.sum()

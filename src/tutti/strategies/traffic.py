@@ -76,9 +76,8 @@ class Traffic:
 def _spread(name: str, values: list[float]) -> dict[str, float | None]:
     if not values:
         return {f"{name}_mean": None, f"{name}_p99": None, f"{name}_max": None}
-    at = min(len(values) - 1, int(0.99 * len(values)))
     return {
         f"{name}_mean": sum(values) / len(values),
-        f"{name}_p99": values[at],
+        f"{name}_p99": values[int(0.99 * len(values))],
         f"{name}_max": values[-1],
     }
