@@ -43,7 +43,7 @@ TESTS: Final = {
         "centre",
         *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
     ),
-    "strategies": ("strategies",),
+    "strategies": ("strategies", "optim/test_missing.py", "training/test_stages.py"),
     "strategies/divided.py": OWN_LOOPS,
     "strategies/joint_gradients.py": ("strategies/test_joint_gradients.py", *OWN_LOOPS),
     "experiments/gradient_exchange.py": OWN_LOOPS,

@@ -112,4 +112,3 @@ def test_a_run_without_a_step_leaves_the_weights_as_they_are(name: str) -> None:
         return all(bool((parameter == 0.5).all()) for parameter in module.parameters())
 
     assert all(VirtualWorld(strategy.most_workers() or 3).run(program))
-
