@@ -23,7 +23,7 @@ def test_a_share_is_a_number_between_its_bounds(value: object) -> None:
 
 
 def test_a_refusal_names_an_upper_bound_where_there_is_one() -> None:
-    with pytest.raises(BadOption, match="a number above 0$"):
+    with pytest.raises(BadOption, match=r"a number above 0$"):
         DiLoCo(outer_lr=-1.0)
-    with pytest.raises(BadOption, match="a number from 0 to below 1$"):
+    with pytest.raises(BadOption, match=r"a number from 0 to below 1$"):
         DiLoCo(outer_momentum=1.0)
