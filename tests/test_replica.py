@@ -435,6 +435,51 @@ def test_a_module_on_the_meta_device_is_refused() -> None:
         Replica(nn.Linear(2, 2, device="meta"))
 
 
+def untied() -> nn.Module:
+    """Two layers that have one memory, but are not one parameter."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = nn.Parameter(module[0].weight.T)
+    return module
+
+
+def fixed() -> nn.Module:
+    module = untied()
+    module[1].weight.requires_grad_(False)
+    return module
+
+
+def buffered() -> nn.Module:
+    module = nn.Linear(3, 4)
+    module.register_buffer("last", module.bias.detach()[3:])
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "pair"),
+    [
+        (untied(), ("0.weight", "1.weight")),
+        (fixed(), ("0.weight", "1.weight")),
+        (buffered(), ("bias", "last")),
+    ],
+)
+def test_a_parameter_in_the_memory_of_another_tensor_is_refused(
+    module: nn.Module, pair: tuple[str, str]
+) -> None:
+    with pytest.raises(BadModel) as refused:
+        Replica(module)
+    assert all(f"'{name}'" in str(refused.value) for name in pair)
+
+
+def test_parameters_side_by_side_in_one_memory_keep_their_values() -> None:
+    memory = torch.arange(24.0).view(4, 6)
+    module = nn.ParameterList([memory[:, ::2], memory[:, 1::2]])
+    module.register_buffer("constant", torch.ones(6))
+    module.register_buffer("part", module.constant[:2])
+    before = [p.detach().clone() for p in module]
+    Replica(module)
+    assert all(torch.equal(p, value) for p, value in zip(module, before, strict=True))
+
+
 def test_complex_parameters_that_are_not_finite_are_found() -> None:
     module = nn.Module()
     module.wave = nn.Parameter(torch.ones(3, dtype=torch.complex64))

@@ -91,8 +91,8 @@ class Replica:
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
 
     Raises:
-        BadModel: nothing can be trained, the parameters lie on several devices, or a parameter or a buffer is
-            not initialised, or lies on the meta device.
+        BadModel: nothing can be trained, the parameters lie on several devices, a parameter or a buffer is
+            not initialised, or lies on the meta device, or a parameter shares memory with another tensor.
     """
 
     def __init__(self, module: nn.Module, memory: Memory = Memory(), frozen: bool = False) -> None:
@@ -113,6 +113,7 @@ class Replica:
             raise BadModel(
                 f"the model lies on {' and '.join(devices)}; move it to one of them: model.to('{devices[0]}')"
             )
+        _refuse_overlaps(module, named)
         self.scattered = tuple((name, p) for name, p in named if type(p.data) is not Tensor)
         named = [(name, p) for name, p in named if type(p.data) is Tensor]
         dtypes = dict.fromkeys(p.dtype for _, p in named)
@@ -247,6 +248,59 @@ def _refuse_unusable(name: str, tensor: Tensor) -> None:
             f"'{name}' of the model lies on the meta device; call model.to_empty(device='cpu'), "
             "then initialise it"
         )
+
+
+def refuse_overlaps(module: nn.Module) -> None:
+    """Refuse a module of which a trainable parameter shares memory with another parameter or a buffer.
+
+    A copy of the module, laid out or sent to another process, would have given each memory of its own.
+
+    Raises:
+        BadModel: two share memory.
+    """
+    _refuse_overlaps(module, [(name, p) for name, p in module.named_parameters() if p.requires_grad])
+
+
+def _refuse_overlaps(module: nn.Module, laid_out: list[tuple[str, nn.Parameter]]) -> None:
+    moved = {name for name, _ in laid_out}
+    stretches = sorted(
+        ((*_reach(tensor), name, tensor) for name, tensor in _with_memory(module)), key=lambda one: one[:2]
+    )
+    for number, (_, stop, name, tensor) in enumerate(stretches):
+        for start, _, other, behind in stretches[number + 1 :]:
+            if start >= stop:
+                break
+            if not moved.isdisjoint((name, other)) and _share_elements(tensor, behind):
+                raise BadModel(
+                    f"'{name}' and '{other}' of the model are two tensors in the same memory, which training "
+                    "would part; to tie them use one parameter in both places (b.weight = a.weight, or "
+                    "a.weight.T in forward), else give each its own: .detach().clone()"
+                )
+
+
+def _with_memory(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        plain = type(tensor.data) is Tensor and tensor.layout is torch.strided
+        if plain and not nn.parameter.is_lazy(tensor) and not tensor.is_meta and tensor.numel():
+            yield name, tensor
+
+
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the one behind its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+
+
+def _share_elements(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.isin(_addresses(one), _addresses(other)).any())
+
+
+def _addresses(tensor: Tensor) -> Tensor:
+    """Where each element of a tensor begins."""
+    places = torch.tensor(tensor.data_ptr())
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride * tensor.itemsize
+    return places.flatten()
 
 
 def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: Memory) -> Flat:

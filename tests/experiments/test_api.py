@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tutti
+from tutti.errors import BadModel
 from tutti.experiments.objects import name_of
 
 INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
@@ -147,6 +148,13 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(tutti.UserError, match=re.escape(message)):
         tutti.train(**{"model": net(), "data": DATA, **ONE, **arguments})
+
+
+def test_a_model_whose_copy_would_no_longer_be_tied_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5))
+    model[1].weight = nn.Parameter(model[0].weight)
+    with pytest.raises(BadModel, match=r"'0\.weight' and '1\.weight'"):
+        tutti.train(model, DATA, **ONE)
 
 
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:

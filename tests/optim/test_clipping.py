@@ -54,6 +54,19 @@ def test_a_whole_gradient_is_clipped_as_torch_does(norm: float | None, value: fl
 
 
 @pytest.mark.parametrize("most", [0.5, 1e6])
+def test_complex_gradients_are_clipped_as_torch_does(most: float) -> None:
+    gradients = [torch.tensor([3 - 4j, 0.5j], dtype=torch.complex128), torch.ones(2, dtype=torch.float64)]
+    parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    torch.nn.utils.clip_grad_norm_(parameters, most)
+    assert scale_there(gradients, most).item() == pytest.approx(min(1.0, most / math.sqrt(27.25)), rel=1e-6)
+    clip(gradients, most, None)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("most", [0.5, 1e6])
 def test_a_scale_that_stays_where_the_gradients_are_is_the_same(most: float) -> None:
     gradients = [torch.randn(30, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     expected = scale_for(math.sqrt(squared_norm(gradients)), most)

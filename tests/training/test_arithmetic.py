@@ -29,6 +29,29 @@ class Notes(nn.Module):
         return outputs
 
 
+class Wave(nn.Module):
+    """Numbers of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave = nn.Parameter(torch.tensor([3 - 4j, 0.5j], dtype=torch.complex64))
+        self.register_buffer("phase", torch.tensor([2j], dtype=torch.complex64))
+        self.register_buffer("short", torch.ones(2, dtype=torch.float16))
+        self.register_buffer("count", torch.tensor(7))
+
+
+def test_fp64_keeps_the_imaginary_parts_and_the_whole_numbers() -> None:
+    module = Arithmetic("fp64").prepare(Wave())
+    assert module.wave.tolist() == [3 - 4j, 0.5j]
+    assert module.phase.tolist() == [2j]
+    assert [tensor.dtype for tensor in module.state_dict().values()] == [
+        torch.complex128,
+        torch.complex128,
+        torch.float64,
+        torch.int64,
+    ]
+
+
 @pytest.mark.parametrize(
     ("precision", "weights", "product", "outputs"),
     [

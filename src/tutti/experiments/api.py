@@ -21,6 +21,7 @@ from tutti.experiments.job import Outcome, TrainJob, run
 from tutti.experiments.objects import by_name, named_or_given
 from tutti.output import lasting_output
 from tutti.records import EpochRecord, Summary
+from tutti.replica import refuse_overlaps
 from tutti.strategies import Strategy
 from tutti.training.weights import bring_back
 
@@ -144,6 +145,8 @@ def train(
             "the optimizer is built already, over parameters of this process; give its class, its name, "
             "or a function that makes it from the parameters"
         )
+    if isinstance(model, nn.Module):
+        refuse_overlaps(model)  # the copies that the ranks get would not show it
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     values, objects = by_name(given)

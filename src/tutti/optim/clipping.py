@@ -14,7 +14,7 @@ STEADY = 1e-6
 
 def squared_norm(gradients: Iterable[Tensor]) -> float:
     """The sum of the squares of all elements, in float64."""
-    norms = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in gradients]
+    norms = [float(_norm(gradient)) for gradient in gradients]
     return sum(norm * norm for norm in norms)
 
 
@@ -48,6 +48,13 @@ def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -
 
 def scale_there(gradients: Sequence[Tensor], most: float) -> Tensor:
     """What clipping multiplies gradients by, as a scalar where they are: on a GPU nobody waits for it."""
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    norms = [_norm(gradient) for gradient in gradients]
     scale: Tensor = most / (torch.linalg.vector_norm(torch.stack(norms)) + STEADY)
     return scale.clamp(max=1.0)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """The 2-norm in float64, a scalar."""
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
+    return norm

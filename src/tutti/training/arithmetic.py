@@ -52,8 +52,10 @@ class Arithmetic:
 
         Call it before the module becomes a `Replica`: it makes new tensors.
         """
-        dtype = torch.float64 if self.precision == "fp64" else None
-        module.to(device=self.device, dtype=dtype)
+        module.to(device=self.device)
+        if self.precision == "fp64":
+            # Not `module.double()`, which makes complex numbers real.
+            module._apply(_doubled)  # type: ignore[no-untyped-call]
         if self.layout == "channels_last":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
@@ -108,6 +110,13 @@ class Arithmetic:
         if self.precision == "fp64" and tensor.is_floating_point():
             tensor = tensor.double()
         return tensor
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    """A floating-point or complex tensor in numbers of 64 bits; any other as it is."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def is_of_keras(model: object) -> bool:
