@@ -24,25 +24,7 @@ BROKEN: dict[str, tuple[int, ...]] = {}
 REFUSED_BY_MESSAGES: tuple[str, ...] = ("sparse_adam",)
 """Loops that are refused before the first update where gradients are reduced by messages."""
 
-_BARE = (
-    "step_without_a_gradient",
-    "heads_in_turn_with_adam",
-    "unfreezing",
-    "a_group_added_later",
-    "state_of_the_optimizer_is_read",
-    "going_back_to_a_checkpoint",
-    "a_group_that_counts",
-    "state_that_is_rebound",
-    "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer",
-)
-_CENTRED = (*_BARE, "weights_are_scaled_in_place")
-
-BROKEN_WITH: dict[str, tuple[str, ...]] = {
-    "adpsgd": ("weights_are_scaled_in_place",),
-    "downpour": _CENTRED,
-    "lazy": _CENTRED,
-    "paramserver": _CENTRED,
-}
+BROKEN_WITH: dict[str, tuple[str, ...]] = {}
 """Loops that are right with the default strategy, and not with these, on one worker."""
 
 BROKEN_PARTS: tuple[str, ...] = ()

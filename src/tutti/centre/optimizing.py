@@ -15,12 +15,14 @@ from typing_extensions import override
 from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
 from tutti.centre.hyperparameters import Hyperparameters
 from tutti.centre.moving import AddRule
+from tutti.centre.own_optimizer import OwnOptimizer
 from tutti.centre.remedies import Remedy
 from tutti.centre.states import BY_ITSELF, Entry, Holder, SharedState, allocate_states, describe
+from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.runs import is_parameterwise
-from tutti.optim.sharded import Piece, ShardedOptimizer, own_slices
+from tutti.optim.sharded import Piece, check_hooks, check_parameters, check_usable, own_slices
 from tutti.replica import Flat, Replica
 
 WORD: Final = 48
@@ -44,6 +46,8 @@ class OptimizerRule(Rule):
             who apply the rule share.
         remedy: what is done to a stale gradient before, or to the learning rate for it.
         keep: whether a message is left as it is, so that it can be applied again.
+        comm: the workers; in a loop of the user's it is the optimizer itself that steps, on whichever of them
+            brings a gradient.
 
     Attributes:
         missing: the parameters for which the next message has no gradient, but zeros.
@@ -64,10 +68,16 @@ class OptimizerRule(Rule):
         messages: Vectors | None = None,
         remedy: Remedy | None = None,
         keep: bool = False,
+        comm: Communicator | None = None,
     ) -> None:
-        # Made for what it refuses.
-        ShardedOptimizer(optimizer, replica, [slice(0, 0) for _ in replica.flats])
-        _check_parted(optimizer, replica)
+        check_usable(type(optimizer))
+        check_parameters(optimizer, replica)
+        self._own: OwnOptimizer | None = None
+        if replica.in_own_loop and comm is not None:
+            self._own = OwnOptimizer(optimizer, replica, comm)
+        else:
+            check_hooks(optimizer)
+            _check_parted(optimizer, replica)
         if remedy is not None and remedy.scales:
             _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
@@ -87,11 +97,25 @@ class OptimizerRule(Rule):
         return own_slices(flat, parts, self._optimizer)
 
     @override
+    def most_slots(self) -> int | None:
+        return 1 if self._own is not None else None
+
+    @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         if self._messages is None:
             self._messages = [allocate(len(vector), vector.dtype) for vector in centre]
-        self._pieces = {slot.number: self._pieces_of(slot, centre, self._messages) for slot in slots}
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
+        if self._remedy is not None:
+            self._remedy.open(centre, slots, allocate)
+        if self._own is not None:
+            self._own.open(centre, self._messages, allocate)
+        else:
+            self._open_slots(centre, self._messages, slots, allocate)
+
+    def _open_slots(
+        self, centre: Vectors, messages: Vectors, slots: Sequence[Slot], allocate: Allocate
+    ) -> None:
+        self._pieces = {slot.number: self._pieces_of(slot, centre, messages) for slot in slots}
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
@@ -99,8 +123,6 @@ class OptimizerRule(Rule):
         self._holders = {number: _holders(pieces) for number, pieces in self._pieces.items()}
         states = allocate_states(described, allocate)
         self._states = {slot.number: state for slot, state in zip(slots, states, strict=True)}
-        if self._remedy is not None:
-            self._remedy.open(centre, slots, allocate)
 
     def _pieces_of(self, slot: Slot, weights: Vectors, messages: Vectors) -> tuple[Piece, ...]:
         return tuple(
@@ -119,7 +141,22 @@ class OptimizerRule(Rule):
             self._step(desk.slot)
         return Outcome.APPLIED
 
+    @override
+    def answer(self, desk: Desk) -> None:
+        super().answer(desk)
+        if self._own is not None:
+            self._own.forget()
+
+    def adopt(self) -> None:
+        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
+        if self._own is not None:
+            self._own.adopt()
+
     def _step(self, slot: int) -> None:
+        if self._own is not None:
+            self._own.step(self.missing)
+            return
+
         def move() -> None:
             for piece in self._pieces[slot]:
                 piece.step(self.missing)

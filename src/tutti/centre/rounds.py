@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
 from tutti.centre.optimizing import OptimizerRule
+from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.missing import Missing
@@ -39,11 +40,13 @@ class Rounds(Rule):
             without samples.
         norm: the largest 2-norm of the whole gradient; there is one slot alone then. None: any.
         value: the largest absolute value of an element, limited before the norm. None: any.
+        comm: the workers, for the optimizer; see `OptimizerRule`.
 
     Attributes:
         share: which part of the update's samples the next message is the gradient of.
         weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
+        spoiled: whether it is of no use, so that its round makes no step.
     """
 
     holds = True
@@ -58,15 +61,18 @@ class Rounds(Rule):
         quorum: float = 1.0,
         norm: float | None = None,
         value: float | None = None,
+        comm: Communicator | None = None,
     ) -> None:
-        self._inner = OptimizerRule(optimizer, replica)
+        self._inner = OptimizerRule(optimizer, replica, comm=comm)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
         self.share = self.weight = 1 / workers
         self.round = 0
+        self.spoiled = False
         self._came: dict[int, Tensor] = {}
         self._shares: dict[int, Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._closed: dict[int, Tensor] = {}
+        self._spoiled: dict[int, Tensor] = {}
         self._brought: dict[int, Tensor] = {}
 
     @property
@@ -84,7 +90,7 @@ class Rounds(Rule):
 
     @override
     def most_slots(self) -> int | None:
-        return 1 if self._norm is not None else None
+        return 1 if self._norm is not None else self._inner.most_slots()
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
@@ -94,6 +100,7 @@ class Rounds(Rule):
         self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._weights = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        self._spoiled = dict(zip(numbers, allocate(len(slots), torch.uint8), strict=True))
         brought = allocate(len(slots) * len(self._inner.parameters), torch.uint8).view(len(slots), -1)
         self._brought = dict(zip(numbers, brought, strict=True))
 
@@ -105,6 +112,7 @@ class Rounds(Rule):
             total.add_(message)
         self._brought[desk.slot] |= self._present()
         self._came[desk.slot] += 1
+        self._spoiled[desk.slot] |= self.spoiled
         self._shares[desk.slot] += self.share
         self._weights[desk.slot] += self.weight
         if not self._is_complete(desk.slot):
@@ -127,7 +135,7 @@ class Rounds(Rule):
     def _close(self, desk: Desk) -> None:
         totals, weight = self._inner.inbox(desk.slot), float(self._weights[desk.slot])
         # Without any sample there is nothing to learn, and no mean.
-        if weight > 0:
+        if weight > 0 and not self._spoiled[desk.slot]:
             if abs(weight - 1) > EPSILON:
                 for total in totals:
                     total.div_(weight)
@@ -139,18 +147,28 @@ class Rounds(Rule):
             total.zero_()
         self._brought[desk.slot].zero_()
         self._came[desk.slot].zero_()
+        self._spoiled[desk.slot].zero_()
         self._shares[desk.slot].zero_()
         self._weights[desk.slot].zero_()
         self._closed[desk.slot] += 1
 
     @override
+    def answer(self, desk: Desk) -> None:
+        self._inner.answer(desk)
+
+    def adopt(self) -> None:
+        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
+        self._inner.adopt()
+
+    @override
     def settings(self) -> list[float]:
-        return [self.share, self.weight, self.round, *self._inner.settings()]
+        return [self.share, self.weight, self.round, self.spoiled, *self._inner.settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
         self.share, self.weight, self.round = settings[0], settings[1], int(settings[2])
-        self._inner.use(settings[3:])
+        self.spoiled = bool(settings[3])
+        self._inner.use(settings[4:])
 
     @override
     def above(self, hosts: int) -> Rule:

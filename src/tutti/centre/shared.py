@@ -213,6 +213,15 @@ class SharedCentre(Centre):
                 self._versions[number] += 1
                 self._seen[number] += 1
 
+    @torch.no_grad()
+    def adjust(self, by: Vectors) -> None:
+        """Add to the weights what a worker's loop has changed in its own; it counts as no message."""
+        parts = self.views(by)
+        for number in self._order:
+            with self._locks[number]:
+                for weights, part in zip(self._at[number], parts[number], strict=True):
+                    weights.add_(part)
+
     @override
     def tick(self, slack: int, into: Vectors) -> Receipt:
         wait_s = self._steps.tick(slack)

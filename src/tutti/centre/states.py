@@ -88,11 +88,15 @@ class SharedState:
     Args:
         presence: for each entry what there is of it, in one byte; zeros at first.
         cells: where each entry lies.
+
+    Attributes:
+        of_groups: what the optimizers count in their param groups.
     """
 
     def __init__(self, presence: Tensor, cells: list[tuple[Entry, Tensor]]) -> None:
         self._presence, self._cells = presence.numpy().data, cells
         self._known = bytes(len(cells))
+        self.of_groups = [entry for entry, _ in cells if entry.parameter is None]
 
     def step(self, holders: Sequence[Holder], move: Callable[[], object]) -> None:
         """Call `move`, which steps the optimizers, on the state that they share.
@@ -120,33 +124,69 @@ class SharedState:
         Raises:
             BadOption: it is something else than was looked for.
         """
-        kept = 0
+        self.check(holders)
         for number, (entry, cell) in enumerate(self._cells):
-            if entry.parameter is None:
-                value = _home(holders, entry).get(entry.name)
-            else:
-                holder = holders[entry.holder]
-                state = holder.optimizer.state.get(holder.parameters[entry.parameter])
-                if not state or entry.name not in state:
-                    continue
-                value, kept = state[entry.name], kept + 1
-            if value is None:
-                self._presence[number] = Presence.NONE
+            value = _value(holders, entry)
+            if value is _NOTHING:
                 continue
-            if not _is_like(value, entry):
+            self._presence[number] = Presence.HERE if value is not None else Presence.NONE
+            if value is None or value is cell:
+                continue
+            if entry.kind is Tensor:
+                cell.copy_(value)
+                _home(holders, entry)[entry.name] = cell
+            else:
+                cell.fill_(float(value))
+        self._known = bytes(self._presence)
+
+    def check(self, holders: Sequence[Holder]) -> None:
+        """Refuse what the optimizers have, if it is something else than was looked for.
+
+        Raises:
+            BadOption: it is.
+        """
+        kept = 0
+        for entry, _ in self._cells:
+            value = _value(holders, entry)
+            kept += value is not _NOTHING and entry.parameter is not None
+            if value is not _NOTHING and value is not None and not _is_like(value, entry):
                 raise _kept_otherwise(holders[entry.holder])
-            if value is not cell:
-                if entry.kind is Tensor:
-                    cell.copy_(value)
-                    _home(holders, entry)[entry.name] = cell
-                else:
-                    cell.fill_(float(value))
-            self._presence[number] = Presence.HERE
         for holder in holders:
             kept -= sum(len(holder.optimizer.state.get(parameter, ())) for parameter in holder.parameters)
         if kept:
             raise _kept_otherwise(holders[0])
-        self._known = bytes(self._presence)
+
+    def clear(self) -> None:
+        """Nobody has stepped any parameter."""
+        self._presence[:] = bytes(len(self._cells))
+        self.forget()
+
+    def forget(self) -> None:
+        """This process' optimizers have none of the shared tensors."""
+        self._known = bytes(len(self._cells))
+
+    def copy(self, parameters: Sequence[nn.Parameter]) -> dict[Any, dict[str, Any]]:
+        """What there is for each of these, the parameters of the only optimizer, in memory of its own."""
+        found: dict[Any, dict[str, Any]] = {}
+        for (entry, cell), here in zip(self._cells, self._presence, strict=True):
+            if entry.parameter is not None and here:
+                value: object = None
+                if here == Presence.HERE:
+                    value = cell.clone() if entry.kind is Tensor else entry.kind(cell.item())
+                found.setdefault(parameters[entry.parameter], {})[entry.name] = value
+        return found
+
+
+_NOTHING: Final = object()
+
+
+def _value(holders: Sequence[Holder], entry: Entry) -> Any:
+    """What the optimizer itself has of an entry, or `_NOTHING`."""
+    holder = holders[entry.holder]
+    if entry.parameter is None:
+        return holder.optimizer.param_groups[entry.group].get(entry.name, _NOTHING)
+    state = holder.optimizer.state.get(holder.parameters[entry.parameter])
+    return state.get(entry.name, _NOTHING) if state else _NOTHING
 
 
 def _is_like(value: object, entry: Entry) -> bool:
@@ -169,7 +209,7 @@ def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[Entr
         BadOption: something that cannot be shared.
     """
     before = [_attributes(holder.optimizer) for holder in holders]
-    options = [[dict(group) for group in holder.optimizer.param_groups] for holder in holders]
+    options = [[_versions(group) for group in holder.optimizer.param_groups] for holder in holders]
     move()
     entries = []
     for number, holder in enumerate(holders):
@@ -185,9 +225,14 @@ def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[Entr
                 entries.append(_entry(kind, number, at, 0, name, value))
         for at, (old, new) in enumerate(zip(options[number], optimizer.param_groups, strict=True)):
             for name, value in new.items():
-                if name != "params" and old.get(name, holder) is not value:
+                if name != "params" and old.get(name) != _versions({name: value})[name]:
                     entries.append(_entry(kind, number, None, at, name, value))
     return entries
+
+
+def _versions(options: dict[str, Any]) -> dict[str, tuple[object, ...]]:
+    """Signs that an option has changed, by its name."""
+    return {name: (id(value), value, getattr(value, "_version", 0)) for name, value in options.items()}
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:

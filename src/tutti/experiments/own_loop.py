@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from tutti import strategies
+from tutti.centre import Centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.experiments.dealing import Dealt, Number, Open, OwnLoop, from_loader, own_part, whole_batches
@@ -98,10 +99,14 @@ def distribute(
         stepper: Stepper = _joint(model, optimizer, chosen, clip, reduction == "sum", job)
     else:
         _refuse_known(model, job)
-        replica = strategies.place(model, comm, chosen.home)
+        own = [(parameter, parameter.grad) for parameter in model.parameters()]
+        # A centre keeps weights that nobody moves as they are; averages would round them.
+        replica = strategies.place(model, comm, chosen.home, frozen=Centre in chosen.needs)
         replica.in_own_loop = True
         worker = chosen.worker(replica, comm, optimizer, clip)
-        stepper = WorkerStepper(replica, worker, chosen, job.dealt, reduction == "sum")
+        for parameter, gradient in own:
+            parameter.grad = gradient
+        stepper = WorkerStepper(replica, optimizer, worker, chosen, reduction == "sum", job)
         for part in model.modules():
             part.register_load_state_dict_post_hook(Adopting(worker))  # type: ignore[no-untyped-call]
     stepper.take_over(optimizer)

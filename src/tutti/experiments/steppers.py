@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +22,7 @@ from tutti.strategies.base import Clip, Pace, Strategy, Worker
 from tutti.strategies.divided import DividedOptimizer
 
 if TYPE_CHECKING:
-    from tutti.experiments.dealing import Dealt, OwnLoop
+    from tutti.experiments.dealing import OwnLoop
 
 Closure = Callable[[], Tensor]
 """Computes the loss and its gradients once more, as torch's optimizers may be given it."""
@@ -239,35 +240,48 @@ class WorkerStepper(Stepper):
 
     Args:
         replica: the model.
+        optimizer: the user's.
         worker: this rank's part in the strategy.
         strategy: it.
-        dealt: what `shard` deals.
         sums: losses are sums over samples, not means.
+        job: the ranks.
     """
 
     def __init__(
-        self, replica: Replica, worker: Worker, strategy: Strategy, dealt: Dealt, sums: bool
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        worker: Worker,
+        strategy: Strategy,
+        sums: bool,
+        job: OwnLoop,
     ) -> None:
         super().__init__(replica, strategy, sums)
-        self.worker, self._dealt = worker, dealt
-        many = self._passes > 1
-        self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
-        self._present: set[nn.Parameter] = set()
+        self.worker, self._optimizer, self._job = worker, optimizer, job
+        self._strategy = strategy.name
+        self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
         self._inside = False
-        for parameter in replica.module.parameters():
-            parameter.grad = None
+        # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        optimizer.register_load_state_dict_post_hook(lambda _: worker.adopt_state())
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
         if self._inside:  # the worker steps the user's optimizer itself
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
-        self._advance(self._dealt.own, self._dealt.all)
+        self._refuse_strangers()
+        with self._stepping(), _unscaled(self._optimizer) as overflown:
+            if overflown:
+                self.worker.give_up()
+            else:
+                self._advance(self._job.dealt.own, self._job.dealt.all)
         return loss
 
     @override
     def skip(self) -> None:
-        self._advance(0, 0)
+        with self._stepping():
+            self.worker.skip()
 
     @override
     def settle(self) -> None:
@@ -279,70 +293,62 @@ class WorkerStepper(Stepper):
 
     @override
     def finish(self) -> None:
-        if self._calls and self._samples:
-            self._use(self._pending, 1 if self._sums else 1 / self._samples)
-        self.worker.finish()
+        with self._stepping():
+            self.worker.finish()
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
 
     def _advance(self, own: int, whole: int) -> None:
-        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
-        if self._passes > 1:
-            with self.replica.lent_gradients():
-                self._gather(own)
-            for parameter in self.replica.module.parameters():
-                parameter.grad = None
-            if self._calls < self._passes:
-                return
-            if self._samples:
-                self._use(self._pending, 1 if self._sums else 1 / self._samples)
-            else:
-                self._skip()
-        elif whole:
-            share = float(own > 0) if self._sums else own / whole
-            with self.replica.lent_gradients():
-                for flat in self.replica.flats:
-                    if share == 0:
-                        flat.grads.zero_()
-                    elif share != 1:
-                        flat.grads.mul_(share)
-                self._step()
-        else:
-            self._skip()
-
-    def _use(self, gathered: list[Tensor], scale: float) -> None:
-        with self.replica.lent_gradients(self._present):
-            for flat, pending in zip(self.replica.flats, gathered, strict=True):
-                torch.mul(pending, scale, out=flat.grads)
-                pending.zero_()
-            self._step()
-        self._present.clear()
-
-    def _step(self) -> None:
-        self._inside = True
-        if self.pace is Pace.TOGETHER:
-            self.worker.share = self._own / self._samples
-        try:
+        share = float(own > 0) if self._sums else own / whole
+        with self.replica.lent_gradients():
+            if self.pace is Pace.TOGETHER:
+                self.worker.share = own / whole
+            if share == 0:  # what this rank has computed is there for `backward()` alone
+                self.replica.zero_grad()
+                for parameter in self._known:
+                    parameter.grad = None
+            elif share != 1:
+                self.replica.scale_gradients(share)
             self.worker.step()
-        finally:
-            self._inside = False
-        self._calls, self._own, self._samples = 0, 0, 0
 
-    def _skip(self) -> None:
-        self._inside = True
-        try:
-            self.worker.skip()
-        finally:
-            self._inside = False
-        self._calls, self._own, self._samples = 0, 0, 0
+    def _refuse_strangers(self) -> None:
+        """Refuse parameters that have come to the optimizer later: the ranks do not exchange them."""
+        if self._job.comm.size == 1:
+            return
+        for number, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter not in self._known:
+                    raise BadOption(
+                        f"param group {number} of the optimizer has a parameter of shape "
+                        f"{tuple(parameter.shape)} that strategy '{self._strategy}' does not exchange, as the "
+                        "model had none such to be trained when distribute() was given it; make the model "
+                        "whole and unfreeze it before, or use the default strategy, Sync()"
+                    )
 
-    def _gather(self, own: int) -> None:
-        """Keep this pass' gradient, weighted by its samples."""
-        for flat, pending in zip(self.replica.flats, self._pending, strict=True):
-            if own:
-                pending.add_(flat.grads, alpha=1 if self._sums else own)
-            flat.grads.zero_()
-        for parameter in self.replica.module.parameters():
-            if parameter.grad is not None:
-                self._present.add(parameter)
+
+@contextmanager
+def _unscaled(optimizer: Optimizer) -> Iterator[bool]:
+    """Do what a `GradScaler` asks of the optimizer; gives whether this rank's gradient has overflowed."""
+    held, asked = vars(optimizer), dict[str, Any]()
+    for name in ("grad_scale", "found_inf"):
+        if name in held:
+            asked[name] = held.pop(name)
+    scale, overflown = asked.get("grad_scale"), bool(asked.get("found_inf", 0))
+    if scale is not None and not overflown:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
+    try:
+        yield overflown
+    finally:
+        held.update(asked)  # it takes them away itself
 
 
 class Adopting:

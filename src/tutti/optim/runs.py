@@ -139,7 +139,7 @@ class Run:
         if self._fused:
             self._own["fused"] = True
         self._kernel = kernel_of(type(user)) if self._fused and is_plain(theirs) else None
-        self.optimizer = _bare_copy(user, self._own)
+        self.optimizer = bare_copy(user, [self._own])
         for parameter, stretch in zip(self._parameters, stretches, strict=True):
             state = _whole_state(user, stretch) if self._whole else _cut_state(user, stretch, self._fused)
             if state:
@@ -242,8 +242,8 @@ def is_plain(group: dict[str, Any]) -> bool:
     return not any(isinstance(value, Tensor) for value in (*values, *group.get("betas", ())))
 
 
-def _bare_copy(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
-    """An optimizer of the same class and settings, without state, over one param group."""
+def bare_copy(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+    """An optimizer of the same class and settings, without state, over other param groups."""
     copy = object.__new__(type(optimizer))
     # A scheduler replaces `step` on the instance by a wrapper that steps the user's optimizer.
     copy.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
@@ -251,7 +251,7 @@ def _bare_copy(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
         if name.startswith("_optimizer_") and name.endswith("_hooks"):
             copy.__dict__[name] = OrderedDict() if isinstance(value, OrderedDict) else {}
     copy.state = defaultdict(dict)
-    copy.param_groups = [group]
+    copy.param_groups = groups
     return copy
 
 

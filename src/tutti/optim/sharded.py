@@ -124,8 +124,8 @@ class ShardedOptimizer:
         self.pieces: tuple[Piece, ...] = ()
         if self.joint and replica.in_own_loop:
             return
-        _check_hooks(optimizer)
-        _check_parameters(optimizer, replica)
+        check_hooks(optimizer)
+        check_parameters(optimizer, replica)
         self._missing = MissingGradients(replica, slices)
         self.pieces = tuple(
             Piece(optimizer, flat, vector, place, joint=self.joint)
@@ -241,7 +241,12 @@ def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> d
     return found
 
 
-def _check_hooks(optimizer: Optimizer) -> None:
+def check_hooks(optimizer: Optimizer) -> None:
+    """Refuse step hooks, which nobody would call.
+
+    Raises:
+        BadOption: the optimizer has some.
+    """
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     if any(getattr(optimizer, name, None) for name in hooks):
         raise BadOption(
@@ -250,7 +255,12 @@ def _check_hooks(optimizer: Optimizer) -> None:
         )
 
 
-def _check_parameters(optimizer: Optimizer, replica: Replica) -> None:
+def check_parameters(optimizer: Optimizer, replica: Replica) -> None:
+    """Refuse parameters that nobody would move.
+
+    Raises:
+        BadModel: the optimizer has one that is not part of the model.
+    """
     known = {id(parameter) for flat in replica.flats for parameter in flat.parameters}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -25,7 +25,7 @@ class WholeState(defaultdict[Any, State]):
     def __init__(self, make: Callable[[], dict[Any, State]]) -> None:
         super().__init__(dict)
         self._make, self._made = make, False
-        self._versions: dict[tuple[int, str], tuple[Tensor, int]] = {}
+        self._versions: dict[tuple[int, str], tuple[object, int]] = {}
 
     def forget(self) -> None:
         """Make it again when it is looked at next."""
@@ -42,7 +42,7 @@ class WholeState(defaultdict[Any, State]):
             return True
         for key, name, value in held:
             known = self._versions.get((key, name))
-            if known is None or known[0] is not value or known[1] != value._version:
+            if known is None or known[0] is not value or known[1] != _version_of(value):
                 return True
         return False
 
@@ -52,7 +52,7 @@ class WholeState(defaultdict[Any, State]):
             for key, entries in self._make().items():
                 super().__setitem__(key, entries)
             self._versions = {
-                (id(key), name): (value, value._version)
+                (id(key), name): (value, _version_of(value))
                 for key, entries in super().items()
                 for name, value in entries.items()
             }
@@ -121,3 +121,7 @@ class WholeState(defaultdict[Any, State]):
     def __reduce__(self) -> Any:
         self._look()
         return defaultdict, (dict,), None, None, iter(self.items())
+
+
+def _version_of(value: object) -> int:
+    return value._version if isinstance(value, Tensor) else 0

@@ -16,6 +16,7 @@ from tutti.replica import Replica
 from tutti.rules.mixing import half_way, mean
 from tutti.strategies.averaged import AveragedWorker
 from tutti.strategies.base import Clip
+from tutti.strategies.edits import Edits
 
 CALL: Final = 7310
 """Tag of the word with which an active worker announces weights, or a pause."""
@@ -72,11 +73,13 @@ class RowWorker(PairWorker):
         self._moved, self._seen = comm.shared(comm.size, dtype=torch.int64), 0
         for row, weights in zip(self._rows, self.weights, strict=True):
             row[comm.rank].copy_(weights)
+        self._edits = Edits(replica)
         comm.barrier()
 
     @override
     @torch.no_grad()
     def step(self) -> None:
+        self._bring_edits()
         partner = self.choose(self.neighbours)
         wait_s = 0.0 if partner is None else self._meet(partner)
         began, rank = self.comm.clock(), self.comm.rank
@@ -88,12 +91,21 @@ class RowWorker(PairWorker):
             for row, weights in zip(self._rows, self.weights, strict=True):
                 row[rank].copy_(weights)
             moved = int(self._moved[rank])
+        self._edits.note()
         now = self.comm.clock()
         if partner is None:
             self.traffic.wait_s += wait_s
         else:
             self.traffic.add(self.nbytes, wait_s, moved - self._seen, now - self.read_at)
         self._seen, self.read_at = moved, now
+
+    def _bring_edits(self) -> None:
+        """Move the row by what the loop has changed in the weights since they were read from it."""
+        moves = self._edits.take()
+        if moves:
+            with self._locks[self.comm.rank]:
+                for row, move in zip(self._rows, moves, strict=True):
+                    row[self.comm.rank].add_(move)
 
     def _meet(self, partner: int) -> float:
         """Average with `partner`; returns the seconds waited for the locks."""
@@ -111,6 +123,7 @@ class RowWorker(PairWorker):
     @override
     @torch.no_grad()
     def agree(self) -> None:
+        self._bring_edits()
         self.comm.barrier()  # Nobody moves another's row any more.
         for row, weights in zip(self._rows, self.weights, strict=True):
             weights.copy_(row[self.comm.rank])
@@ -124,6 +137,7 @@ class RowWorker(PairWorker):
         for row, weights in zip(self._rows, self.weights, strict=True):
             row[self.comm.rank].copy_(weights)
         self._seen = int(self._moved[self.comm.rank])
+        self._edits.note()
         self.comm.barrier()  # Nobody reads another's row before all have been overwritten.
 
 

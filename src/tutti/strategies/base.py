@@ -105,6 +105,13 @@ class Worker(ABC):
         """
         return
 
+    def give_up(self) -> None:
+        """Called in place of `step` when this rank's gradient has overflowed, in a loop of the user's.
+
+        The optimizer makes no step by it. Under the pace TOGETHER nobody makes one.
+        """
+        self.skip()
+
     def is_late(self) -> bool:
         """Whether the others have made this update already, so that a gradient for it would be of no use.
 
@@ -131,6 +138,13 @@ class Worker(ABC):
         They are the same on all ranks, and take the place of all that the strategy itself remembers of the
         way so far: a centre, an outer momentum, gradients that were not used yet. The state of the user's
         optimizer stays as it is. Between `settle` and `resume`, they are what training goes on from later.
+        """
+        return
+
+    def adopt_state(self) -> None:
+        """The user's optimizer was given another state, in a loop of the user's (collective).
+
+        It is the same on all ranks. Where the optimizer's state is not this worker's own, all go on from it.
         """
         return
 

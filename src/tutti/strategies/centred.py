@@ -11,11 +11,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.centre import Centre, Receipt, Rule, serve
+from tutti.centre.shared import SharedCentre
 from tutti.comm.base import Servers
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import announce
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.edits import Edits
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ class CentredWorker(Worker):
         centre: where the workers meet.
         optimizer: the user's.
         clip: applied by each worker to its own gradient, before it is used.
+
+    Attributes:
+        edits: what the loop changes in weights that are a reading of the centre's; None: the worker's weights
+            are its own.
     """
 
     def __init__(self, replica: Replica, centre: Centre, optimizer: Optimizer, clip: Clip) -> None:
@@ -76,8 +82,16 @@ class CentredWorker(Worker):
         self._announced = optimizer
         self.weights = [flat.weights for flat in replica.flats]
         self.grads = [flat.grads for flat in replica.flats]
+        self.edits: Edits | None = None
         self._aside: list[torch.Tensor] | None = None
         self._finished = False
+
+    def bring_edits(self) -> None:
+        """Have the centre feel what the loop has changed in the weights since this worker's last step."""
+        moves = self.edits.take() if self.edits is not None else []
+        if moves:
+            assert isinstance(self.centre, SharedCentre), "own loops have no servers"
+            self.centre.adjust(moves)
 
     def prepare(self) -> None:
         """Announce an update to the learning-rate schedulers, and clip this worker's own gradient."""
@@ -95,6 +109,7 @@ class CentredWorker(Worker):
     def settle(self) -> None:
         if self._finished:
             return
+        self.bring_edits()
         self.centre.leave()
         self._aside = [vector.clone() for vector in self.weights]
         self.centre.read(self.weights)
@@ -106,6 +121,7 @@ class CentredWorker(Worker):
         for vector, kept in zip(self.weights, self._aside, strict=True):
             vector.copy_(kept)
         self._aside = None
+        self.note_weights()
         self.centre.rejoin()
 
     @override
@@ -117,20 +133,41 @@ class CentredWorker(Worker):
             # Others may still wait for this worker, and would not come to the meeting.
             self.centre.leave()
         self.centre.overwrite(self.weights)
+        self.note_weights()
         self.forget()
         if self._aside is None:
             self.centre.rejoin()
         else:
             self._aside = [vector.clone() for vector in self.weights]
 
+    def note_weights(self) -> None:
+        """The weights are now what this worker has read; what differs from them later is the loop's doing."""
+        if self.edits is not None:
+            self.edits.note()
+
     def forget(self) -> None:
         """Drop what belongs to weights that have been overwritten, such as what has not been brought yet."""
+        return
+
+    @override
+    def adopt_state(self) -> None:
+        if self._finished:
+            return
+        if self._aside is None:
+            self.centre.leave()
+        self.adopt_optimizer()
+        if self._aside is None:
+            self.centre.rejoin()
+
+    def adopt_optimizer(self) -> None:
+        """Have the centre's optimizer, if there is one, go on from the state of the user's (collective)."""
         return
 
     @override
     def finish(self) -> None:
         if self._finished:
             return
+        self.bring_edits()
         self.flush()
         self.centre.leave()
         self.centre.read(self.weights)

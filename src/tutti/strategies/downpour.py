@@ -29,6 +29,7 @@ from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, one_of, within
 
 SIDES = ("centre", "worker")
@@ -212,14 +213,16 @@ class _PushesGradients(_DownpourWorker):
     ) -> None:
         grads = [flat.grads for flat in replica.flats]
         self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
-        rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy())
+        rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy(), comm=comm)
         super().__init__(strategy, replica, comm, optimizer, clip, rule)
         self._optimizer, self._rule, self._missing = optimizer, rule, MissingGradients(replica)
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
+        self.edits = Edits(replica)
 
     @override
     @torch.no_grad()
     def step(self) -> None:
+        self.bring_edits()
         missing = self._missing.take_parameters()
         self._rule.missing = self._rule.missing & missing if self.has_unpushed else missing
         self.prepare()
@@ -236,6 +239,11 @@ class _PushesGradients(_DownpourWorker):
                 message.add_(grad)
                 grad.zero_()
         self.exchange(self._message, at)
+        self.note_weights()
+
+    @override
+    def adopt_optimizer(self) -> None:
+        self._rule.adopt()
 
     @override
     def unpushed(self) -> list[Tensor]:

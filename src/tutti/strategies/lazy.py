@@ -20,6 +20,7 @@ from tutti.replica import Replica
 from tutti.rules.lazy import is_worth_sending
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, within
 
 STRETCH = 1 << 16
@@ -114,17 +115,23 @@ class _LazyWorker(CentredWorker):
     ) -> None:
         strategy.check_optimizer(optimizer)
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
-        self._rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
+        self._rule = OptimizerRule(optimizer, replica, self._sent, keep=True, comm=comm)
         super().__init__(replica, join_centre(comm, replica, self._rule), optimizer, clip)
         self._missing = MissingGradients(replica)
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
         self._first = True
+        self.edits = Edits(replica)
+
+    @override
+    def adopt_optimizer(self) -> None:
+        self._rule.adopt()
 
     @override
     @torch.no_grad()
     def step(self) -> None:
+        self.bring_edits()
         missing = self._missing.take_parameters()
         self.prepare()
         sends = self._first or missing != self._rule.missing or self._must_send()
@@ -149,6 +156,7 @@ class _LazyWorker(CentredWorker):
     @override
     def skip(self) -> None:
         """A round without a batch counts as a step: nobody has to wait for this worker."""
+        self.bring_edits()
         self.traffic.wait_s += self._read().wait_s
 
     def _read(self) -> Receipt:
@@ -158,6 +166,7 @@ class _LazyWorker(CentredWorker):
             self._moves.append(squared_distance(self._new, self.weights))
         for weights, new in zip(self.weights, self._new, strict=True):
             weights.copy_(new)
+        self.note_weights()
         return receipt
 
     def _must_send(self) -> bool:

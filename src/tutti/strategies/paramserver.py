@@ -14,6 +14,7 @@ from tutti.optim.missing import MissingGradients
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.centred import Centred, CentredWorker
+from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import within
 
 
@@ -64,7 +65,7 @@ class ParamServer(Centred):
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        rule = self.rule(replica, optimizer, comm.size, clip)
+        rule = Rounds(optimizer, replica, comm.size, self.quorum, clip.norm, clip.value, comm)
         return _ParamServerWorker(replica, comm, optimizer, rule)
 
 
@@ -75,17 +76,32 @@ class _ParamServerWorker(CentredWorker):
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, Clip())
         self._rule, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
+        # Every worker's loop makes the same edits.
+        self.edits = Edits(replica) if comm.rank == 0 else None
+
+    @override
+    def adopt_optimizer(self) -> None:
+        self._rule.adopt()
 
     @override
     def step(self) -> None:
+        self.bring_edits()
         self._rule.missing = self._missing.take_parameters()
         self.prepare()
         self._rule.share = self.share
         self._rule.weight = self.share if self.weight is None else self.weight
         receipt = self.centre.exchange(self.grads, self.weights)
         self._rule.round += 1
+        self.note_weights()
         # Nothing is lost of a worker that had no sample.
         self.count(replace(receipt, dropped=receipt.dropped and self.share > 0))
+
+    @override
+    def give_up(self) -> None:
+        self._rule.spoiled = True
+        self.replica.zero_grad()
+        self.step()
+        self._rule.spoiled = False
 
     @override
     def is_late(self) -> bool:
@@ -97,3 +113,4 @@ class _ParamServerWorker(CentredWorker):
         self._rule.round += 1
         self.traffic.skipped += 1
         self.centre.pull(self.weights)
+        self.note_weights()

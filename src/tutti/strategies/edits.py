@@ -1,0 +1,39 @@
+"""What a loop of the user's changes in its weights between two steps, such as a decay of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.replica import Replica
+
+
+class Edits:
+    """Tells how far the weights have been moved by somebody else than the worker.
+
+    It is for workers whose weights are a reading of others that count. Nobody but a loop of the user's does
+    so: elsewhere it sees nothing, and costs nothing.
+
+    Args:
+        replica: the model.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._weights = [flat.weights for flat in replica.flats] if replica.in_own_loop else []
+        self._left = [weights.clone() for weights in self._weights]
+
+    @torch.no_grad()
+    def take(self) -> list[Tensor]:
+        """How far since the last `note`, for each of the replica's vectors; nothing if not at all."""
+        pairs = list(zip(self._weights, self._left, strict=True))
+        if all(torch.equal(weights, left) for weights, left in pairs):
+            return []
+        moves = [weights - left for weights, left in pairs]
+        self.note()
+        return moves
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """The weights are now as the worker leaves them."""
+        for weights, left in zip(self._weights, self._left, strict=True):
+            left.copy_(weights)
