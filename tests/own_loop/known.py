@@ -29,3 +29,18 @@ BROKEN_WITH: dict[str, tuple[str, ...]] = {}
 
 BROKEN_PARTS: tuple[str, ...] = ()
 """Optimizers and actions of programs drawn at random that are not right yet."""
+
+REFUSED_WITH: dict[str, tuple[str, ...]] = {}
+"""Loops that are refused with these strategies on several workers, and right with the default one."""
+
+DIFFERENT_WITH: dict[str, dict[str, str]] = {
+    "paramserver": {
+        "gradients_are_never_zeroed": "a rank's gradient is the sum over parts of several batches",
+        "accumulation_of_uneven_micro_batches": "likewise",
+        "clipping_by_norm": "a rank clips its own gradient",
+        "heads_in_turn_with_adam": "it ends with a rank's own gradient",
+        "adversaries_zeroed_by_optimizer": "likewise",
+        "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer": "it ends with a rank's own scale",
+    },
+}
+"""Loops that end otherwise than in plain torch on several workers, as gradients are each rank's own."""

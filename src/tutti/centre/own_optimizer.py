@@ -138,6 +138,7 @@ class OwnOptimizer:
         if self._shared is not None:
             self._refuse_changes()
             self._whole.forget()
+            self._take_counts()
 
     @contextmanager
     def _lent(self) -> Iterator[None]:
@@ -157,8 +158,9 @@ class OwnOptimizer:
         return [groups[entry.group].get(entry.name) for entry in self._shared.of_groups]
 
     def _take_counts(self) -> None:
+        """Read what others have counted in the optimizer's groups."""
         assert self._shared is not None
-        if self._optimizer.state is self._whole and not self._is_changed():
+        if self._shared.of_groups and not self._is_changed():
             with self._lock:
                 self._optimizer.state, whole = self._live, self._whole
                 self._shared.take([self._holder])
@@ -173,9 +175,9 @@ class OwnOptimizer:
     def _refuse_changes(self) -> None:
         if self._shared is not None and self._is_changed():
             raise BadOption(
-                "the optimizer's state was changed in the loop, on this rank; the workers of a strategy with a "
-                "parameter centre share it: give another one to optimizer.load_state_dict(), on every rank, or "
-                "use the default strategy, Sync()"
+                "the loop has changed the optimizer's state on this rank, but all workers share it, as their "
+                "strategy has a parameter centre; give what it is to be to optimizer.load_state_dict(), on "
+                "every rank, or use the default strategy, Sync()"
             )
 
     @torch.no_grad()

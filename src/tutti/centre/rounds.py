@@ -46,6 +46,8 @@ class Rounds(Rule):
         share: which part of the update's samples the next message is the gradient of.
         weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
         round: which update it is meant for, from 0.
+        edits: what the workers' loops have changed in their weights since the round before; all have changed
+            the same, and one brings it. It is used up.
         spoiled: whether it is of no use, so that its round makes no step.
     """
 
@@ -68,6 +70,9 @@ class Rounds(Rule):
         self.share = self.weight = 1 / workers
         self.round = 0
         self.spoiled = False
+        self.edits: Vectors = ()
+        self._edits: Vectors = ()
+        self._in_own_loop = replica.in_own_loop
         self._came: dict[int, Tensor] = {}
         self._shares: dict[int, Tensor] = {}
         self._weights: dict[int, Tensor] = {}
@@ -100,12 +105,17 @@ class Rounds(Rule):
         self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._weights = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
         self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        if self._in_own_loop:
+            self._edits = [allocate(len(vector), vector.dtype) for vector in centre]
         self._spoiled = dict(zip(numbers, allocate(len(slots), torch.uint8), strict=True))
         brought = allocate(len(slots) * len(self._inner.parameters), torch.uint8).view(len(slots), -1)
         self._brought = dict(zip(numbers, brought, strict=True))
 
     @override
     def apply(self, desk: Desk) -> Outcome:
+        for total, edit in zip(self._edits, self.edits, strict=False):
+            total.add_(edit)
+        self.edits = ()
         if int(self._closed[desk.slot]) != self.round:
             return Outcome.DROPPED
         for total, message in zip(self._inner.inbox(desk.slot), desk.message, strict=True):
@@ -133,6 +143,10 @@ class Rounds(Rule):
         return self._quorum < 1 and float(self._shares[slot]) >= self._quorum - ROUNDING
 
     def _close(self, desk: Desk) -> None:
+        # Not before: others may be waiting to read what the round before has led to.
+        for centre, edit in zip(desk.centre, self._edits, strict=False):
+            centre.add_(edit)
+            edit.zero_()
         totals, weight = self._inner.inbox(desk.slot), float(self._weights[desk.slot])
         # Without any sample there is nothing to learn, and no mean.
         if weight > 0 and not self._spoiled[desk.slot]:

@@ -162,7 +162,7 @@ class SharedState:
         self.forget()
 
     def forget(self) -> None:
-        """This process' optimizers have none of the shared tensors."""
+        """Note that the optimizers have none of the shared tensors."""
         self._known = bytes(len(self._cells))
 
     def copy(self, parameters: Sequence[nn.Parameter]) -> dict[Any, dict[str, Any]]:

@@ -260,6 +260,9 @@ class WorkerStepper(Stepper):
         self.worker, self._optimizer, self._job = worker, optimizer, job
         self._strategy = strategy.name
         self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
+        many = self._passes > 1
+        self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
+        self._present: set[nn.Parameter] = set()
         self._inside = False
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
@@ -272,7 +275,7 @@ class WorkerStepper(Stepper):
         loss = _evaluate(closure)
         self._refuse_strangers()
         with self._stepping(), _unscaled(self._optimizer) as overflown:
-            if overflown:
+            if overflown and self._passes == 1:
                 self.worker.give_up()
             else:
                 self._advance(self._job.dealt.own, self._job.dealt.all)
@@ -281,7 +284,7 @@ class WorkerStepper(Stepper):
     @override
     def skip(self) -> None:
         with self._stepping():
-            self.worker.skip()
+            self._advance(0, 0)
 
     @override
     def settle(self) -> None:
@@ -294,6 +297,8 @@ class WorkerStepper(Stepper):
     @override
     def finish(self) -> None:
         with self._stepping():
+            if self._calls and self._samples:
+                self._use_gathered()
             self.worker.finish()
 
     @contextmanager
@@ -305,17 +310,52 @@ class WorkerStepper(Stepper):
             self._inside = False
 
     def _advance(self, own: int, whole: int) -> None:
-        share = float(own > 0) if self._sums else own / whole
+        if self._passes > 1:
+            self._gather(own, whole)
+            if self._calls == self._passes:
+                self._use_gathered()
+        elif whole:
+            share = float(own > 0) if self._sums else own / whole
+            with self.replica.lent_gradients():
+                if share == 0:  # what this rank has computed is there for `backward()` alone
+                    self.replica.zero_grad()
+                    for parameter in self._known:
+                        parameter.grad = None
+                elif share != 1:
+                    self.replica.scale_gradients(share)
+                self._step(own, whole)
+        else:
+            self.worker.skip()
+
+    def _step(self, own: int, whole: int) -> None:
+        if self.pace is Pace.TOGETHER:
+            self.worker.share = own / whole
+        self.worker.step()
+
+    def _gather(self, own: int, whole: int) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
         with self.replica.lent_gradients():
-            if self.pace is Pace.TOGETHER:
-                self.worker.share = own / whole
-            if share == 0:  # what this rank has computed is there for `backward()` alone
-                self.replica.zero_grad()
-                for parameter in self._known:
-                    parameter.grad = None
-            elif share != 1:
-                self.replica.scale_gradients(share)
-            self.worker.step()
+            for flat, pending in zip(self.replica.flats, self._pending, strict=True):
+                if own:
+                    pending.add_(flat.grads, alpha=1 if self._sums else own)
+        if own:
+            self._present.update(p for p in self._known if p.grad is not None)
+        for parameter in self._known:
+            parameter.grad = None
+
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        own, whole, present = self._own, self._samples, self._present
+        self._calls, self._own, self._samples, self._present = 0, 0, 0, set()
+        if not whole:
+            self.worker.skip()
+            return
+        with self.replica.lent_gradients(present):
+            for flat, pending in zip(self.replica.flats, self._pending, strict=True):
+                torch.mul(pending, 1 if self._sums else 1 / whole, out=flat.grads)
+                pending.zero_()
+            self._step(own, whole)
 
     def _refuse_strangers(self) -> None:
         """Refuse parameters that have come to the optimizer later: the ranks do not exchange them."""
@@ -326,8 +366,8 @@ class WorkerStepper(Stepper):
                 if parameter.requires_grad and parameter not in self._known:
                     raise BadOption(
                         f"param group {number} of the optimizer has a parameter of shape "
-                        f"{tuple(parameter.shape)} that strategy '{self._strategy}' does not exchange, as the "
-                        "model had none such to be trained when distribute() was given it; make the model "
+                        f"{tuple(parameter.shape)} that strategy '{self._strategy}' does not exchange: it "
+                        "was frozen, or not there, when distribute() was given the model; make the model "
                         "whole and unfreeze it before, or use the default strategy, Sync()"
                     )
 

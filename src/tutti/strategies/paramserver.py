@@ -76,8 +76,9 @@ class _ParamServerWorker(CentredWorker):
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, Clip())
         self._rule, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
-        # Every worker's loop makes the same edits.
+        # Every worker's loop makes the same edits: one brings them.
         self.edits = Edits(replica) if comm.rank == 0 else None
+        self._comm = comm
 
     @override
     def adopt_optimizer(self) -> None:
@@ -85,7 +86,7 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def step(self) -> None:
-        self.bring_edits()
+        self._rule.edits = self.edits.take() if self.edits is not None else []
         self._rule.missing = self._missing.take_parameters()
         self.prepare()
         self._rule.share = self.share
@@ -95,6 +96,12 @@ class _ParamServerWorker(CentredWorker):
         self.note_weights()
         # Nothing is lost of a worker that had no sample.
         self.count(replace(receipt, dropped=receipt.dropped and self.share > 0))
+
+    @override
+    def bring_edits(self) -> None:
+        """After the last of some rounds (collective)."""
+        self._comm.barrier()  # All have read what that has led to.
+        super().bring_edits()
 
     @override
     def give_up(self) -> None:

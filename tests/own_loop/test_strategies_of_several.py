@@ -1,0 +1,133 @@
+"""Loops of a user's with a strategy whose workers have gradients of their own, on several ranks."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.own_loop.custom import Counting
+from tests.own_loop.jobs import Distributed, Refused, differences, run_plain
+from tests.own_loop.known import DIFFERENT_WITH
+from tests.own_loop.loops import LOOPS
+from tests.own_loop.loops.base import adam, fit, net, samples, sgd, train, weights
+from tests.own_loop.test_strategies_of_one import TRIED
+from tests.own_loop.worlds import Worlds
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.experiments import own_loop
+from tutti.strategies import (
+    Downpour,
+    Lazy,
+    ParamServer,
+    Strategy,
+)
+
+SIZES = pytest.mark.parametrize("size", [2, 3])
+
+BY_DESIGN = DIFFERENT_WITH["paramserver"]
+
+
+@SIZES
+@pytest.mark.parametrize("loop", [name for name in TRIED if name not in BY_DESIGN])
+def test_a_parameter_server_ends_as_plain_torch(worlds: Worlds, loop: str, size: int) -> None:
+    """Its workers make each update together: what happens to the optimizer and the weights is plain torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = run_plain(LOOPS[loop])
+    for rank, found in enumerate(worlds.run(LOOPS[loop], size, ParamServer())):
+        if isinstance(found, BaseException):
+            raise found
+        assert not isinstance(found, Refused), found.sentence
+        assert differences(found, wanted, f"rank {rank} of {size}") == []
+
+
+def test_ranks_agree_where_a_parameter_server_differs(worlds: Worlds) -> None:
+    for loop in BY_DESIGN:
+        first, second = worlds.run(LOOPS[loop], 2, ParamServer())
+        assert not isinstance(first, BaseException | Refused)
+        assert differences(first[0], second[0]) == []
+
+
+CENTRED = (Downpour(), Lazy(slack=1), ParamServer())
+
+
+def _reads(comm: Communicator, strategy: Strategy) -> tuple[list[Any], float]:
+    """The optimizer's state at the end, and how many steps all ranks have made."""
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer)
+    own_loop.finish(model)
+    read = copy.deepcopy(optimizer.state_dict()["state"])
+    comm.barrier()
+    return [weights(model), read], float(read[0]["step"])
+
+
+@pytest.mark.parametrize("strategy", CENTRED, ids=lambda strategy: strategy.name)
+def test_every_rank_reads_the_state_of_all_updates(worlds: Worlds, strategy: Strategy) -> None:
+    """Three batches in each of two epochs."""
+    first, *others = worlds.call(partial(_reads, strategy=strategy), 2)
+    assert first[1] == 6
+    for other in others:
+        assert differences(other[0], first[0]) == []
+
+
+def _goes_back(comm: Communicator, strategy: Strategy) -> tuple[Any, Any]:
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    train(job, model, optimizer, epochs=1)
+    with own_loop.settled(model):
+        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    train(job, model, optimizer, epochs=1)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    found = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    comm.barrier()  # Nobody trains on while another reads.
+    train(job, model, optimizer, epochs=1)
+    own_loop.finish(model)
+    steps = float(optimizer.state_dict()["state"][0]["step"])
+    assert steps == float(saved[1]["state"][0]["step"]) + 3
+    return differences(found, saved), steps
+
+
+@pytest.mark.parametrize("strategy", CENTRED, ids=lambda strategy: strategy.name)
+def test_going_back_to_a_checkpoint_takes_effect_on_all_ranks(worlds: Worlds, strategy: Strategy) -> None:
+    for found, steps in worlds.call(partial(_goes_back, strategy=strategy), 2):
+        assert found == []
+        assert steps == 6
+
+
+def _changes_state(comm: Communicator, strategy: Strategy, how: str) -> str:
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(
+        model, Counting(model.parameters(), lr=0.1) if how == "count" else sgd(model)
+    )
+    train(job, model, optimizer, epochs=1)
+    own_loop.finish(model)
+    if how == "count":
+        optimizer.param_groups[0]["k"] = 0
+    elif how == "value":
+        optimizer.state[model[0].weight]["momentum_buffer"].zero_()
+    else:
+        optimizer.state.clear()
+    fit(model, *samples(2).tensors).backward()
+    try:
+        optimizer.step()
+    except BadOption as error:
+        return str(error)
+    finally:
+        comm.barrier()
+    return ""
+
+
+@pytest.mark.parametrize("how", ["count", "value", "all"])
+@pytest.mark.parametrize("strategy", [Downpour(), Lazy(slack=9)], ids=lambda strategy: strategy.name)
+def test_state_that_all_share_may_not_be_changed_by_one(worlds: Worlds, strategy: Strategy, how: str) -> None:
+    for found in worlds.call(partial(_changes_state, strategy=strategy, how=how), 2):
+        assert "load_state_dict" in found
