@@ -1,8 +1,9 @@
 """Breaks the code in small ways, and lists those that no test notices.
 
-Usage: python -m tests.mutations [--sample N] [--seed N] [FILE ...]
+Usage: python -m tests.mutations [--sample N] [--seed N] [--test PATH ...] [FILE ...]
 
 FILES are those of `TESTS` unless they are given. Of their mutants, N are drawn, or all without --sample.
+Each --test is a file or folder of tests to run in place of those that `TESTS` has for the files.
 What cannot be noticed, because the program does the same, is listed with its reason in equivalent.txt.
 
 Prints the survivors as FILE:LINE FUNCTION: BEFORE -> AFTER. The exit code is 1 when fewer than 90 % of a
@@ -44,7 +45,7 @@ TESTS: Final = {
         *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
     ),
     "strategies": ("strategies", "optim/test_missing.py", "training/test_stages.py"),
-    "strategies/divided.py": OWN_LOOPS,
+    "strategies/divided.py": ("strategies/test_divided.py", *OWN_LOOPS),
     "strategies/joint_gradients.py": ("strategies/test_joint_gradients.py", *OWN_LOOPS),
     "experiments/gradient_exchange.py": OWN_LOOPS,
     "experiments/steppers.py": OWN_LOOPS,
@@ -114,13 +115,15 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations")
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--test", action="append", dest="tests")
     parser.add_argument("files", nargs="*")
     options = parser.parse_args(words)
     os.chdir(ROOT)
     chosen = files(options.files)
     session = Session(targets(chosen, options.sample, options.seed), os.cpu_count() or 1)
     pytest.main(
-        ["-qq", "-s", "-p", "no:cacheprovider", "-m", "not mpi", *tests_of(chosen)], plugins=[session]
+        ["-qq", "-s", "-p", "no:cacheprovider", "-m", "not mpi", *(options.tests or tests_of(chosen))],
+        plugins=[session],
     )
     return report(session)
 

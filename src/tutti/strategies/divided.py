@@ -45,7 +45,7 @@ class Part:
         group: of the optimizer.
         flat: the number of the vector that it lies in.
         place: where.
-        numbers: of the parameters of which it has elements.
+        numbers: of the parameters that are joined there, on all ranks.
     """
 
     parameter: nn.Parameter
@@ -122,8 +122,8 @@ class DividedOptimizer:
             (weights.data_ptr(), gradient.data_ptr())
             for weights, gradient in zip(self._weights, self._gradients, strict=True)
         ]
+        # By name and flat: a vector like the weights, or of counters a cell for each parameter.
         self._vectors: dict[str, dict[int, Tensor]] = {}
-        self._cells: dict[str, Tensor] = {}
         self._has: dict[str, set[int]] = {}
         self._whole = WholeState(self._make_whole)
         self._divisions: dict[tuple[object, ...], Division] = {}
@@ -176,10 +176,11 @@ class DividedOptimizer:
                 self._has.setdefault(name, set()).add(number)
                 if self._node.rank != 0:
                     continue
+                vector = self._vectors[name][flat]
                 if name in COUNTERS:
-                    self._cells[name][number] = float(value)
+                    vector[number] = float(value)
                 else:
-                    view_like(self._vectors[name][flat][span], self._parameters[number]).copy_(value)
+                    view_like(vector[span], self._parameters[number]).copy_(value)
         self._optimizer.state = self._whole
         self._whole.forget()
         self._node.barrier()
@@ -299,10 +300,9 @@ class DividedOptimizer:
 
     def _refresh(self, division: Division) -> bool:
         """Count on from where other divisions have come; whether what is joined has come equally far."""
-        for cells in self._cells.values():
-            for stretch in division.stretches:
-                if not torch.equal(cells[stretch], cells[stretch.start].expand_as(cells[stretch])):
-                    return False
+        for stretch in division.stretches:
+            if len({self._progress(number) for number in range(stretch.start, stretch.stop)}) > 1:
+                return False
         for cells, counter in division.counters:
             counter.copy_(cells[0])
         return True
@@ -369,23 +369,16 @@ class DividedOptimizer:
         for flat, start, stop, numbers in places:
             place = slice(max(start, start + begin - at), min(stop, start + end - at))
             at += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
-            if place.start >= place.stop:
-                continue
-            within = [
-                number
-                for number in numbers
-                if self._places[number][1].start < place.stop and place.start < self._places[number][1].stop
-            ]
-            if not within:
-                continue  # a gap between two parameters
-            parameter = nn.Parameter(self._copies[flat][rank][place])
-            parameter.grad = self._vector_of[flat][place]
-            yield Part(parameter, group_of[numbers[0]], flat, place, slice(within[0], within[-1] + 1))
+            if place.start < place.stop:
+                parameter = nn.Parameter(self._copies[flat][rank][place])
+                parameter.grad = self._vector_of[flat][place]
+                yield Part(parameter, group_of[numbers[0]], flat, place, slice(numbers[0], numbers[-1] + 1))
 
     def _progress(self, number: int) -> tuple[object, ...]:
         """How far the optimizer has come with a parameter; only equals can be joined."""
         names = sorted(name for name, numbers in self._has.items() if number in numbers)
-        return (*names, *(self._cells[name][number].item() for name in names if name in COUNTERS))
+        flat = self._places[number][0]
+        return (*names, *(self._vectors[name][flat][number].item() for name in names if name in COUNTERS))
 
     def _state_of(self, part: Part) -> State:
         first = part.numbers.start
@@ -393,10 +386,8 @@ class DividedOptimizer:
         for name, numbers in self._has.items():
             if first not in numbers:
                 continue
-            if name in COUNTERS:
-                state[name] = self._cells[name][first].clone()
-            else:
-                state[name] = self._vectors[name][part.flat][part.place]
+            vector = self._vectors[name][part.flat]
+            state[name] = vector[first].clone() if name in COUNTERS else vector[part.place]
         return state
 
     def _settle(self, division: Division) -> None:
@@ -419,24 +410,20 @@ class DividedOptimizer:
             for name, value in list(held.items()):
                 if value is None:
                     continue
+                vector = self._vectors[name][part.flat]
                 if name in COUNTERS:
-                    cells = self._cells[name][part.numbers]
-                    division.counters.append((cells, value))
-                else:
-                    vector = self._vectors[name][part.flat][part.place]
-                    if vector.data_ptr() != value.data_ptr():
-                        vector.copy_(value)
-                        held[name] = vector
+                    division.counters.append((vector[part.numbers], value))
+                elif vector[part.place].data_ptr() != value.data_ptr():
+                    held[name] = vector[part.place].copy_(value)
 
     def _allocate(self, kinds: Iterable[tuple[str, int, torch.dtype]]) -> None:
-        """Set memory aside for state that has none yet (collective)."""
+        """Set memory aside for state that has none of its type yet (collective)."""
         for name, flat, dtype in sorted(kinds, key=str):
-            if name in COUNTERS:
-                if name not in self._cells:
-                    self._cells[name] = self._node.shared(len(self._parameters), dtype=dtype)
-            elif flat not in self._vectors.setdefault(name, {}):
-                length = len(self._flats[flat].weights)
-                self._vectors[name][flat] = self._node.shared(length, dtype=dtype)
+            vectors = self._vectors.setdefault(name, {})
+            # What torch loads may be of another type than what it has made: NAdam's products are.
+            if flat not in vectors or vectors[flat].dtype != dtype:
+                length = len(self._parameters) if name in COUNTERS else len(self._flats[flat].weights)
+                vectors[flat] = self._node.shared(length, dtype=dtype)
 
     @torch.no_grad()
     def _make_whole(self) -> dict[Any, State]:
@@ -447,9 +434,7 @@ class DividedOptimizer:
             for name in self._has:
                 if number not in self._has[name]:
                     continue
-                if name in COUNTERS:
-                    value = self._cells[name][number].clone()
-                else:
-                    value = view_like(self._vectors[name][flat][span], self._weights[number]).clone()
-                whole.setdefault(parameter, {})[name] = value
+                vector = self._vectors[name][flat]
+                value = vector[number] if name in COUNTERS else view_like(vector[span], self._weights[number])
+                whole.setdefault(parameter, {})[name] = value.clone()
         return whole

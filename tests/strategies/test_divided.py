@@ -1,0 +1,625 @@
+"""An optimizer whose step is divided over ranks does, on each of them, what it does alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
+from tutti.strategies.base import Home
+from tutti.strategies.divided import MOST_PLANS, DividedOptimizer
+from tutti.strategies.placement import place, visible_memory
+
+LENGTHS = (40, 20, 3, 50)
+ALL = range(len(LENGTHS))
+
+Make = Callable[[Iterable], Optimizer]
+
+ADAM = partial(optim.Adam, lr=0.01, eps=1e-3)
+SGD = partial(optim.SGD, lr=0.1, momentum=0.9)
+
+OPTIMIZERS: dict[str, Make] = {
+    "adam": ADAM,
+    "adam_without_fused": partial(optim.Adam, lr=0.01, eps=1e-3, fused=False),
+    "adam_whose_rate_is_a_tensor": partial(optim.Adam, lr=torch.tensor(0.01, dtype=torch.float64), eps=1e-3),
+    "amsgrad": partial(optim.Adam, lr=0.01, eps=1e-3, amsgrad=True),
+    "adamw": partial(optim.AdamW, lr=0.01, eps=1e-3, weight_decay=0.1),
+    "sgd": partial(optim.SGD, lr=0.1),
+    "momentum": SGD,
+    "fused_momentum": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "adagrad": partial(optim.Adagrad, lr=0.1),
+    "adadelta": partial(optim.Adadelta, lr=0.5),
+    "adamax": partial(optim.Adamax, lr=0.01),
+    "nadam": partial(optim.NAdam, lr=0.01),
+    "radam": partial(optim.RAdam, lr=0.01),
+    "rmsprop": partial(optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
+    "rprop": partial(optim.Rprop, lr=0.01),
+    "asgd": partial(optim.ASGD, lr=0.1, t0=1),
+}
+
+
+def vectors() -> nn.ParameterList:
+    """Parameters with gaps behind them, as 16 elements make a cache line; one is transposed."""
+    return nn.ParameterList(
+        nn.Parameter(torch.linspace(-1, 1 + number, length, dtype=torch.float64))
+        if number
+        else nn.Parameter(torch.linspace(-1, 1, length, dtype=torch.float64).view(8, 5).t())
+        for number, length in enumerate(LENGTHS)
+    )
+
+
+class Pair:
+    """The same training by plain torch, and divided over the ranks.
+
+    Args:
+        comm: the ranks.
+        make: makes the optimizer, of an iterable of parameters or of param groups.
+        groups: how the parameters are grouped; what is in no group is not trained.
+        apart: the optimizer's gradients are not where `backward()` leaves them.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        make: Make = ADAM,
+        groups: Sequence[Sequence[int]] = (ALL,),
+        apart: bool = False,
+        module: Callable[[], nn.Module] = vectors,
+    ) -> None:
+        self.comm = comm
+        self.plain, self.module = module(), module()
+        memory, self.copies = visible_memory(comm)
+        self.replica = place(self.module, comm, Home.PRIVATE, memory, frozen=True)
+        self.gradients = [
+            torch.zeros_like(flat.grads) if apart else flat.grads for flat in self.replica.flats
+        ]
+        self.alone = make(self._groups(self.plain, groups))
+        self.optimizer = make(self._groups(self.module, groups))
+        self.native = self.optimizer.step
+        self.divided = DividedOptimizer(self.optimizer, self.replica, self.copies, self.gradients, comm.node)
+        self.turn = 0
+
+    @staticmethod
+    def _groups(module: nn.Module, groups: Sequence[Sequence[int]]) -> list[dict]:
+        every = list(module.parameters())
+        return [
+            {"params": [every[number] for number in numbers], "lr": 0.01 / (1 + at)}
+            if len(groups) > 1
+            else {"params": [every[number] for number in numbers]}
+            for at, numbers in enumerate(groups)
+        ]
+
+    def bring(self, present: Iterable[int] = ALL) -> None:
+        """Give some parameters a gradient, and the others none."""
+        self.turn += 1
+        for module in (self.plain, self.module):
+            for number, parameter in enumerate(module.parameters()):
+                new = torch.sin(parameter.detach() * (3 + self.turn) + number) if number in present else None
+                parameter.grad = new
+
+    def step(self, present: Iterable[int] = ALL) -> None:
+        """One update of both, as `optimizer.step()` is called."""
+        self.bring(present)
+        self.alone.step()
+        self.step_divided(self.native)
+        self.compare_weights()
+
+    def step_divided(self, native: Callable[[], object]) -> object:
+        self.divided.bring_weights()
+        changed = self.divided.changed()
+        self.comm.barrier()
+        if changed:
+            self.divided.adopt()
+        return self.divided.step(native)
+
+    def compare_weights(self) -> None:
+        for ours, theirs in zip(self.module.parameters(), self.plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-12, atol=1e-12)
+
+    def compare_state(self) -> None:
+        ours, theirs = self.optimizer.state_dict(), self.alone.state_dict()
+        assert ours["param_groups"] == theirs["param_groups"]
+        assert ours["state"].keys() == theirs["state"].keys()
+        for number, entries in theirs["state"].items():
+            kept = {name: value for name, value in entries.items() if value is not None}
+            assert ours["state"][number].keys() == kept.keys()
+            for name, value in kept.items():
+                wanted = torch.as_tensor(value, dtype=torch.float64)
+                found = torch.as_tensor(ours["state"][number][name], dtype=torch.float64)
+                torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def on_ranks(program: Callable[[Communicator], object], *sizes: int, late: Sequence[int] = (-1,)) -> None:
+    """Run a program on worlds of these sizes; once with each rank that is late for everything."""
+    for size in sizes:
+        for rank in late:
+
+            def delayed(comm: Communicator, rank: int = rank) -> None:
+                if comm.rank == rank:
+                    comm.compute(1.0)
+                program(comm)
+
+            VirtualWorld(size).run(delayed)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_weights_and_state_are_those_of_one_process(name: str, size: int) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS[name])
+        before = [parameter.detach().clone() for parameter in pair.module.parameters()]
+        for _ in range(4):
+            pair.step()
+        pair.compare_state()
+        assert not any(map(torch.equal, before, pair.module.parameters()))
+
+    on_ranks(program, size)
+
+
+@pytest.mark.parametrize("name", ["adam", "adam_without_fused", "momentum", "nadam", "asgd", "sgd"])
+@pytest.mark.parametrize("late", [-1, 0, 1])
+def test_parameters_without_a_gradient_stay_and_count_no_step(name: str, late: int) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS[name])
+        for present in (ALL, ALL, (0, 2, 3), (1,), (1,), ALL, (0, 2, 3), (0, 1), ALL, ALL):
+            pair.step(present)
+            pair.compare_state()
+
+    on_ranks(program, 2, 3, late=(late,))
+
+
+def test_a_parameter_may_get_its_first_gradient_late() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        for present in ((0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (3,)):
+            pair.step(present)
+            pair.compare_state()
+
+    on_ranks(program, 2, 3)
+
+
+def test_no_gradient_at_all_moves_nothing() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        for present in ((), ALL, ()):
+            pair.step(present)
+            pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((3, 1), (0,))], ids=str)
+def test_each_group_has_its_own_options(groups: Sequence[Sequence[int]]) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, partial(optim.Adam, eps=1e-3), groups)
+        for present in (ALL, ALL, (0, 1), ALL):
+            pair.step(present)
+            pair.compare_state()
+
+    on_ranks(program, 2, 3)
+
+
+def test_options_may_change_between_steps() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        for options in ({}, {"lr": 0.3}, {"betas": (0.5, 0.6)}, {"weight_decay": 0.1}, {"maximize": True}):
+            for optimizer in (pair.alone, pair.optimizer):
+                optimizer.param_groups[0].update(options)
+            pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_a_group_may_be_added() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, groups=((0, 1),))
+        pair.step()
+        for module, optimizer in ((pair.plain, pair.alone), (pair.module, pair.optimizer)):
+            optimizer.add_param_group({"params": list(module.parameters())[2:], "lr": 0.5})
+        for _ in range(2):
+            pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_a_fused_option_that_is_switched_on_takes_effect_and_is_kept() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS["adam_without_fused"])
+        called = []
+        pair.native = lambda: called.append(optim.Adam.step(pair.optimizer))
+        for optimizer in (pair.alone, pair.optimizer):
+            optimizer.param_groups[0]["foreach"] = False
+        pair.step()
+        for optimizer in (pair.alone, pair.optimizer):
+            optimizer.param_groups[0].update(fused=True, foreach=None)
+        pair.step()
+        pair.step()
+        pair.compare_state()
+        assert len(called) == 3
+
+    on_ranks(program, 2)
+
+
+def test_many_sets_of_parameters_take_turns() -> None:
+    subsets = [[n for n in ALL if turn >> n & 1] for turn in range(1 << len(LENGTHS))]
+
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        for _ in range(2):
+            for present in (*subsets, *reversed(subsets)):
+                pair.step(present)
+                pair.optimizer.param_groups[0]["maximize"] ^= True
+                pair.alone.param_groups[0]["maximize"] ^= True
+                assert 0 < len(pair.divided._divisions) <= MOST_PLANS
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_sets_of_parameters_that_come_again_are_divided_as_before() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, SGD)
+        for present in (ALL, (0, 1), (2, 3)):
+            pair.step(present)
+        known = list(pair.divided._divisions.values())
+        for present in (ALL, (0, 1), (0, 1), (2, 3), ALL):
+            pair.step(present)
+        assert list(pair.divided._divisions.values()) == known
+
+    on_ranks(program, 2)
+
+
+def test_weights_that_the_loop_has_put_in_the_place_of_ours_are_moved() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.step()
+        for module in (pair.plain, pair.module):
+            first = next(module.parameters())
+            first.data = first.detach() * 2
+        pair.step()
+        ours = next(pair.module.parameters())
+        assert ours.data_ptr() == pair.copies[0][comm.node.rank].data_ptr()
+        assert not torch.equal(ours, torch.zeros_like(ours))
+
+    on_ranks(program, 2)
+
+
+def test_weights_that_lie_where_they_belong_are_left_there() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        held = [parameter.data for parameter in pair.module.parameters()]
+        versions = [parameter._version for parameter in pair.module.parameters()]
+        pair.divided.bring_weights()
+        assert [parameter._version for parameter in pair.module.parameters()] == versions
+        assert all(p.data_ptr() == h.data_ptr() for p, h in zip(pair.module.parameters(), held, strict=True))
+
+    on_ranks(program, 2)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_are_used_from_where_they_lie(apart: bool) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, apart=apart)
+        for _ in range(3):
+            pair.bring()
+            for parameter, flat in zip(pair.module.parameters(), pair.replica.flats[0].spans, strict=True):
+                assert parameter.grad is not None
+                view = pair.gradients[0][flat].as_strided(parameter.shape, parameter.stride())
+                parameter.grad = view.copy_(parameter.grad)
+            versions = [parameter.grad._version for parameter in pair.module.parameters()]
+            pair.alone.step()
+            pair.step_divided(pair.native)
+            assert [parameter.grad._version for parameter in pair.module.parameters()] == versions
+            pair.compare_weights()
+
+    on_ranks(program, 2)
+
+
+# The state
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("name", ["adam", "adagrad", "momentum", "nadam", "asgd"])
+def test_a_loaded_state_is_gone_on_from(name: str, late: int) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS[name])
+        pair.step()
+        pair.step((0, 3))
+        saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in (pair.alone, pair.optimizer)]
+        pair.step()
+        for optimizer, state in zip((pair.alone, pair.optimizer), saved, strict=True):
+            optimizer.load_state_dict(state)
+        assert pair.divided.changed()
+        for present in (ALL, (1, 2), ALL):
+            pair.step(present)
+        pair.compare_state()
+
+    on_ranks(program, 2, late=(late,))
+
+
+def test_a_state_from_before_the_first_step_is_gone_on_from() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.bring((0, 2))
+        for optimizer in (pair.alone, pair.optimizer):
+            optimizer.step()
+            # What the optimizer keeps for others than the model's parameters is nobody's.
+        pair.optimizer.state[torch.zeros(1)] = {"step": torch.tensor(1.0)}
+        for _ in range(2):
+            pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_counters_that_are_numbers_are_gone_on_from() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.step()
+        for optimizer in (pair.alone, pair.optimizer):
+            for entries in optimizer.state.values():
+                entries["step"] = torch.tensor(7.0)
+        for entries in (state := dict(pair.optimizer.state)).values():
+            entries["step"] = 7
+        pair.optimizer.state = state
+        for _ in range(2):
+            pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_each_look_at_the_state_sees_that_of_the_last_step() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.step()
+        for _ in range(2):
+            pair.compare_state()
+            assert not pair.divided.changed()
+            pair.step()
+
+    on_ranks(program, 2)
+
+
+def test_a_state_that_its_reader_changes_is_gone_on_from() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.step()
+        for optimizer in (pair.alone, pair.optimizer):
+            for entries in optimizer.state.values():
+                entries["exp_avg"].mul_(3)
+        assert pair.divided.changed()
+        pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_a_state_that_was_dropped_begins_anew() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.step()
+        for optimizer in (pair.alone, pair.optimizer):
+            optimizer.state.clear()
+        pair.step()
+        pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_a_released_optimizer_steps_by_itself_from_where_it_was() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        pair.step()
+        pair.divided.release()
+        pair.bring()
+        pair.alone.step()
+        pair.native()
+        pair.compare_weights()
+        pair.compare_state()
+        held = pair.optimizer.state
+        pair.divided.release()
+        assert pair.optimizer.state is held
+        assert pair.divided.changed()
+        pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+# Whose step it is
+
+
+class Counting:
+    """An optimizer's own step that counts its calls."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair, self.calls, self.own = pair, 0, pair.native
+        pair.native = self
+
+    @property
+    def __func__(self) -> object:
+        return self.own.__func__
+
+    def __call__(self) -> str:
+        self.calls += 1
+        self.own()
+        return "found"
+
+
+def calls(prepare: Callable[[Pair], object], make: Make = ADAM) -> list[int]:
+    """How often each rank has called the optimizer's own step in three updates."""
+
+    def program(comm: Communicator) -> int:
+        pair = Pair(comm, make)
+        counting = Counting(pair)
+        prepare(pair)
+        for _ in range(3):
+            pair.step()
+        pair.compare_state()
+        return counting.calls
+
+    return VirtualWorld(2).run(program)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "momentum", "fused_momentum"])
+def test_kernels_take_the_place_of_the_optimizers_own_step_after_the_first(name: str) -> None:
+    assert calls(lambda pair: None, OPTIMIZERS[name]) == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["adam_without_fused", "adam_whose_rate_is_a_tensor", "adagrad", "nadam"])
+def test_optimizers_without_a_kernel_are_stepped_each_time(name: str) -> None:
+    assert calls(lambda pair: None, OPTIMIZERS[name]) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        lambda pair: pair.optimizer.register_step_pre_hook(lambda *_: None),
+        lambda pair: pair.optimizer.register_step_post_hook(lambda *_: None),
+        lambda pair: setattr(pair.optimizer, "found_inf", torch.tensor(0.0)),
+    ],
+    ids=["pre_hook", "post_hook", "gradient_scaler"],
+)
+def test_an_optimizer_that_is_watched_is_stepped_each_time(watch: Callable[[Pair], object]) -> None:
+    assert calls(watch) == [3, 3]
+
+
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_where_all_optimizers_are_watched_each_is_stepped_each_time(register: Callable) -> None:
+    handle = register(lambda *_: None)
+    try:
+        assert calls(lambda pair: None) == [3, 3]
+    finally:
+        handle.remove()
+
+
+def test_a_step_that_the_program_has_put_in_its_place_is_called_each_time() -> None:
+    def program(comm: Communicator) -> int:
+        pair, called = Pair(comm), []
+        own = pair.native
+        pair.native = lambda: called.append(own())
+        for _ in range(3):
+            pair.step()
+        return len(called)
+
+    assert VirtualWorld(2).run(program) == [3, 3]
+
+
+def test_a_schedulers_wrapper_of_the_step_is_not_called_each_time() -> None:
+    def program(comm: Communicator) -> int:
+        pair = Pair(comm)
+        lr_scheduler.StepLR(pair.optimizer, 1)
+        pair.native, called = pair.optimizer.step, []
+        pair.optimizer.register_step_pre_hook(lambda *_: called.append(1))
+        pair.step()
+        pair.optimizer._optimizer_step_pre_hooks.clear()
+        assert hasattr(pair.native, "_wrapped_by_lr_sched")
+        assert not pair.divided._is_watched(pair.native)
+        return len(called)
+
+    assert VirtualWorld(2).run(program) == [1, 1]
+
+
+def test_the_step_returns_what_the_optimizers_own_does() -> None:
+    def program(comm: Communicator) -> list[object]:
+        pair = Pair(comm)
+        counting = Counting(pair)
+        found = []
+        for _ in range(2):
+            pair.bring()
+            found.append(pair.step_divided(counting))
+        return found
+
+    assert VirtualWorld(2).run(program) == [["found", None]] * 2
+
+
+def test_a_step_that_fails_leaves_the_optimizer_its_groups_and_state() -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm)
+        group = pair.optimizer.param_groups[0]
+        parameters, options = group["params"], {name: group[name] for name in group if name != "params"}
+        seen = []
+
+        def failing() -> None:
+            seen.append([len(p) for p in group["params"]])
+            raise ZeroDivisionError
+
+        pair.bring()
+        pair.divided.adopt()
+        state = pair.optimizer.state
+        with pytest.raises(ZeroDivisionError):
+            pair.divided.step(failing)
+        assert group["params"] is parameters
+        assert {name: group[name] for name in group if name != "params"} == options
+        assert pair.optimizer.state is state
+        assert seen == [[(80, 66)[comm.rank]]]
+
+    on_ranks(program, 2)
+
+
+# Which may be divided
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+
+def fits(change: Callable[[Optimizer], object], module: Callable[[], nn.Module] = vectors) -> bool:
+    """Whether the optimizer may be divided after a change."""
+
+    def program(comm: Communicator) -> bool:
+        pair = Pair(comm, module=module, groups=(range(len(list(module().parameters()))),))
+        change(pair.optimizer)
+        return pair.divided.fits()
+
+    found = set(VirtualWorld(2).run(program))
+    return found.pop() if len(found) == 1 else pytest.fail("the ranks differ")
+
+
+def test_an_optimizer_that_moves_each_number_by_itself_fits() -> None:
+    assert fits(lambda optimizer: None)
+
+
+@pytest.mark.parametrize("option", ["foreach", "differentiable", "capturable"])
+def test_options_by_which_it_works_on_all_at_once_do_not_fit(option: str) -> None:
+    assert not fits(lambda optimizer: optimizer.param_groups[0].update({option: True}))
+
+
+def test_a_gradient_scaler_that_changes_gradients_in_the_step_does_not_fit() -> None:
+    assert not fits(lambda optimizer: setattr(optimizer, "grad_scale", torch.tensor(2.0)))
+
+
+def test_an_optimizer_that_divides_by_nothing_does_not_fit() -> None:
+    assert not fits(lambda optimizer: optimizer.param_groups[0].update(eps=0))
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [torch.zeros(2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), torch.zeros(2, device="meta")],
+    ids=["unknown", "empty", "elsewhere"],
+)
+def test_parameters_of_no_model_do_not_fit(stranger: Tensor) -> None:
+    assert not fits(lambda optimizer: optimizer.param_groups[0]["params"].append(nn.Parameter(stranger)))
+
+
+def test_a_table_whose_gradient_is_of_rows_does_not_fit() -> None:
+    assert not fits(lambda optimizer: None, Table)
+    assert fits(
+        lambda optimizer: optimizer.param_groups[0].update(params=optimizer.param_groups[0]["params"][:1]),
+        Table,
+    )
