@@ -122,7 +122,17 @@ def main(words: Sequence[str]) -> int:
     chosen = files(options.files)
     session = Session(targets(chosen, options.sample, options.seed), os.cpu_count() or 1)
     pytest.main(
-        ["-qq", "-s", "-p", "no:cacheprovider", "-m", "not mpi", *(options.tests or tests_of(chosen))],
+        [
+            "-qq",
+            "-s",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:faulthandler",
+            "-m",
+            "not mpi",
+            *(options.tests or tests_of(chosen)),
+        ],
         plugins=[session],
     )
     return report(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -13,7 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual import VirtualCommunicator, VirtualWorld
 from tutti.strategies.base import Home
 from tutti.strategies.divided import MOST_PLANS, DividedOptimizer
 from tutti.strategies.placement import place, visible_memory
@@ -34,6 +35,7 @@ OPTIMIZERS: dict[str, Make] = {
     "adamw": partial(optim.AdamW, lr=0.01, eps=1e-3, weight_decay=0.1),
     "sgd": partial(optim.SGD, lr=0.1),
     "momentum": SGD,
+    "dampened": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.5),
     "fused_momentum": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
     "adagrad": partial(optim.Adagrad, lr=0.1),
     "adadelta": partial(optim.Adadelta, lr=0.5),
@@ -64,6 +66,7 @@ class Pair:
         make: makes the optimizer, of an iterable of parameters or of param groups.
         groups: how the parameters are grouped; what is in no group is not trained.
         apart: the optimizer's gradients are not where `backward()` leaves them.
+        late: a rank that comes after the others to what they do together.
     """
 
     def __init__(
@@ -73,8 +76,9 @@ class Pair:
         groups: Sequence[Sequence[int]] = (ALL,),
         apart: bool = False,
         module: Callable[[], nn.Module] = vectors,
+        late: int = -1,
     ) -> None:
-        self.comm = comm
+        self.comm, self.late = comm, late
         self.plain, self.module = module(), module()
         memory, self.copies = visible_memory(comm)
         self.replica = place(self.module, comm, Home.PRIVATE, memory, frozen=True)
@@ -116,6 +120,8 @@ class Pair:
         self.divided.bring_weights()
         changed = self.divided.changed()
         self.comm.barrier()
+        if self.comm.rank == self.late:
+            self.comm.compute(1.0)
         if changed:
             self.divided.adopt()
         return self.divided.step(native)
@@ -137,17 +143,9 @@ class Pair:
                 torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-def on_ranks(program: Callable[[Communicator], object], *sizes: int, late: Sequence[int] = (-1,)) -> None:
-    """Run a program on worlds of these sizes; once with each rank that is late for everything."""
+def on_ranks(program: Callable[[Communicator], object], *sizes: int) -> None:
     for size in sizes:
-        for rank in late:
-
-            def delayed(comm: Communicator, rank: int = rank) -> None:
-                if comm.rank == rank:
-                    comm.compute(1.0)
-                program(comm)
-
-            VirtualWorld(size).run(delayed)
+        VirtualWorld(size).run(program)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -168,22 +166,23 @@ def test_weights_and_state_are_those_of_one_process(name: str, size: int) -> Non
 @pytest.mark.parametrize("late", [-1, 0, 1])
 def test_parameters_without_a_gradient_stay_and_count_no_step(name: str, late: int) -> None:
     def program(comm: Communicator) -> None:
-        pair = Pair(comm, OPTIMIZERS[name])
-        for present in (ALL, ALL, (0, 2, 3), (1,), (1,), ALL, (0, 2, 3), (0, 1), ALL, ALL):
-            pair.step(present)
-            pair.compare_state()
-
-    on_ranks(program, 2, 3, late=(late,))
-
-
-def test_a_parameter_may_get_its_first_gradient_late() -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        for present in ((0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (3,)):
+        pair = Pair(comm, OPTIMIZERS[name], late=late)
+        for present in (ALL, ALL, (0, 2, 3), (1,), (1,), ALL, (0, 2, 3), (0, 1), ALL, (0, 1, 2), ALL):
             pair.step(present)
             pair.compare_state()
 
     on_ranks(program, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "dampened", "nadam", "asgd"])
+def test_a_parameter_may_get_its_first_gradient_late(name: str) -> None:
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS[name])
+        for present in ((0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (3,)):
+            pair.step(present)
+            pair.compare_state()
+
+    on_ranks(program, 1, 2, 3)
 
 
 def test_no_gradient_at_all_moves_nothing() -> None:
@@ -294,16 +293,67 @@ def test_weights_that_the_loop_has_put_in_the_place_of_ours_are_moved() -> None:
     on_ranks(program, 2)
 
 
-def test_weights_that_lie_where_they_belong_are_left_there() -> None:
+def test_weights_of_two_types_are_moved() -> None:
+    def mixed() -> nn.ParameterList:
+        return nn.ParameterList(
+            nn.Parameter(torch.linspace(-1, 1, 30 + number, dtype=dtype))
+            for number, dtype in enumerate([torch.float32, torch.float64] * 3)
+        )
+
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, groups=(range(6),), module=mixed)
+        for present in (range(6), (0, 1, 4), (1, 2), (3, 4), range(6)):
+            pair.bring(present)
+            pair.alone.step()
+            pair.step_divided(pair.native)
+            for ours, theirs in zip(pair.module.parameters(), pair.plain.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+    on_ranks(program, 2, 3)
+
+
+@pytest.mark.parametrize("present", [ALL, (0, 2, 3), (1, 3), (3,)], ids=str)
+def test_ranks_have_shares_of_equal_length(present: Sequence[int]) -> None:
+    def program(comm: Communicator) -> int:
+        pair, lengths = Pair(comm), []
+        own = pair.native
+
+        def native() -> None:
+            lengths.append(sum(len(p) for p in pair.optimizer.param_groups[0]["params"]))
+            own()
+
+        pair.native = native
+        pair.step(present)
+        return lengths[0]
+
+    lengths = VirtualWorld(3).run(program)
+    assert max(lengths) - min(lengths) <= 16 + 14, "a cache line, of which the last may lack a part"
+    assert sum(lengths) >= sum(LENGTHS[number] for number in present)
+
+
+def test_steps_that_are_divided_as_the_last_one_meet_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
-        held = [parameter.data for parameter in pair.module.parameters()]
-        versions = [parameter._version for parameter in pair.module.parameters()]
-        pair.divided.bring_weights()
-        assert [parameter._version for parameter in pair.module.parameters()] == versions
-        assert all(p.data_ptr() == h.data_ptr() for p, h in zip(pair.module.parameters(), held, strict=True))
+        for _ in range(2):
+            pair.step()
+        pair.bring()
+        calls.clear()
+        pair.divided.step(pair.native)
 
-    on_ranks(program, 2)
+    for name in ("barrier", "all_gather_objects"):
+        own = getattr(VirtualCommunicator, name)
+
+        def counted(
+            comm: VirtualCommunicator, *given: object, name: str = name, own: Callable = own
+        ) -> object:
+            calls.append(name)
+            return own(comm, *given)
+
+        monkeypatch.setattr(VirtualCommunicator, name, counted)
+    VirtualWorld(1).run(program)
+    assert calls == ["barrier"]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -332,7 +382,7 @@ def test_gradients_are_used_from_where_they_lie(apart: bool) -> None:
 @pytest.mark.parametrize("name", ["adam", "adagrad", "momentum", "nadam", "asgd"])
 def test_a_loaded_state_is_gone_on_from(name: str, late: int) -> None:
     def program(comm: Communicator) -> None:
-        pair = Pair(comm, OPTIMIZERS[name])
+        pair = Pair(comm, OPTIMIZERS[name], late=late)
         pair.step()
         pair.step((0, 3))
         saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in (pair.alone, pair.optimizer)]
@@ -344,7 +394,7 @@ def test_a_loaded_state_is_gone_on_from(name: str, late: int) -> None:
             pair.step(present)
         pair.compare_state()
 
-    on_ranks(program, 2, late=(late,))
+    on_ranks(program, 2)
 
 
 def test_a_state_from_before_the_first_step_is_gone_on_from() -> None:
@@ -372,6 +422,26 @@ def test_counters_that_are_numbers_are_gone_on_from() -> None:
         for entries in (state := dict(pair.optimizer.state)).values():
             entries["step"] = 7
         pair.optimizer.state = state
+        for _ in range(2):
+            pair.step()
+        pair.compare_state()
+
+    on_ranks(program, 2)
+
+
+def test_entries_that_are_none_are_no_state() -> None:
+    """Older versions of torch have such a buffer where there is no momentum."""
+
+    def program(comm: Communicator) -> None:
+        pair = Pair(comm, OPTIMIZERS["sgd"])
+        own = pair.native
+
+        def native() -> None:
+            own()
+            for parameter in pair.optimizer.param_groups[0]["params"]:
+                pair.optimizer.state[parameter]["momentum_buffer"] = None
+
+        pair.native = native
         for _ in range(2):
             pair.step()
         pair.compare_state()
@@ -429,6 +499,7 @@ def test_a_released_optimizer_steps_by_itself_from_where_it_was() -> None:
         pair.compare_weights()
         pair.compare_state()
         held = pair.optimizer.state
+        assert type(held) is defaultdict
         pair.divided.release()
         assert pair.optimizer.state is held
         assert pair.divided.changed()
@@ -548,23 +619,27 @@ def test_the_step_returns_what_the_optimizers_own_does() -> None:
 def test_a_step_that_fails_leaves_the_optimizer_its_groups_and_state() -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm)
+        pair.step()
+        pair.compare_state()
+        for optimizer in (pair.alone, pair.optimizer):
+            loaded = copy.deepcopy(optimizer.state_dict())
+            loaded["state"][0]["exp_avg"].mul_(3)
+            optimizer.load_state_dict(loaded)
         group = pair.optimizer.param_groups[0]
-        parameters, options = group["params"], {name: group[name] for name in group if name != "params"}
+        before, parameters = dict(group), group["params"]
         seen = []
 
         def failing() -> None:
             seen.append([len(p) for p in group["params"]])
             raise ZeroDivisionError
 
-        pair.bring()
-        pair.divided.adopt()
-        state = pair.optimizer.state
         with pytest.raises(ZeroDivisionError):
-            pair.divided.step(failing)
-        assert group["params"] is parameters
-        assert {name: group[name] for name in group if name != "params"} == options
-        assert pair.optimizer.state is state
+            pair.step_divided(failing)
         assert seen == [[(80, 66)[comm.rank]]]
+        assert group["params"] is parameters
+        assert group == before
+        assert not pair.divided.changed()
+        pair.compare_state()
 
     on_ranks(program, 2)
 

@@ -174,8 +174,8 @@ class DividedOptimizer:
             flat, span = self._places[number]
             for name, value in entries.items():
                 self._has.setdefault(name, set()).add(number)
-                if self._node.rank != 0:
-                    continue
+                if self._node.rank:
+                    continue  # it would write the same
                 vector = self._vectors[name][flat]
                 if name in COUNTERS:
                     vector[number] = float(value)
@@ -384,10 +384,9 @@ class DividedOptimizer:
         first = part.numbers.start
         state: State = {}
         for name, numbers in self._has.items():
-            if first not in numbers:
-                continue
-            vector = self._vectors[name][part.flat]
-            state[name] = vector[first].clone() if name in COUNTERS else vector[part.place]
+            if first in numbers:
+                vector = self._vectors[name][part.flat]
+                state[name] = vector[first].clone() if name in COUNTERS else vector[part.place]
         return state
 
     def _settle(self, division: Division) -> None:
