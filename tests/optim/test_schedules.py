@@ -62,6 +62,11 @@ def test_linear_falls_to_zero_over_the_run() -> None:
     assert rates("linear", 4) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 
 
+@pytest.mark.parametrize("name", ["LinearLR", "linear_lr"])
+def test_torchs_linear_lr_rises_by_torchs_defaults_over_the_run(name: str) -> None:
+    assert rates(name, 4) == pytest.approx([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
+
+
 def test_polynomial_lasts_the_run() -> None:
     assert rates("polynomial", 4) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 

@@ -32,6 +32,9 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
 
+WHOLE = ("constantlr", "linearlr")
+"""Classes that may not, as what is left means something else."""
+
 LENGTHS = ("total_steps", "T_max", "total_iters")
 """Options that say how long a schedule is: the length of the run, where the user gives none."""
 
@@ -50,8 +53,8 @@ def schedule(
 
     Args:
         name: of a class of `torch.optim.lr_scheduler` in any spelling ("OneCycleLR", "one_cycle"); "cosine";
-            "linear" (falls to 0); "linear_scaling" (warm-up to a larger rate); "constant" (no schedule); or
-            `package.module:Class` or `file.py:Class`.
+            "linear" (falls to 0, unlike torch's "LinearLR"); "linear_scaling" (warm-up to a larger rate);
+            "constant" (no schedule); or `package.module:Class` or `file.py:Class`.
         optimizer: whose rate it sets. OneCycleLR takes the optimizer's rate for its peak.
         updates: how many updates the run has; what a schedule that has a length lasts.
         options: its options by name. Where torch wants a function, `package.module:function` names one.
@@ -122,7 +125,7 @@ def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
 def _plain(name: str) -> str:
     """The name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" are all "onecycle"."""
     plain = re.sub(r"[^a-z]", "", name.lower())
-    return plain.removesuffix("lr") if plain != "constantlr" else plain
+    return plain if plain in WHOLE else plain.removesuffix("lr")
 
 
 def _lengths(made: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:
