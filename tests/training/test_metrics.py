@@ -10,6 +10,7 @@ from torch import Tensor
 from tutti.comm.virtual import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.training.evaluate import evaluate
 from tutti.training.losses import named_loss
 from tutti.training.metrics import METRICS, named_metrics, predicted
 from tutti.training.tally import Tally
@@ -43,6 +44,26 @@ def test_accuracy_of_one_logit_is_whether_it_is_positive() -> None:
     outputs = torch.tensor([[1.0], [-2.0], [0.5]])
     assert METRICS["accuracy"].sum(outputs, torch.tensor([1, 0, 0])).item() == 2
     assert METRICS["accuracy"].sum(outputs[:, 0], torch.tensor([1.0, 0.0, 0.0])).item() == 2
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1"])
+def test_a_single_output_that_approaches_the_class_number_means_the_nearest_class(loss: str) -> None:
+    inputs = torch.tensor([[0.1], [0.4], [0.6], [1.2], [2.2], [-3.0]])
+    part = Part(inputs, torch.tensor([0, 1, 1, 1, 2, 0]))
+    data = DataSet("made up", part, None, None, 3, (), (1,))
+    loss_used = named_loss(loss, data)
+    metrics = named_metrics("auto", loss_used, data)
+    found = VirtualWorld(2).run(
+        lambda comm: evaluate(torch.nn.Identity(), part, comm, loss_used, metrics, classes=3)
+    )
+    assert found[0].metrics == {"accuracy": pytest.approx(5 / 6)}
+    assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]
+
+
+def test_scores_of_several_classes_mean_the_largest_under_any_loss() -> None:
+    data = data_set(LABELS)
+    (metric,) = named_metrics("accuracy", named_loss("mse", data), data)
+    assert metric.sum(SCORES, LABELS).item() == METRICS["accuracy"].sum(SCORES, LABELS).item()
 
 
 def test_accuracy_of_maps_is_a_mean_for_each_sample() -> None:

@@ -78,7 +78,7 @@ def tally_of(
         batch_size: samples of one forward pass.
         arithmetic: how the model computes.
     """
-    tally, shares = Tally(metrics, classes, loss.ignored), cut(len(part), comm.size)
+    tally, shares = Tally(metrics, classes, loss.ignored, loss.amounts), cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():

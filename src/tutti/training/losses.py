@@ -50,6 +50,7 @@ class Loss:
         ignored: the label that means that there is none; such samples count in no metric. None: every label
             counts.
         weighed: whether the loss has a denominator of its own, so that `function` gives a sum and its weight.
+        amounts: whether a single output approaches the class number itself, and is no logit.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Loss:
     labels: bool = False
     ignored: int | None = None
     weighed: bool = False
+    amounts: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sum of the losses / the samples, a scalar."""
@@ -354,7 +356,7 @@ def _refuse_sum(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
 LOSSES: dict[str, Loss] = {
     "cross_entropy": Loss("cross_entropy", functional.cross_entropy, _class_scores, labels=True),
     "nll": Loss("nll", functional.nll_loss, _class_scores, labels=True),
-    "mse": Loss("mse", _mse, _same_shape),
-    "l1": Loss("l1", _l1, _same_shape),
+    "mse": Loss("mse", _mse, _same_shape, amounts=True),
+    "l1": Loss("l1", _l1, _same_shape, amounts=True),
     "bce": Loss("bce", _bce, _same_shape),
 }

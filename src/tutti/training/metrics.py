@@ -80,6 +80,8 @@ def named_metrics(
     metrics = tuple(_metric(part) for part in parts)
     if METRICS["accuracy"] in metrics:
         _refuse_accuracy(loss, dataset.train.targets)
+        if loss.amounts:
+            metrics = tuple(NEAREST if metric == METRICS["accuracy"] else metric for metric in metrics)
     names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -99,10 +101,18 @@ def check_metrics(spec: str) -> None:
             _metric(name)
 
 
-def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The class that each output means: the largest score, or for a single logit whether it is above 0."""
+def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
+    """The class that each output means: the largest score, or for a single logit whether it is above 0.
+
+    Args:
+        outputs: of shape (n, ...), or (n, classes, ...).
+        targets: of shape (n, ...).
+        amounts: a single output is no logit, but the class number itself: the nearest one is meant.
+    """
     if outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return outputs.argmax(1)
+    if amounts:
+        return outputs.round().clamp(min=0).reshape(targets.shape).to(torch.int64)
     return (outputs > 0).reshape(targets.shape).to(torch.int64)
 
 
@@ -123,6 +133,10 @@ def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Ten
 
 def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return predicted(outputs, targets) == targets
+
+
+def _accuracy_of_nearest(outputs: Tensor, targets: Tensor) -> Tensor:
+    return predicted(outputs, targets, amounts=True) == targets
 
 
 def _top5(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -148,6 +162,9 @@ METRICS: dict[str, Metric] = {
     "mae": Metric("mae", _mae),
     "mse": Metric("mse", _mse),
 }
+
+NEAREST = Metric("accuracy", _accuracy_of_nearest)
+"""The accuracy where a loss has a single output approach the class number."""
 
 
 def _words(spec: str) -> list[str]:

@@ -28,6 +28,7 @@ class Tally:
             further ones, these are counted together in one more column.
         ignored: the label that means that there is none: metrics and matrix are of the labels that there
             are. None: of the samples.
+        amounts: a single output of the model is the class number, and no logit.
 
     Attributes:
         samples: how many were counted.
@@ -36,9 +37,14 @@ class Tally:
     """
 
     def __init__(
-        self, metrics: Sequence[Metric] = (), classes: int | None = None, ignored: int | None = None
+        self,
+        metrics: Sequence[Metric] = (),
+        classes: int | None = None,
+        ignored: int | None = None,
+        amounts: bool = False,
     ) -> None:
         self.metrics, self.classes, self.ignored = tuple(metrics), classes, ignored
+        self._amounts = amounts
         self.samples = 0
         self.loss: float | Tensor = 0.0
         self.weight = 0.0
@@ -118,7 +124,7 @@ class Tally:
             total = metric.sum(outputs, targets)
             self._sums[index] += total.item() if total.is_cpu else total
         if self.classes is not None:
-            classes = predicted(outputs, targets).clamp(max=self.classes)
+            classes = predicted(outputs, targets, self._amounts).clamp(max=self.classes)
             cells = (targets * (self.classes + 1) + classes).flatten().cpu()
             counted = torch.bincount(cells, minlength=self._confusion.numel())
             self._confusion += counted.view_as(self._confusion)
