@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from tests.own_loop.custom import Counting
 from tests.own_loop.jobs import Distributed, Refused, differences, run_plain
@@ -20,8 +22,12 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.experiments import own_loop
 from tutti.strategies import (
+    DiLoCo,
     Downpour,
+    EASGDSync,
+    Gossip,
     Lazy,
+    Local,
     ParamServer,
     Strategy,
 )
@@ -131,3 +137,59 @@ def _changes_state(comm: Communicator, strategy: Strategy, how: str) -> str:
 def test_state_that_all_share_may_not_be_changed_by_one(worlds: Worlds, strategy: Strategy, how: str) -> None:
     for found in worlds.call(partial(_changes_state, strategy=strategy, how=how), 2):
         assert "load_state_dict" in found
+
+
+def _is_stepped_otherwise(comm: Communicator, strategy: Strategy, count: int) -> str:
+    """An optimizer step for two batches each; the last round lacks a batch for the last rank."""
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    inputs, targets = samples(2 * count).tensors
+    dealt = [(inputs[2 * n : 2 * n + 2], targets[2 * n : 2 * n + 2]) for n in range(count)]
+    try:
+        for number, batch in enumerate(job.shard(dealt)):
+            fit(model, *batch).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    except BadOption as error:
+        return str(error)
+    own_loop.finish(model)
+    return f"finished, moved: {job.moved}"
+
+
+ABREAST = (Local(every=1), DiLoCo(every=1), Gossip(), EASGDSync(every=1))
+
+
+@pytest.mark.parametrize("strategy", ABREAST, ids=lambda strategy: strategy.name)
+def test_steps_that_are_not_those_of_a_batch_are_refused_where_ranks_have_unequally_many(
+    worlds: Worlds, strategy: Strategy
+) -> None:
+    """Of five batches the first rank has three; and both may have two."""
+    for found in worlds.call(partial(_is_stepped_otherwise, strategy=strategy, count=4), 2):
+        assert found == "finished, moved: True"
+    found = worlds.outcomes(partial(_is_stepped_otherwise, strategy=strategy, count=5), 2)[1]
+    assert "2 batches" in found
+    assert "given 5 for 2 ranks" in found
+
+
+def _drawn_one_by_one(comm: Communicator, strategy: Strategy) -> list[Any]:
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    sampler = WeightedRandomSampler([1.0] * 11, 11, generator=torch.Generator().manual_seed(2))
+    for _ in range(2):
+        for batch in job.shard(DataLoader(samples(11), 2, sampler=sampler)):
+            optimizer.zero_grad()
+            fit(model, *batch).backward()
+            optimizer.step()
+    own_loop.finish(model)
+    return weights(model)
+
+
+@pytest.mark.parametrize("strategy", ABREAST, ids=lambda strategy: strategy.name)
+def test_a_sampler_that_is_asked_batch_by_batch_does_not_get_between_the_steps(
+    worlds: Worlds, strategy: Strategy
+) -> None:
+    first, second = worlds.call(partial(_drawn_one_by_one, strategy=strategy), 2)
+    assert differences(first, second) == []

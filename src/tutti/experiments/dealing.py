@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sized
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -198,9 +198,9 @@ class _Dealing:
         """How many batches to draw at a time; None: all, so that nobody waits for rank 0 in the epoch."""
         if self.job.pace is Pace.FREE and isinstance(self.batches, Sized):
             return None
-        if self.job.comm.size == 1 or not _draws_at_once(self.batches):
-            return 1
-        return AHEAD if self.job.pace is Pace.TOGETHER else AHEAD * self.job.comm.size
+        # No rank draws between two steps that another makes without drawing.
+        turn = 1 if self.job.pace is Pace.TOGETHER else self.job.comm.size
+        return AHEAD * turn if self.job.comm.size > 1 and _draws_at_once(self.batches) else turn
 
 
 def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
@@ -217,10 +217,11 @@ def from_loader(loader: DataLoader[Any], job: OwnLoop) -> Iterator[Any]:
     if loader.persistent_workers:
         job.loaders[loader] = own
     dealing = cast("_Dealing", own.batch_sampler)
+    before = [stepper.steps for stepper in job.steppers]
     for batch in own:
         yield _deal(batch, dealing.deals.pop(0), job)
     if job.pace is not Pace.TOGETHER:
-        _complete_round(dealing.seen, job)
+        _complete_round(dealing.seen, before, job)
 
 
 def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
@@ -242,21 +243,40 @@ def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
 
 def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
     """Every so many-th batch."""
-    seen = 0
+    seen, before = 0, [stepper.steps for stepper in job.steppers]
     for batch in batches:
         if seen % job.comm.size == job.comm.rank:
             length = _length(batch)
             yield _deal(batch, Dealt(length, length), job)
         seen += 1
-    _complete_round(seen, job)
+    _complete_round(seen, before, job)
 
 
-def _complete_round(batches: int, job: OwnLoop) -> None:
-    """Skip the last round of an epoch where this rank has no batch in it: all make as many steps or skips."""
-    left = batches % job.comm.size
-    if left and job.comm.rank >= left and torch.is_grad_enabled():
-        for stepper in job.steppers:
+def _complete_round(batches: int, before: Sequence[int], job: OwnLoop) -> None:
+    """Skip the last round of an epoch where this rank has no batch in it: all make as many steps or skips.
+
+    Args:
+        batches: of all ranks.
+        before: how many steps each stepper had made when the epoch began.
+        job: the ranks.
+
+    Raises:
+        BadOption: a step is not that of one batch, so nobody knows how many the other ranks make.
+    """
+    left, own = batches % job.comm.size, batches // job.comm.size
+    if not left or job.comm.rank < left or not torch.is_grad_enabled():
+        return
+    for number, (stepper, steps) in enumerate(zip(job.steppers, before, strict=False)):
+        made = stepper.steps - steps
+        if made == own:
             stepper.skip()
+        elif made and job.pace is Pace.ABREAST:
+            raise BadOption(
+                f"this rank has made {made} steps with optimizer {number} for its {own} batches, and other ranks "
+                f"have a batch more, as shard() was given {batches} for {job.comm.size} ranks: with this "
+                "strategy all must make equally many steps; make one for each batch, give a number of batches "
+                "that the ranks can share evenly, or use the default strategy, Sync()"
+            )
 
 
 def own_part(batch: Any, job: OwnLoop) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -107,8 +107,7 @@ def distribute(
         for parameter, gradient in own:
             parameter.grad = gradient
         stepper = WorkerStepper(replica, optimizer, worker, chosen, reduction == "sum", job)
-        for part in model.modules():
-            part.register_load_state_dict_post_hook(Adopting(worker))  # type: ignore[no-untyped-call]
+        _watch_loading(model, worker.adopt)
     stepper.take_over(optimizer)
     job.steppers.append(stepper)
     return model, optimizer
@@ -143,6 +142,7 @@ def _joint(
         for parameter, gradient in own:
             parameter.grad = gradient
         joint = strategy.joint(replica, comm)
+        _watch_loading(model, joint.forget)
         # What is reduced as a whole uses the rows for something else between the steps.
         gradients = [torch.zeros_like(flat.grads) if joint.records else flat.grads for flat in replica.flats]
         if comm.size > 1 or joint.records:
@@ -154,6 +154,12 @@ def _joint(
             f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
         )
     return JointStepper(replica, optimizer, strategy, clip, sums, job, copies, gradients)
+
+
+def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:
+    """Call `adopt` when weights are loaded into the model, or into a part of it."""
+    for part in model.modules():
+        part.register_load_state_dict_post_hook(Adopting(adopt))  # type: ignore[no-untyped-call]
 
 
 def _refuse_lookups_that_write(model: nn.Module) -> None:

@@ -39,12 +39,14 @@ class Stepper(ABC):
     Attributes:
         replica: the model.
         pace: how the ranks' steps relate to each other.
+        steps: how many of its own steps a worker has made, if each has batches of its own.
     """
 
     def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
         self.replica, self.pace = replica, strategy.pace
         self._passes, self._sums = strategy.passes, sums
         self._calls, self._own, self._samples = 0, 0, 0
+        self.steps = 0
 
     def take_over(self, optimizer: Optimizer) -> None:
         """Put our `step` in place of the optimizer's own, which it calls."""
@@ -273,6 +275,7 @@ class WorkerStepper(Stepper):
         if self._inside:  # the worker steps the user's optimizer itself
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
+        self.steps += 1
         self._refuse_strangers()
         with self._stepping(), _unscaled(self._optimizer) as overflown:
             if overflown and self._passes == 1:
@@ -392,18 +395,21 @@ def _unscaled(optimizer: Optimizer) -> Iterator[bool]:
 
 
 class Adopting:
-    """A module's hook behind `load_state_dict`: the worker goes on from the weights that were loaded.
+    """A module's hook behind `load_state_dict`: training goes on from the weights that were loaded.
 
     Copies of the module have none: they are not trained here.
+
+    Args:
+        adopt: takes note of the new weights.
     """
 
-    def __init__(self, worker: Worker | None) -> None:
-        self._worker = worker
+    def __init__(self, adopt: Callable[[], None] | None) -> None:
+        self._adopt = adopt
 
     def __call__(self, module: nn.Module, incompatible: object) -> None:
         """Take note of the new weights."""
-        if self._worker is not None:
-            self._worker.adopt()
+        if self._adopt is not None:
+            self._adopt()
 
     def __deepcopy__(self, memo: object) -> Adopting:
         return Adopting(None)

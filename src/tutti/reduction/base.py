@@ -77,3 +77,7 @@ class Reduction(ABC):
         Returns:
             How many bytes this rank has sent.
         """
+
+    def forget(self) -> None:
+        """Drop what is remembered of earlier vectors, as the weights they belonged to have been replaced."""
+        return

@@ -44,3 +44,7 @@ class Compressed(Reduction):
             self._error = error
         vector.copy_(total)
         return (self._comm.size - 1) * self._message.shape[1]
+
+    @override
+    def forget(self) -> None:
+        self._error.zero_()

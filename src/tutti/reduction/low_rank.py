@@ -62,14 +62,21 @@ class LowRank(Reduction):
         self._rights = torch.zeros(sum(columns * thin for _, columns, thin in sizes), dtype=layout.wide)
         self._matrices = []
         at_left = at_right = 0
-        for number, (layer, (rows, columns, thin)) in enumerate(zip(chosen, sizes, strict=True)):
+        for layer, (rows, columns, thin) in zip(chosen, sizes, strict=True):
             left = self._lefts[at_left : at_left + rows * thin].view(rows, thin)
             right = self._rights[at_right : at_right + columns * thin].view(columns, thin)
-            right.copy_(first_right(columns, thin, layout.wide, seed=number))
             wanted = self._wanted[layer.place].view(rows, columns)
             self._matrices.append(_Matrix(layer.place, wanted, left, right))
             at_left, at_right = at_left + rows * thin, at_right + columns * thin
         self._plain = self._lefts[at_left:]
+        self.forget()
+
+    @override
+    def forget(self) -> None:
+        self._error.zero_()
+        for number, matrix in enumerate(self._matrices):
+            columns, thin = matrix.right.shape
+            matrix.right.copy_(first_right(columns, thin, self._error.dtype, seed=number))
 
     @override
     def all_reduce(self, vector: Tensor, share: float) -> int:

@@ -107,6 +107,10 @@ class JointGradients(ABC):
         self.incoming: dict[int, Incoming] = {}
         self.share = 1 / comm.size
 
+    def forget(self) -> None:
+        """Drop what is remembered of earlier gradients, as the weights of that time have been replaced."""
+        return
+
     @abstractmethod
     def unseen(self) -> list[int]:
         """Find the cells whose parameter has a gradient that the loop has set itself, not `backward()`."""
@@ -290,6 +294,11 @@ class ReducedGradients(JointGradients):
             if over is not None and over.size > 1
             else []
         )
+
+    @override
+    def forget(self) -> None:
+        for reduction in self._reductions:
+            reduction.forget()
 
     @override
     def unseen(self) -> list[int]:

@@ -178,6 +178,11 @@ class SharedWorker(SyncWorker):
         self._inside = sum(flat.grads.nbytes for flat in replica.flats) if comm.node.size > 1 else 0
 
     @override
+    def adopt(self) -> None:
+        for reduction in self._between:
+            reduction.forget()
+
+    @override
     def _meet(self) -> None:
         self._node.barrier()
 
@@ -219,6 +224,11 @@ class WholeWorker(SyncWorker):
         self._grads = [flat.grads for flat in replica.flats]
         self._reductions = [make(comm, Layout.of(flat, slice(0, len(flat.grads)))) for flat in replica.flats]
         self._sent = 0
+
+    @override
+    def adopt(self) -> None:
+        for reduction in self._reductions:
+            reduction.forget()
 
     @override
     def _meet(self) -> None:
