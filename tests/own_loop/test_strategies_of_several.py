@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, Sampler
 
 from tests.own_loop.custom import Counting
 from tests.own_loop.jobs import Distributed, Refused, differences, run_plain
@@ -173,11 +173,24 @@ def test_steps_that_are_not_those_of_a_batch_are_refused_where_ranks_have_unequa
     assert "given 5 for 2 ranks" in found
 
 
+class Backwards(Sampler[int]):
+    """A sampler of the user's, which may look at the training that goes on."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers[::-1])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
 def _drawn_one_by_one(comm: Communicator, strategy: Strategy) -> list[Any]:
     job = Distributed(comm, strategy)
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
-    sampler = WeightedRandomSampler([1.0] * 11, 11, generator=torch.Generator().manual_seed(2))
+    sampler = Backwards(range(11))
     for _ in range(2):
         for batch in job.shard(DataLoader(samples(11), 2, sampler=sampler)):
             optimizer.zero_grad()

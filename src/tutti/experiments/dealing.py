@@ -272,10 +272,10 @@ def _complete_round(batches: int, before: Sequence[int], job: OwnLoop) -> None:
             stepper.skip()
         elif made and job.pace is Pace.ABREAST:
             raise BadOption(
-                f"this rank has made {made} steps with optimizer {number} for its {own} batches, and other ranks "
-                f"have a batch more, as shard() was given {batches} for {job.comm.size} ranks: with this "
-                "strategy all must make equally many steps; make one for each batch, give a number of batches "
-                "that the ranks can share evenly, or use the default strategy, Sync()"
+                f"this rank has made {made} steps with optimizer {number} for its {own} batches, and other "
+                f"ranks have a batch more, as shard() was given {batches} for {job.comm.size} ranks: with "
+                "this strategy all must make equally many steps; make one for each batch, give a number of "
+                "batches that the ranks can share evenly, or use the default strategy, Sync()"
             )
 
 
