@@ -10,6 +10,7 @@ import pytest
 import torch.multiprocessing
 
 from tests.mpi.mpirun import mpirun, needs_mpirun
+from tests.ports import held_ports
 from tutti.launch.environment import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")
@@ -60,9 +61,8 @@ def be_spawned(rank, port, folder):
 
 
 def test_when_spawned(tmp_path):
-    from tutti.launch.environment import free_port
-
-    torch.multiprocessing.spawn(be_spawned, (free_port(), str(tmp_path)), nprocs=2)
+    with held_ports(1) as (port,):
+        torch.multiprocessing.spawn(be_spawned, (port, str(tmp_path)), nprocs=2)
     assert [(tmp_path / str(rank)).read_text().strip() for rank in range(2)] == expected(2)
 
 

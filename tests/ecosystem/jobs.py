@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed.run
@@ -14,6 +13,7 @@ import torch.distributed.run
 from tests.ecosystem.outcomes import BACKENDS, PORTS, RANKS
 from tests.mpi import mpirun as mpi
 from tests.mpi.mpirun import run
+from tests.ports import held_ports
 from tests.preloaded import interpreter
 
 HERE = Path(__file__).parent
@@ -37,8 +37,9 @@ def torchrun(
 
 def mpirun(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """What the program said and its exit code, run by this environment's mpirun."""
-    settings = _environment() | meeting_point()
-    return mpi.mpirun(RANKS, HERE / program, *arguments, settings=settings, timeout_s=timeout_s)
+    with meeting_point() as variables:
+        settings = _environment() | variables
+        return mpi.mpirun(RANKS, HERE / program, *arguments, settings=settings, timeout_s=timeout_s)
 
 
 def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -46,17 +47,15 @@ def python(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> subpr
     return run([*interpreter(), str(HERE / program), *arguments], _environment(), timeout_s)
 
 
-def meeting_point() -> dict[str, str]:
-    """The environment variables that tell ranks where they meet: free ports, one for each group of the job.
+@contextmanager
+def meeting_point() -> Iterator[dict[str, str]]:
+    """The environment variables that tell ranks where they meet: a port for each group of the job.
 
     On the port of the group before, a rank that is early would reach a store that is being closed.
     """
-    with ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in BACKENDS]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        ports = [str(probe.getsockname()[1]) for probe in sockets]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0], PORTS: ",".join(ports)}
+    with held_ports(len(BACKENDS)) as ports:
+        every = ",".join(map(str, ports))
+        yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0]), PORTS: every}
 
 
 def _environment() -> dict[str, str]:

@@ -48,30 +48,36 @@ WAYS = {
 
 
 def main() -> None:
-    context, backend = get_context("fork"), sys.argv[2]
     found = {}
     for name, way in WAYS.items():
-        os.environ |= meeting_point()
-        ours, theirs = context.Pipe(duplex=False)
-        ranks = [context.Process(target=work, args=(rank, way, backend, theirs)) for rank in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        theirs.close()
-        for rank in ranks:
-            rank.join(PATIENCE.total_seconds())
-        hang = [number for number, rank in enumerate(ranks) if rank.is_alive()]
-        for rank in ranks:
-            rank.kill()
-            rank.join()
-        said = [ours.recv() for _ in range(2) if ours.poll()]
-        found[name] = {
-            "hang": hang,
-            "codes": [rank.exitcode for rank in ranks],
-            "leaver": way.leaver,
-            "caught": next((text for _, text in said if text), None),
-            "seconds": said[-1][0] - said[0][0] if len(said) == 2 else None,
-        }
+        with meeting_point() as variables:
+            os.environ |= variables
+            found[name] = run(way, sys.argv[2])
     Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+def run(way: Way, backend: str) -> dict[str, object]:
+    """What becomes of the ranks when one leaves in this way."""
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    ranks = [context.Process(target=work, args=(rank, way, backend, theirs)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    theirs.close()
+    for rank in ranks:
+        rank.join(PATIENCE.total_seconds())
+    hang = [number for number, rank in enumerate(ranks) if rank.is_alive()]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    said = [ours.recv() for _ in range(2) if ours.poll()]
+    return {
+        "hang": hang,
+        "codes": [rank.exitcode for rank in ranks],
+        "leaver": way.leaver,
+        "caught": next((text for _, text in said if text), None),
+        "seconds": said[-1][0] - said[0][0] if len(said) == 2 else None,
+    }
 
 
 def work(rank: int, way: Way, backend: str, report: Connection) -> None:

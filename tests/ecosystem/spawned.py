@@ -50,5 +50,6 @@ def demo(rank: int, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ |= meeting_point()
-    mp.spawn(demo, args=(sys.argv[1:],), nprocs=RANKS)
+    with meeting_point() as variables:
+        os.environ |= variables
+        mp.spawn(demo, args=(sys.argv[1:],), nprocs=RANKS)
