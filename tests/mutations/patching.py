@@ -119,6 +119,9 @@ def _take_over(old: Any, new: Any, module: types.ModuleType, assign: Callable[[s
 
 def _own(new: Any, old: Any, module: types.ModuleType) -> Any:
     """What a constant or table holds, with the module's own functions and classes, not their doubles."""
+    if isinstance(new, Enum) and type(new).__module__ == module.__name__:
+        members: Any = getattr(module, type(new).__name__, None)
+        return new if members is None else members[new.name]
     if type(new) is not type(old):
         old = None
     if isinstance(new, dict):

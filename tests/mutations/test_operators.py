@@ -158,6 +158,18 @@ def test_members_of_an_enum_stay_and_its_methods_change(load) -> None:
     assert member.f() == 3
 
 
+def test_members_of_an_enum_are_found_by_their_values_and_in_tables_as_before(load) -> None:
+    loaded = load(
+        "from enum import IntEnum\nclass A(IntEnum):\n    X = 1\nTABLE = {A.X: [A.X]}\n"
+        "def f():\n    return 2\n"
+    )
+    member = loaded.module.A.X
+    loaded.broken("2  ->  3")
+    assert loaded.module.A(1) is member
+    assert loaded.module.A["X"] is member
+    assert loaded.module.TABLE[member][0] is member
+
+
 def test_every_line_that_runs_is_told(load) -> None:
     loaded = load("def f(a):\n    if a:\n        a = 2\n    else:\n        a = 3\n    return a\n")
     hits: list[int] = []

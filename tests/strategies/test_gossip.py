@@ -13,6 +13,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import Clip, Gossip
+from tutti.strategies.averaged import MOST_ROWS
 from tutti.strategies.placement import place
 
 LR = 0.1
@@ -120,6 +121,20 @@ def test_exchanges_are_counted(hosts: tuple[int, ...], messages: int) -> None:
     assert traffic.exchanges == 4
     assert traffic.bytes_sent == 4 * messages * 8 * 32  # two parameters, each at an aligned place
     assert traffic.wait_s > 0
+
+
+def test_a_worker_alone_sends_nothing() -> None:
+    traffic = run(Setting(Gossip(), speeds=SPEEDS[:1]))[0].traffic
+    assert traffic.bytes_sent == 0
+
+
+@pytest.mark.parametrize("graph", MATRICES)
+def test_many_workers_of_a_host_read_each_others_rows_too(graph: str) -> None:
+    workers = MOST_ROWS + 1
+    setting = Setting(Gossip(graph), speeds=[1.0] * workers, steps=3)
+    outcomes, apart = run(setting), run(setting, VirtualWorld(workers, (1, workers - 1)))
+    assert_close(outcomes[0].final, apart[0].final)
+    assert [outcome.traffic.bytes_sent for outcome in outcomes] == [3 * 8 * 32] * workers
 
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)

@@ -12,7 +12,7 @@ from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run,
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.strategies import Clip, Local
+from tutti.strategies import Clip, DiLoCo, EASGDSync, Gossip, Local, Strategy
 from tutti.strategies.averaged import MOST_ROWS
 from tutti.strategies.placement import place
 
@@ -100,6 +100,28 @@ def test_exchanges_are_counted() -> None:
     assert traffic.exchanges == 4  # after steps 1, 2, 6, 10
     assert traffic.bytes_sent == 4 * 8 * 32  # two parameters, each at an aligned place
     assert traffic.wait_s > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wait_s", "ages_s"),
+    [
+        (Local(every=2), 8.0, [6.0, 6.0]),
+        (DiLoCo(every=2), 8.0, [6.0, 6.0]),
+        (Gossip(every=2), 8.0, [6.0, 6.0]),
+        (EASGDSync(every=2), 8.0, [3.0, 6.0, 3.0]),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_waiting_and_the_time_between_exchanges_are_counted(
+    strategy: Strategy, wait_s: float, ages_s: list[float]
+) -> None:
+    """Of four batches, each takes 1 second here and 3 seconds there."""
+    fast, slow = (outcome.traffic for outcome in run(Setting(strategy, steps=4, speeds=(1.0, 3.0))))
+    assert fast.wait_s == pytest.approx(wait_s, abs=0.01)
+    assert slow.wait_s < 0.01
+    for traffic in (fast, slow):
+        assert list(traffic.ages_s) == [pytest.approx(age, abs=0.01) for age in ages_s]
+        assert dict(traffic.staleness) == {0: len(ages_s)}
 
 
 def test_workers_that_are_ahead_wait_at_an_average_alone() -> None:

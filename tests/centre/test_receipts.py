@@ -1,0 +1,245 @@
+"""What a visit at a centre tells of itself: how stale it was, how old, how long it waited and what it sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from tutti.centre import AddRule, Centre, Desk, Outcome, Receipt, Rule, join_centre, serve
+from tutti.centre.rounds import Rounds
+from tutti.centre.shared import CLOSED_TAG, SharedCentre, slots_for
+from tutti.comm.base import Communicator
+from tutti.comm.network import Network
+from tutti.comm.virtual import VirtualWorld
+from tutti.replica import Replica
+from tutti.strategies.base import Home
+from tutti.strategies.placement import place
+
+LENGTH = 48
+NBYTES = 8 * LENGTH
+HEADER = 16
+"""Bytes of a request to a server, for a rule without settings."""
+
+
+def module() -> nn.Module:
+    made = nn.ParameterList([nn.Parameter(torch.zeros(16, dtype=torch.float64)) for _ in range(3)])
+    assert isinstance(made, nn.Module)
+    return made
+
+
+class Slow(AddRule):
+    """Takes two seconds for each message."""
+
+    def __init__(self, comm: Communicator, optimizes: bool) -> None:
+        super().__init__()
+        self._comm, self.optimizes = comm, optimizes
+
+    def apply(self, desk: Desk) -> Outcome:
+        self._comm.compute(2.0)
+        return super().apply(desk)
+
+
+@dataclass
+class Visitor:
+    """A worker and its view of a centre."""
+
+    comm: Communicator
+    centre: Centre
+
+    def push(self) -> Receipt:
+        return self.centre.push([torch.ones(LENGTH, dtype=torch.float64)])
+
+    def exchange(self) -> Receipt:
+        return self.centre.exchange([torch.ones(LENGTH, dtype=torch.float64)])
+
+    def pull(self) -> Receipt:
+        return self.centre.pull([torch.zeros(LENGTH, dtype=torch.float64)])
+
+
+def visit(comm: Communicator, program: Callable[[Visitor], object]) -> object:
+    """One rank of a centre that adds."""
+    if comm.servers is not None and comm.servers.serving:
+        serve(comm.servers, Replica(module()), AddRule())
+        return None
+    centre = join_centre(comm, place(module(), comm, Home.PRIVATE), AddRule())
+    found = program(Visitor(comm, centre))
+    centre.leave()
+    centre.close()
+    return found
+
+
+WORLDS = {"shared": 0, "served": 1, "two servers": 2}
+
+
+@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
+def test_a_message_is_as_old_as_what_was_last_read(servers: int) -> None:
+    def program(visitor: Visitor) -> list[float | None]:
+        ages = []
+        for seconds, what in (
+            (2.0, visitor.push),
+            (1.0, visitor.exchange),
+            (0.5, visitor.pull),
+            (4.0, visitor.push),
+        ):
+            visitor.comm.compute(seconds)
+            ages.append(what().age_s)
+        visitor.centre.overwrite([torch.zeros(LENGTH, dtype=torch.float64)])
+        visitor.comm.compute(0.25)
+        return [*ages, visitor.push().age_s]
+
+    (found,) = VirtualWorld(1, servers=servers).run(visit, program)[:1]
+    assert found == [pytest.approx(age, abs=0.01) for age in (2.0, 3.0, 0.5, 4.0, 0.25)]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_are_sent_messages_and_requests(servers: int) -> None:
+    def program(visitor: Visitor) -> list[int]:
+        ticked = visitor.centre.tick(0, [torch.zeros(LENGTH, dtype=torch.float64)])
+        receipts = [visitor.push(), visitor.exchange(), visitor.pull(), ticked]
+        return [receipt.bytes_sent for receipt in receipts]
+
+    found = VirtualWorld(1, servers=servers).run(visit, program)[0]
+    assert found == [NBYTES + servers * HEADER] * 2 + [servers * HEADER] * 2
+
+
+def test_a_server_counts_what_others_did_since_the_last_reading() -> None:
+    def program(visitor: Visitor) -> list[int | None]:
+        visitor.comm.compute(0.3 * visitor.comm.rank)
+        found = []
+        for what in (visitor.push, visitor.exchange, visitor.pull, visitor.push, visitor.exchange):
+            visitor.comm.compute(1.0)
+            found.append(what().staleness)
+        return found
+
+    # Worker 1 is always 0.3 s behind worker 0.
+    first, second = VirtualWorld(2, servers=1).run(visit, program)[:2]
+    assert first == [None, 1, 1, None, 0 + 1]
+    assert second == [None, 2, 0, None, 2]
+
+
+@pytest.mark.parametrize("optimizes", [False, True])
+def test_who_comes_while_another_is_there_waits(optimizes: bool) -> None:
+    def train(comm: Communicator) -> tuple[float, float]:
+        rule = Slow(comm, optimizes)
+        visitor = Visitor(comm, SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, rule))
+        comm.compute(0.5 * comm.rank)
+        receipt = visitor.pull() if comm.rank == 2 else visitor.push()
+        return receipt.wait_s, receipt.update_s
+
+    update = 2.0 if optimizes else 0.0
+    assert VirtualWorld(3).run(train) == [
+        (pytest.approx(0.0, abs=0.01), pytest.approx(update, abs=0.01)),
+        (pytest.approx(1.5, abs=0.01), pytest.approx(update, abs=0.01)),
+        (pytest.approx(3.0, abs=0.01), 0.0),
+    ]
+
+
+def test_who_wants_an_answer_to_a_message_that_is_held_waits_for_its_round_to_close() -> None:
+    def train(comm: Communicator) -> tuple[list[float], Tensor, int | None]:
+        visitor, rule = in_rounds(comm)
+        waits = []
+        for number, seconds in enumerate(((1.0, 4.0), (2.0, 1.0), (1.0, 3.0))):
+            rule.round = number
+            comm.compute(seconds[comm.rank])
+            waits.append(visitor.exchange().wait_s)
+        weights = torch.zeros(LENGTH, dtype=torch.float64)
+        visitor.centre.read([weights])
+        return waits, weights, comm.waiting(CLOSED_TAG)
+
+    for found, waits in zip(VirtualWorld(2).run(train), ((3.0, 0.0, 2.0), (0.0, 1.0, 0.0)), strict=True):
+        assert found[0] == [pytest.approx(wait, abs=0.01) for wait in waits]
+        assert found[1].tolist() == [-6.0] * LENGTH
+        assert found[2] is None
+
+
+def test_who_wants_no_answer_to_a_message_that_is_held_waits_for_nobody() -> None:
+    def train(comm: Communicator) -> tuple[float, Tensor]:
+        visitor, _ = in_rounds(comm)
+        comm.compute(1.0 + comm.rank)
+        wait_s = visitor.push().wait_s
+        weights = torch.zeros(LENGTH, dtype=torch.float64)
+        visitor.centre.read([weights])
+        return wait_s, weights
+
+    for wait_s, weights in VirtualWorld(2).run(train):
+        assert wait_s < 0.01
+        assert weights.tolist() == [-2.0] * LENGTH
+
+
+def test_weights_that_are_rounded_divide_nothing() -> None:
+    def train(comm: Communicator) -> list[float]:
+        visitor, rule = in_rounds(comm)
+        rule.share = rule.weight = (0.7, 0.2, 0.1)[comm.rank]
+        assert 0.7 + 0.2 + 0.1 < 1
+        comm.compute(1.0 + comm.rank)
+        visitor.exchange()
+        weights = torch.zeros(LENGTH, dtype=torch.float64)
+        visitor.centre.read([weights])
+        return weights.tolist()
+
+    assert VirtualWorld(3).run(train) == [[-3.0] * LENGTH] * 3
+
+
+def in_rounds(comm: Communicator) -> tuple[Visitor, Rounds]:
+    """A visitor of a centre that moves by the sum of all workers' gradients."""
+    replica = place(module(), comm, Home.PRIVATE)
+    rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size)
+    return Visitor(comm, SharedCentre(comm, replica.flats, rule)), rule
+
+
+def test_a_move_counts_for_the_others_and_a_copy_for_nobody() -> None:
+    def train(comm: Communicator) -> tuple[int | None, set[float], int]:
+        centre = SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, AddRule(), 2)
+        comm.compute(float(comm.rank))
+        into = [torch.ones(LENGTH, dtype=torch.float64)]
+        if comm.rank == 0:
+            centre.move([torch.full((LENGTH,), 3.0, dtype=torch.float64)])
+        centre.copy(into)
+        comm.compute(5.0)
+        return Visitor(comm, centre).push().staleness, set(into[0].tolist()), centre.version
+
+    assert VirtualWorld(2).run(train) == [(0, {3.0}, 2), (2, {3.0}, 3)]
+
+
+def test_slices_of_the_same_vectors_are_made_once() -> None:
+    def train(comm: Communicator) -> bool:
+        centre = SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, AddRule(), 2)
+        first, second = ([torch.zeros(LENGTH, dtype=torch.float64)] for _ in range(2))
+        views = centre.views(first)
+        assert centre.views(second) is not views
+        return centre.views(first) is views
+
+    assert VirtualWorld(1).run(train) == [True]
+
+
+def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
+    assert not any(
+        (Rule.compares, Rule.holds, Rule.remembers, Rule.consumes, Rule.brings_weights, Rule.optimizes)
+    )
+
+
+def test_half_a_million_weights_are_worth_a_lock() -> None:
+    flats = Replica(nn.Linear(1 << 10, 1 << 10, bias=False)).flats
+    assert [slots_for(flats, workers) for workers in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_a_visit_that_takes_its_hosts_centre_up_tells_the_way_there_too() -> None:
+    def program(visitor: Visitor) -> list[tuple[int, float]]:
+        found = []
+        visitor.comm.compute(3.0 * visitor.comm.rank)
+        for _ in range(4):
+            visitor.comm.compute(10.0)
+            receipt = visitor.push()
+            found.append((receipt.bytes_sent, receipt.wait_s))
+        return found
+
+    network = Network(latency_s=0.5, bandwidth_bytes_per_s=1e9)
+    # The server is on the host of worker 0.
+    _, found = VirtualWorld(2, 1, network, servers=1, levels=2, climb_every=2).run(visit, program)
+    above = NBYTES + HEADER
+    assert [sent for sent, _ in found] == [NBYTES, NBYTES + above] * 2
+    assert [wait_s for _, wait_s in found] == [pytest.approx(0.0, abs=0.01), pytest.approx(1.0, abs=0.1)] * 2
