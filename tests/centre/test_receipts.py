@@ -1,4 +1,4 @@
-"""What a visit at a centre tells of itself: how stale it was, how old, how long it waited and what it sent."""
+"""What a visit at a centre tells of itself: how stale and old it was, how long it waited, what it sent."""
 
 from __future__ import annotations
 

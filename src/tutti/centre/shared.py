@@ -124,7 +124,8 @@ class SharedCentre(Centre):
                 for part in desk.message:
                     part.zero_()
             if outcome is Outcome.HELD:
-                held.append(desk)
+                if answer is not None:
+                    held.append(desk)
             elif outcome is Outcome.APPLIED:
                 self._wake(number)
         for desk in held:
@@ -139,13 +140,12 @@ class SharedCentre(Centre):
         self._seen[desk.slot] = self._versions[desk.slot]
 
     def _wait(self, desk: Desk) -> float:
-        """Sleep until the slot has moved; returns the seconds."""
+        """Sleep until the slot has moved, and answer; returns the seconds."""
         came, number = self._comm.clock(), desk.slot
         while True:
             with self._locks[number]:
                 if self._versions[number] > self._seen[number]:
-                    if desk.reply is not None:
-                        self._answer(desk)
+                    self._answer(desk)
                     return self._comm.clock() - came
                 self._waiting[number, self._comm.rank] = 1
             self._comm.recv(self._note, tag=CLOSED_TAG + number)
