@@ -107,7 +107,8 @@ def lasting_output() -> Iterator[Output]:
         yield Output(files)
     finally:
         for name in files:
-            with suppress(BrokenPipeError):
+            # Its reader may have gone; and the program may have closed the stream.
+            with suppress(BrokenPipeError, ValueError):
                 getattr(sys, name).flush()
             setattr(sys, name, before[name])
 

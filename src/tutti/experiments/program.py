@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
 import socket
 import sys
+import threading
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tutti.comm.anonymous import make_for_all
 from tutti.errors import BadOption
@@ -83,6 +85,17 @@ def work(comm: Communicator, payload: bytes) -> None:
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
+    _end_program()
+
+
+def _end_program() -> None:
+    """Do what Python does after a program's last line: wait for its threads, call what it gave to `atexit`.
+
+    That is part of the program: until it is over the rank is not done.
+    """
+    # As `multiprocessing` does in the processes that it forks. The threads of executors must be told to end.
+    cast("Any", threading)._shutdown()
+    atexit._run_exitfuncs()
 
 
 def _torch_variables(comm: Communicator) -> dict[str, str]:

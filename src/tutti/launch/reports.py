@@ -16,6 +16,7 @@ from types import TracebackType
 from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError, no_room
 
 _LENGTH = 8
+_RUNPY = "<frozen runpy>"
 _NAMES = {int(one): one.name for one in signal.Signals}
 
 
@@ -90,11 +91,17 @@ class Death:
 
 
 def without_launcher(frames: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that is of interest: from the first frame on that is not of this package."""
+    """The part of a traceback that is of interest: from the first frame on that is not of what starts it."""
     inner = frames
-    while inner is not None and Path(inner.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+    while inner is not None and _starts(inner.tb_frame.f_code.co_filename):
         inner = inner.tb_next
     return inner or frames
+
+
+def _starts(file: str) -> bool:
+    """Whether it is one of this package, or of those that run a program of the user's."""
+    here, path = Path(__file__).parent, Path(file)
+    return path.parent == here or path == here.parent / "experiments/program.py" or path.name == _RUNPY
 
 
 def failure(rank: int, error: BaseException, frames: TracebackType | None, at: float | None = None) -> Report:
