@@ -173,10 +173,11 @@ class Session:
         def run(part: int, output: Path) -> None:
             hits = Hits(self.targets)
             found = []
-            for at in range(part, len(items), self.workers):
+            own = range(part, len(items), self.workers)
+            for at, following in zip(own, [*(items[at] for at in own[1:]), None], strict=True):
                 hits.take()
                 began, failed = time.monotonic(), session.testsfailed
-                outcome = _run(session, items[at], None)
+                outcome = _run(session, items[at], following)
                 found.append(
                     {
                         "at": at,
