@@ -159,17 +159,18 @@ def report(session: Session) -> int:
 
 
 def _report_equivalents(given: Sequence[Path]) -> None:
-    known = {
+    places = Counter(
         (str(file.relative_to(SOURCE / "tutti")), one.function, one.change)
         for file in given
         for one in mutants(file.read_text())
-    }
-    files = {file for file, *_ in known}
+    )
+    files = {file for file, *_ in places}
     print("change nothing that a test could see:")
-    for (file, function, change), reason in equivalents().items():
-        if file in files:
-            gone = "" if (file, function, change) in known else " (there is no such place any more)"
-            print(f"  {file} {function}: {change}: {reason}{gone}")
+    for key, reason in equivalents().items():
+        if key[0] in files:
+            file, function, change = key
+            many = "" if places[key] == 1 else f" ({places[key]} such places)"
+            print(f"  {file} {function}: {change}: {reason}{many}")
     print()
 
 

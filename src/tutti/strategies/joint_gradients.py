@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import cast
 from weakref import ref
 
@@ -365,8 +366,6 @@ def own_stretches(
             stretches[-1] = (cell.flat, stretches[-1][1], stop)
         else:
             stretches.append((cell.flat, cell.span.start, stop))
-    if part >= parts:
-        return
     lines = sum(-(-(stop - start) // ALIGNMENT) for _, start, stop in stretches)
     first, last = (lines * edge // parts * ALIGNMENT for edge in (part, part + 1))
     at = 0
@@ -385,4 +384,4 @@ def slices(flat: Flat, parts: int, whole: bool) -> list[slice]:
         edges = [min(starts, key=lambda at: abs(at - length * part / parts)) for part in range(parts + 1)]
     else:
         edges = [length // ALIGNMENT * part // parts * ALIGNMENT for part in range(parts + 1)]
-    return [slice(edges[part], edges[part + 1]) for part in range(parts)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
