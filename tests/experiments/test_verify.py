@@ -116,6 +116,47 @@ def dropping(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, outputs))
 
 
+class KeptFixed(nn.Sequential):
+    """A model that keeps its normalisation in evaluation mode."""
+
+    def train(self, mode: bool = True) -> KeptFixed:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def fixed(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return KeptFixed(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, outputs))
+
+
+def seven_ignored(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Parts of some batches have equally many labels that count, and others not."""
+    return nn.functional.cross_entropy(outputs, targets, ignore_index=7)
+
+
+def test_layers_that_a_model_keeps_in_evaluation_mode_are_so_on_both_sides() -> None:
+    verdict = compared(replace(CONFIG, model=f"{__name__}:fixed", model_options={}), 2)
+    assert verdict.follows
+    assert not verdict.reasons
+
+
+@pytest.mark.parametrize(
+    "changed", [{"model": f"{__name__}:noisy", "model_options": {}}, {"loss": f"{__name__}:seven_ignored"}]
+)
+def test_what_is_no_rounding_is_not_called_so(changed: dict[str, Any]) -> None:
+    verdict = compared(replace(CONFIG, **changed), 2)
+    assert not verdict.follows
+    assert verdict.deviations["gradient"].found.largest > 1e-4
+    assert all(one.rounding < 1e-12 for one in verdict.deviations.values())
+
+
+def test_options_of_the_strategy_are_told_where_nothing_else_explains_it() -> None:
+    verdict = compared(replace(CONFIG, strategy="sync", strategy_options={"reduce": "adasum"}), 2)
+    assert not verdict.follows
+    assert verdict.options == "reduce=adasum"
+    assert "reduce=adasum" in deviation.describe(verdict, "float64")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("ranks", "every"), [(2, 1), (1, 2)])
 def test_a_loss_with_a_denominator_of_its_own_is_named_as_the_cause(

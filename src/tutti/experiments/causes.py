@@ -24,10 +24,17 @@ def by_design(task: Task, module: nn.Module, batch: Batch, parts: int, part: str
         parts: how many parts are tried.
         part: what a part is, in words.
     """
-    layers = dict(module.named_modules())
-    norms = [name for name, one in layers.items() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+    # A model may keep some of its layers in evaluation mode.
+    layers = dict(copy.deepcopy(module).train().named_modules())
+    norms = [
+        name
+        for name, one in layers.items()
+        if isinstance(one, nn.modules.batchnorm._BatchNorm) and (one.training or one.running_mean is None)
+    ]
     dropouts = [
-        name for name, one in layers.items() if isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0
+        name
+        for name, one in layers.items()
+        if isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training
     ]
     if norms:
         yield (
@@ -42,10 +49,16 @@ def by_design(task: Task, module: nn.Module, batch: Batch, parts: int, part: str
         return
     inputs = task.arithmetic.inputs(batch.inputs)
     whole = _outputs(task, module, inputs, seed=0)
-    if _differ(task, whole, _outputs(task, module, inputs, seed=1)):
+    if is_random(task, module, batch):
         yield f"the model draws random numbers, others for each {part}; switch that off to compare"
     elif _differ(task, whole, torch.cat([_outputs(task, module, x, 0) for x in inputs.chunk(parts)])):
         yield f"the model computes the outputs of a sample from all samples of its {part}"
+
+
+def is_random(task: Task, module: nn.Module, batch: Batch) -> bool:
+    """Whether the outputs of a model depend on random numbers, as with dropout."""
+    inputs = task.arithmetic.inputs(batch.inputs)
+    return _differ(task, *(_outputs(task, module, inputs, seed) for seed in (0, 1)))
 
 
 def of_the_loss(task: Task, module: nn.Module, batch: Batch, parts: int) -> str | None:

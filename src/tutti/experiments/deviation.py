@@ -108,11 +108,13 @@ class Verdict:
         deviations: of loss, gradient and weights.
         reasons: what makes the two differ by design.
         causes: what was seen to make them differ, and should not.
+        options: those of the strategy that are not as by default, in words.
     """
 
     deviations: dict[str, Deviation]
     reasons: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
+    options: str = ""
 
     @property
     def follows(self) -> bool:
@@ -152,7 +154,7 @@ def describe(verdict: Verdict, dtype: str) -> str:
     if verdict.follows:
         return "verdict: parallel training follows sequential training"
     if verdict.causes or (verdict.at_once and not verdict.reasons):
-        causes = verdict.causes or ("loss or gradient differ from the first step on, which is no rounding",)
+        causes = verdict.causes or _unexplained(verdict)
         return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
     if verdict.reasons:
         by_design = "\n  ".join(verdict.reasons)
@@ -162,4 +164,17 @@ def describe(verdict: Verdict, dtype: str) -> str:
             "" if dtype == "float64" else ", or with --dtype float64"
         )
         return f"verdict: none: this training amplifies rounding so much that nothing can be said; {remedy}"
-    return "verdict: parallel training does NOT follow sequential training"
+    return "\n  ".join(
+        ["verdict: parallel training does NOT follow sequential training:", *_unexplained(verdict)]
+    )
+
+
+def _unexplained(verdict: Verdict) -> tuple[str, ...]:
+    """What can be said where nothing was seen to make the runs differ."""
+    when = (
+        "loss or gradient differ from the first step on, which is no rounding"
+        if verdict.at_once
+        else ("they differ by more than rounding, and nothing that was tried on model and loss explains it")
+    )
+    remedy = f"the strategy has the options {verdict.options}: compare without them"
+    return (when, remedy) if verdict.options else (when,)

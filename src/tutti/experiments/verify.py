@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count, repeat
 from typing import cast
 
@@ -28,7 +28,7 @@ from tutti.experiments.assemble import (
     reseed,
     seeded,
 )
-from tutti.experiments.causes import by_design, of_the_loss
+from tutti.experiments.causes import by_design, is_random, of_the_loss
 from tutti.experiments.checks import check_strategy
 from tutti.experiments.deviation import Deviation, Distance, Verdict, describe, deviations, table
 from tutti.experiments.job import VerifyJob, layout_of, load_job
@@ -62,6 +62,7 @@ class Sequential:
 
     def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
         self.task, self.module = task, copy.deepcopy(task.module)
+        self.module.train()
         self.names = trained_names(self.module)
         self.optimizer = build_optimizer(job, self.module)
         self.schedule = build_schedule(job, self.optimizer, updates)
@@ -118,6 +119,9 @@ class Parallel:
         optimizer = build_optimizer(job, task.module)
         self.replica = replica = portion.place(strategy)
         self._schedule = build_schedule(job, optimizer, config.steps)
+        given = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
+        changed = (f"{f.name}={given[f.name]}" for f in fields(strategy) if given[f.name] != f.default)
+        self.options = ", ".join(changed)
         clip = Clip(config.clip_norm, config.clip_value)
         self.worker = portion.worker(strategy, replica, optimizer, clip)
         task.module.train()
@@ -160,7 +164,8 @@ class _Runs:
     """The sequential run, and others that differ from it by rounding alone.
 
     One has the samples of every batch in reverse order; the other adds up the gradients of a batch's parts.
-    Either may happen to round as the plain one does, for a shape or a processor.
+    Either may happen to round as the plain one does, for a shape or a processor. Where order or parts change
+    more than rounding, as with dropout or with a loss that is no mean over the samples, they are left out.
 
     Args:
         job: what is compared.
@@ -176,6 +181,7 @@ class _Runs:
 
     def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
         first = next(Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed).epoch(0))
+        self._random = is_random(task, task.module, first.passes[0])
         self.reasons: tuple[str, ...] = ()
         self.causes: tuple[str, ...] = ()
         if part is not None:
@@ -190,8 +196,13 @@ class _Runs:
             found = of_the_loss(self._task, self.plain.module, batch, self._parts)
             self.causes = () if found is None else (found,)
         self.plain.backward([batch])
-        self.reversed.backward([Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)])
-        self.added_up.backward([batch] if self.reasons else self._cut(batch))
+        turned = Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)
+        self.reversed.backward([batch] if self._random else [turned])
+        self.added_up.backward(self._cut(batch) if self._comparable_in_parts else [batch])
+
+    @property
+    def _comparable_in_parts(self) -> bool:
+        return not (self._random or self.reasons or self.causes)
 
     def _cut(self, batch: Batch) -> Iterator[Batch]:
         pieces = zip(batch.inputs.chunk(self._parts), batch.targets.chunk(self._parts), strict=True)
@@ -203,7 +214,9 @@ class _Runs:
         plain = self.plain.step(clip)
         _note({name: one.found for name, one in found.items()}, step, parallel, plain)
         _note({name: one.reordered for name, one in found.items()}, step, self.reversed.step(clip), plain)
-        _note({name: one.added_up for name, one in found.items()}, step, self.added_up.step(clip), plain)
+        added_up = self.added_up.step(clip)
+        if self._comparable_in_parts:
+            _note({name: one.added_up for name, one in found.items()}, step, added_up, plain)
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
@@ -283,7 +296,9 @@ def _compare(
         if sequential is not None:
             sequential.step(clip, state, found, step)
     parallel.worker.finish()
-    verdict = None if sequential is None else Verdict(found, sequential.reasons, sequential.causes)
+    verdict = None
+    if sequential is not None:
+        verdict = Verdict(found, sequential.reasons, sequential.causes, parallel.options)
     return cast("Verdict", comm.broadcast_object(verdict))
 
 
