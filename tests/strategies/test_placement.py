@@ -186,3 +186,14 @@ def on_a_gpu(comm: Communicator) -> None:
 def test_a_model_on_a_gpu_is_refused_where_workers_compute_on_the_cpu() -> None:
     with pytest.raises(BadModel, match="'0' of the model lies on cuda:0, but 2 workers"):
         VirtualWorld(2).run(on_a_gpu)
+
+
+def test_what_is_expanded_need_not_be_written_to() -> None:
+    def program(comm: Communicator) -> list[int]:
+        module = nn.Linear(2, 2)
+        module.register_buffer("ids", torch.full((1,), 3).expand(4))
+        module.scale = nn.Parameter(torch.ones(1).expand(2), requires_grad=False)
+        place(module, comm, Home.SHARED)
+        return module.ids.tolist()
+
+    assert VirtualWorld(2).run(program) == [[3] * 4] * 2

@@ -69,13 +69,13 @@ def test_every_part_of_a_model_is_in_its_own_mode_afterwards() -> None:
     assert [part.training for part in module.modules()] == modes
 
 
-def test_statistics_become_the_mean_over_the_ranks_and_constants_stay_exact() -> None:
+def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_counts_are_rank_0_s() -> None:
     def program(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = nn.BatchNorm1d(3)
         module.register_buffer("constant", torch.full((4,), 0.1))
         replica = Replica(module)
         module.running_mean.fill_(comm.rank)
-        module.num_batches_tracked.fill_(7)
+        module.num_batches_tracked.fill_(7 - comm.rank)
         average_buffers(replica, comm)
         return module.running_mean, module.constant, module.num_batches_tracked.item()
 

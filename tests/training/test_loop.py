@@ -107,9 +107,11 @@ def run(ranks: int, make: Callable[[], nn.Module] = model, **rest) -> list[tuple
     return VirtualWorld(ranks).run(program)
 
 
-def sequential(epochs: int, arithmetic: Arithmetic = FP32) -> nn.Module:
+def sequential(
+    epochs: int, arithmetic: Arithmetic = FP32, make: Callable[[], nn.Module] = model
+) -> nn.Module:
     """The same run in plain torch."""
-    module = arithmetic.prepare(model())
+    module = arithmetic.prepare(make())
     optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
     order = Batches(TRAIN, BATCH, seed=5)
     for epoch in range(epochs):
@@ -138,6 +140,33 @@ def test_a_run_is_the_sequential_one_at_any_world_size(ranks: int, passes: int) 
     for history, weights in run(ranks, lambda: FP64.prepare(model()), passes=passes, arithmetic=FP64):
         assert len(history) == 3
         assert distance(weights[weights != 0], expected) < 1e-12
+
+
+class Cooling(nn.Module):
+    """A model whose outputs depend on how often it was trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = model()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+        return self.layers(inputs) / (1 + self.passes)
+
+
+def test_ranks_without_samples_in_an_epochs_last_batch_count_its_passes_too() -> None:
+    ranks = BATCH // 3
+    assert len(TRAIN) % BATCH < ranks
+    alone = sequential(2, FP64, Cooling)
+    expected = nn.utils.parameters_to_vector(alone.parameters())
+    with torch.no_grad():
+        outputs = alone.eval()(VALIDATION.inputs.double())
+    loss = functional.cross_entropy(outputs, VALIDATION.targets).item()
+    for history, weights in run(ranks, lambda: FP64.prepare(Cooling()), arithmetic=FP64, epochs=2):
+        assert distance(weights[weights != 0], expected) < 1e-12
+        assert history[1].validation.loss == pytest.approx(loss, rel=1e-12)
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -115,12 +115,12 @@ def _share_values(replica: Replica, comm: Communicator, home: Home) -> None:
         elif comm.node.rank == 0 and comm.cross is not None:
             comm.cross.broadcast(flat.weights)
     frozen = [p for p in replica.module.parameters() if not p.requires_grad]
-    _broadcast_all([*frozen, *replica.module.buffers()], comm)
+    broadcast_all([*frozen, *replica.module.buffers()], comm)
     comm.node.barrier()  # the leader of this host has filled the weights
 
 
 @torch.no_grad()
-def _broadcast_all(tensors: list[Tensor], comm: Communicator) -> None:
+def broadcast_all(tensors: list[Tensor], comm: Communicator) -> None:
     """Overwrite tensors of any types and shapes with rank 0's, in one message."""
     if not tensors:
         return
@@ -128,4 +128,7 @@ def _broadcast_all(tensors: list[Tensor], comm: Communicator) -> None:
     message = torch.cat(as_bytes)
     comm.broadcast(message)
     for tensor, received in zip(tensors, torch.split(message, [len(part) for part in as_bytes]), strict=True):
-        tensor.copy_(received.clone().view(tensor.dtype).reshape(tensor.shape))
+        value = received.clone().view(tensor.dtype).reshape(tensor.shape)
+        # What is expanded cannot be written to, and is the same everywhere.
+        if not torch.equal(tensor, value):
+            tensor.copy_(value)

@@ -12,6 +12,7 @@ from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
 from tutti.records import Evaluation
 from tutti.replica import Replica
+from tutti.strategies.placement import broadcast_all
 from tutti.training.arithmetic import FP32, Arithmetic, is_of_keras
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
@@ -110,12 +111,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def average_buffers(replica: Replica, comm: Communicator) -> None:
-    """Set the floating-point buffers of all ranks to their mean (collective).
+    """Set the floating-point buffers of all ranks to their mean, and all others to rank 0's (collective).
 
-    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics.
+    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics. Of what counts
+    forward passes rank 0 has the count of one process: the others may have had no sample of a short batch.
     """
     if comm.size == 1:
         return
+    broadcast_all([buffer for buffer in replica.module.buffers() if not buffer.is_floating_point()], comm)
     for buffer in [*replica.buffers, *keras_statistics(replica.module)]:
         # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
         mean = buffer.to(device="cpu", dtype=torch.float64).flatten()
