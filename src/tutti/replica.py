@@ -172,7 +172,7 @@ class Replica:
         """
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
-                parameter.data = view_like(vector[span], parameter)
+                parameter.data = stretch_like(vector, span, parameter)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
@@ -228,6 +228,17 @@ def view_like(vector: Tensor, like: Tensor) -> Tensor:
     if like.dim() in formats and like.is_contiguous(memory_format=formats[like.dim()]):
         return vector.as_strided(like.shape, like.stride())
     return vector.view(like.shape)
+
+
+def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
+    """A stretch of `vector`, like `view_like`, as a storage of its own over the same memory.
+
+    Whoever saves or copies a tensor saves or copies the whole storage that it lies in.
+    """
+    first, size = vector.storage_offset(), vector.element_size()
+    storage = vector.untyped_storage()[(first + span.start) * size : (first + span.stop) * size]
+    stretch = torch.empty(0, dtype=vector.dtype, device=vector.device)
+    return view_like(stretch.set_(storage), like)
 
 
 def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
@@ -311,7 +322,7 @@ def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: 
     names, parameters = tuple(name for name, _ in named), tuple(p for _, p in named)
     with torch.no_grad():
         for parameter, span in zip(parameters, spans, strict=True):
-            view, grad = view_like(weights[span], parameter), view_like(grads[span], parameter)
+            view, grad = stretch_like(weights, span, parameter), view_like(grads[span], parameter)
             if memory.fill:
                 view.copy_(parameter)
             parameter.data = view
@@ -338,7 +349,7 @@ def _flatten_buffers(module: nn.Module) -> tuple[Tensor, ...]:
         vector = torch.zeros(length, dtype=dtype, device=device)
         with torch.no_grad():
             for buffer, span in zip(buffers, spans, strict=True):
-                view = view_like(vector[span], buffer)
+                view = stretch_like(vector, span, buffer)
                 view.copy_(buffer)
                 buffer.data = view
         vectors.append(vector)

@@ -30,7 +30,7 @@ from tutti.optim.kernels import Kernel, kernel_of
 from tutti.optim.runs import COUNTERS, is_elementwise, is_fused, is_plain
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.whole_state import State, WholeState
-from tutti.replica import ALIGNMENT, Replica, view_like
+from tutti.replica import ALIGNMENT, Replica, stretch_like, view_like
 
 MOST_PLANS: Final = 16
 """How many divisions are kept: one for each set of parameters that has had gradients in a step."""
@@ -113,7 +113,7 @@ class DividedOptimizer:
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
         self._weights = [
-            view_like(self._flats[flat].weights[span], parameter)
+            stretch_like(self._flats[flat].weights, span, parameter)
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
         tables = sparse_tables(replica.module)

@@ -28,7 +28,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.optim.sparse import sparse_tables
 from tutti.reduction import Layout, Reduction
-from tutti.replica import ALIGNMENT, Flat, Replica, view_like
+from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
 
 MakeReduction = Callable[[Communicator, Layout], Reduction]
 """Makes a reduction of vectors of a layout over the ranks of a communicator."""
@@ -80,7 +80,7 @@ class Incoming:
 
 
 def _cell(flat: Flat, number: int, parameter: nn.Parameter, span: slice, sparse: bool) -> Cell:
-    view = view_like(flat.grads[span], parameter)
+    view = stretch_like(flat.grads, span, parameter)
     return Cell(parameter, view, number, span, sparse, view.data_ptr())
 
 

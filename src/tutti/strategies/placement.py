@@ -57,8 +57,7 @@ def visible_memory(comm: Communicator) -> tuple[Memory, list[list[Tensor]]]:
     copies: list[list[Tensor]] = []
 
     def weights(length: int, dtype: torch.dtype, _: torch.device) -> Tensor:
-        # Each in a mapping of its own: who saves a tensor saves the storage that it lies in.
-        copies.append([node.shared(length, dtype=dtype) for _ in range(node.size)])
+        copies.append(list(node.shared(node.size, length, dtype=dtype).unbind()))
         return copies[-1][node.rank]
 
     def gradients(length: int, dtype: torch.dtype, _: torch.device) -> Tensor:
