@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from tutti.experiments.api import Result, train
     from tutti.experiments.config import TrainConfig
-    from tutti.experiments.own_loop import distribute, finish, init, mean, settled, shard
+    from tutti.experiments.own_loop import distribute, finish, init, mean, settled, shard, total
     from tutti.records import EpochRecord, Evaluation, Summary
     from tutti.strategies import (
         ADPSGD,
@@ -67,7 +67,7 @@ _HOMES = {
     ),
     "tutti.experiments.api": ("Result", "train"),
     "tutti.experiments.config": ("TrainConfig",),
-    "tutti.experiments.own_loop": ("distribute", "finish", "init", "mean", "settled", "shard"),
+    "tutti.experiments.own_loop": ("distribute", "finish", "init", "mean", "settled", "shard", "total"),
     "tutti.records": ("EpochRecord", "Evaluation", "Summary"),
     "tutti.strategies": (
         "ADPSGD",
@@ -130,6 +130,7 @@ __all__ = [
     "mean",
     "settled",
     "shard",
+    "total",
     "train",
 ]
 

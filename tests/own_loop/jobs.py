@@ -1,7 +1,8 @@
-"""The three lines in which a program with plain torch and the same program with tutti differ.
+"""The lines in which a program with plain torch and the same program with tutti differ.
 
 A loop under test is a function of a `Job`. It makes its models, optimizers and loaders, hands them to
 `job.distribute` and `job.shard`, and returns what it ended with; nothing else in it may know which job it is.
+A loss that is divided by something else than its samples asks `job.total` what that is in the whole batch.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ Outcome: TypeAlias = Any
 
 
 class Job(Protocol):
-    """What the three lines are called on."""
+    """What they are called on."""
 
     @property
     def rank(self) -> int: ...
 
-    def distribute(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]: ...
+    def distribute(
+        self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
+    ) -> tuple[nn.Module, Optimizer]: ...
 
     def shard(self, batches: Iterable[Any]) -> Iterable[Any]: ...
+
+    def total(self, value: Tensor) -> Tensor: ...
 
 
 Loop: TypeAlias = Callable[[Job], Outcome]
@@ -57,20 +62,25 @@ class _Watched:
 
 
 class Plain(_Watched):
-    """Plain torch: the three lines are not there."""
+    """Plain torch: the lines are not there."""
 
     rank = 0
 
-    def distribute(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def distribute(
+        self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
+    ) -> tuple[nn.Module, Optimizer]:
         self.watch(model)
         return model, optimizer
 
     def shard(self, batches: Iterable[Any]) -> Iterable[Any]:
         return batches
 
+    def total(self, value: Tensor) -> Tensor:
+        return value
+
 
 class Distributed(_Watched):
-    """The three lines, on one of the ranks of a communicator."""
+    """The lines, on one of the ranks of a communicator."""
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
@@ -78,12 +88,17 @@ class Distributed(_Watched):
         self.rank = comm.rank
         self.strategy = strategy
 
-    def distribute(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def distribute(
+        self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
+    ) -> tuple[nn.Module, Optimizer]:
         self.watch(model)
-        return own_loop.distribute(model, optimizer, self.strategy)
+        return own_loop.distribute(model, optimizer, self.strategy, reduction=reduction)
 
     def shard(self, batches: Iterable[Any]) -> Iterable[Any]:
         return own_loop.shard(batches)
+
+    def total(self, value: Tensor) -> Tensor:
+        return own_loop.total(value)
 
 
 @dataclass(frozen=True)

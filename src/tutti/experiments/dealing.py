@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
 from tutti.experiments.gradient_exchange import GradientExchange
+from tutti.experiments.meetings import Purpose
 from tutti.strategies.base import Pace
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class OwnLoop:
     def deal(self, deal: Dealt) -> None:
         """Note the counts of the batch that is dealt now."""
         self.last = deal
+        self.exchange.meetings.batches += torch.is_grad_enabled()
         # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
         if torch.is_grad_enabled() or not any(one.trained for one in self.open):
             if self.exchange.unused:
@@ -119,13 +121,19 @@ class OwnLoop:
 
     def mean(self, value: Number, count: int) -> Number:
         """The mean of a figure over the ranks, of which this one's counts so many times (collective)."""
-        total = torch.tensor([float(value) * count if count else 0.0, float(count)], dtype=torch.float64)
+        sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
+        return _like(value, (sums[0] / sums[1]).item())
+
+    def total(self, value: Number) -> Number:
+        """The sum of a figure over the ranks that were dealt samples last (collective)."""
+        return _like(value, self._add_up(Purpose.TOTAL, float(value) if self.last.own else 0.0)[0].item())
+
+    def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:
+        sums = torch.tensor(figures, dtype=torch.float64)
         if self.comm.size > 1:
-            self.comm.all_reduce(total)
-        over = (total[0] / total[1]).item()
-        if isinstance(value, Tensor):
-            return torch.full_like(value, over, requires_grad=False)
-        return over
+            self.exchange.meetings.come(purpose)
+            self.comm.all_reduce(sums)
+        return sums
 
     def _look_at_inputs(self) -> None:
         """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
@@ -183,6 +191,7 @@ class _Dealing:
         comm, together = self.job.comm, self.job.pace is Pace.TOGETHER
         while True:
             drawn = [list(batch) for batch in islice(source, self._ahead())]
+            self.job.exchange.meetings.come(Purpose.DEAL)
             shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
             if not shared:
                 return
@@ -297,6 +306,10 @@ def _check_lengths(batch: Any, length: int) -> None:
                 f"a batch has tensors of {length} and of {len(tensor)} along the first dimension; shard() "
                 "cuts batches whose tensors all have the samples along it"
             )
+
+
+def _like(value: Number, figure: float) -> Number:
+    return torch.full_like(value, figure, requires_grad=False) if isinstance(value, Tensor) else figure
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -3,15 +3,13 @@
     backward()   hooks note which parameters have got something; the last thing that it does: meet, reduce
     step()       meet; ranks that still reduce are helped first
 
-Ranks meet by rows of words that say what each came for, so that they may differ in what they do: one may have
-no use for a head of the model, or leave a batch out.
+Ranks may differ in what they do: one may have no use for a head of the model, or leave a batch out.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, Final, cast
 from zlib import crc32
 
@@ -21,27 +19,10 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.experiments.late_hooks import LateHooks, adder
+from tutti.experiments.meetings import DETAILS, HEAD, Meetings, Purpose
 from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
 
-
-class Purpose(IntEnum):
-    """What a rank comes to a meeting for."""
-
-    REDUCE = 1
-    """Gradients of a backward pass become those of all ranks."""
-
-    AGREE = 2
-    """Gradients that the loop has set itself do so, too, unless they are the same on all ranks."""
-
-    STEP = 3
-    """An optimizer moves the weights."""
-
-
 REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
-
-
-DETAILS: Final = 4
-"""Words of a row beside the purpose, for whoever meets; then comes one for each parameter."""
 
 
 class GradientExchange:
@@ -51,12 +32,14 @@ class GradientExchange:
         comm: all ranks.
 
     Attributes:
+        meetings: of the ranks.
         passes: how many backward passes of this rank have brought gradients since the last step.
         unused: no backward pass has come since the weights of samples were set last.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self.passes, self.unused = comm, 0, False
+        self.meetings = Meetings(comm)
         self._models: list[JointGradients] = []
         self._cells: list[Cell] = []
         self._first: list[int] = []
@@ -68,8 +51,6 @@ class GradientExchange:
         self._sums: list[bool] = []
         self._shares: list[float] = []
         self._handles: dict[int, Any] = {}
-        self._known: dict[tuple[int, ...], Tensor] = {}
-        self._turn, self._tables = 0, torch.empty(0)
 
     def add(self, model: JointGradients, sums: bool = False) -> None:
         """Exchange the gradients of another model, too (collective).
@@ -89,11 +70,7 @@ class GradientExchange:
             self._watch(number, cell.parameter)
             if model.records:
                 self._weigh(number)
-        width = 1 + DETAILS + len(self._cells)
-        self._known = {}
-        if self._comm.hosts == 1:
-            # Two tables, used in turn: who writes to one has met all who have read it.
-            self._tables = self._comm.node.shared(2, self._comm.size, width, dtype=torch.int64)
+        self.meetings.widen(len(self._cells))
 
     def knows(self, parameter: nn.Parameter) -> bool:
         """Whether the gradient of a parameter is exchanged."""
@@ -141,9 +118,8 @@ class GradientExchange:
                 "failed), but the ranks exchange gradients at its end; call step() after backward()"
             )
         while True:
-            mine = self._words(purpose, details, touched)
-            table = self._gather(mine)
-            if torch.equal(table, mine.expand_as(table)):
+            table = self.meetings.come(purpose, details, touched)
+            if table is None:
                 if purpose is Purpose.REDUCE:
                     self._reduce(touched)
                     self._call_hooks(touched)
@@ -295,42 +271,10 @@ class GradientExchange:
         self._reduce(wanted)
         self._call_hooks(passed)
 
-    def _words(self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]) -> Tensor:
-        key = (purpose, *details, -1, *touched)
-        words = self._known.get(key)
-        if words is None:
-            words = torch.zeros(1 + DETAILS + len(self._cells), dtype=torch.int64)
-            words[0] = purpose
-            for at, detail in enumerate(details, 1):
-                words[at] = detail
-            for number in touched:
-                words[1 + DETAILS + number] = 1
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = words
-        return words
-
-    def _gather(self, mine: Tensor) -> Tensor:
-        """Every rank's words, (ranks, words)."""
-        if self._comm.hosts > 1:
-            table = torch.zeros(self._comm.size, len(mine), dtype=mine.dtype)
-            table[self._comm.rank] = mine
-            self._comm.all_gather(table.view(-1))
-            return table
-        self._turn ^= 1
-        table = self._tables[self._turn]
-        table[self._comm.rank].copy_(mine)
-        self._comm.barrier()
-        return table
-
 
 def _numbers_of(table: Tensor) -> list[int]:
     """The parameters that ranks bring, by their rows of words."""
-    return cast("list[int]", table[:, 1 + DETAILS :].any(dim=0).nonzero().view(-1).tolist())
-
-
-MOST_KNOWN: Final = 256
-"""How many rows of words are kept for the next time."""
+    return cast("list[int]", table[:, HEAD:].any(dim=0).nonzero().view(-1).tolist())
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:

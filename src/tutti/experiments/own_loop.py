@@ -1,4 +1,4 @@
-"""`init`, `distribute`, `shard`, `mean`, `settled` and `finish`: for people with a loop of their own."""
+"""`init`, `distribute`, `shard`, `mean`, `total`, `settled` and `finish`: for a loop of the user's own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tutti.centre import Centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.experiments.dealing import Dealt, Number, Open, OwnLoop, from_loader, own_part, whole_batches
+from tutti.experiments.meetings import Purpose
 from tutti.experiments.steppers import Adopting, JointStepper, Stepper, WorkerStepper
 from tutti.launch.join import join
 from tutti.strategies.base import Clip, Home, Pace, Strategy
@@ -86,6 +87,7 @@ def distribute(
     if reduction not in ("mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
     comm, job = init(), _current()
+    job.exchange.meetings.come(Purpose.DISTRIBUTE)
     chosen.check(comm.size, comm.hosts)
     if job.steppers and chosen.pace is not job.pace:
         raise BadOption(
@@ -237,6 +239,20 @@ def mean(value: Number, samples: int | None = None) -> Number:
     return job.mean(value, job.last.own if samples is None else samples)
 
 
+def total(value: Number) -> Number:
+    """The sum of a figure over the ranks (collective): of what a loss is divided by, if not by its samples.
+
+    Args:
+        value: this rank's, for the batch that `shard` dealt last: a number, or a tensor of one element. Where
+            it was dealt no sample of that, it does not count.
+
+    Returns:
+        The same on all ranks, of the type of `value`.
+    """
+    init()
+    return _current().total(value)
+
+
 class shard:
     """A rank's own samples; together the ranks see each sample once.
 
@@ -269,6 +285,7 @@ class shard:
             dealt = own or (own_part(batch, job) for batch in self.batches)
         else:
             dealt = own or whole_batches(self.batches, job)
+        job.exchange.meetings.iterations += torch.is_grad_enabled()
         mine = Open(replace(job.dealt))
         job.open.append(mine)
         try:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.experiments.gradient_exchange import Purpose
+from tutti.experiments.meetings import Purpose
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Strategy, Worker
 from tutti.strategies.divided import DividedOptimizer
@@ -161,7 +161,12 @@ class JointStepper(Stepper):
         """All ranks have a part of every batch."""
 
     @override
+    def settle(self) -> None:
+        self._job.exchange.meetings.come(Purpose.SETTLE)
+
+    @override
     def finish(self) -> None:
+        self._job.exchange.meetings.come(Purpose.FINISH)
         if self._calls:
             self._use_gathered()
 
@@ -179,6 +184,7 @@ class JointStepper(Stepper):
         details = (self._number, _hash_of(self._optimizer), int(changed), exchange.passes)
         table = exchange.meet(Purpose.STEP, details)
         exchange.passes = 0
+        exchange.meetings.steps += 1
         if len(table):
             _refuse_difference(table, self._optimizer, comm)
         if changed:

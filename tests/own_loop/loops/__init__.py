@@ -1,6 +1,6 @@
 """Loops that people write; `LOOPS` has them by name."""
 
-from tests.own_loop.loops import gradients, modules, optimizers, passes, several, weights
+from tests.own_loop.loops import denominators, gradients, modules, optimizers, passes, several, weights
 from tests.own_loop.loops.base import LOOPS
 
-__all__ = ["LOOPS", "gradients", "modules", "optimizers", "passes", "several", "weights"]
+__all__ = ["LOOPS", "denominators", "gradients", "modules", "optimizers", "passes", "several", "weights"]

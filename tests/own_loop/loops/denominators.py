@@ -1,0 +1,61 @@
+"""Losses that are divided by something else than the number of their samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.own_loop.jobs import Job, Outcome
+from tests.own_loop.loops.base import CLASSES, FEATURES, batches, loop, net, sgd, weights
+
+OF_CLASSES = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+
+
+@loop
+def labels_that_are_ignored(job: Job) -> Outcome:
+    """The last batch has one sample: some ranks have none of it."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model), reduction="sum")
+    for inputs, targets in job.shard(batches(size=5)):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets, ignore_index=0, reduction="sum")
+        (loss / job.total((targets != 0).sum())).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def classes_that_have_weights(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model), reduction="sum")
+    for inputs, targets in job.shard(batches(size=5)):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets, OF_CLASSES, reduction="sum")
+        (loss / job.total(OF_CLASSES[targets].sum())).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def a_mean_over_tokens(job: Job) -> Outcome:
+    """Sequences of different lengths, and gradients that are added up over two batches."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model), reduction="sum")
+    inputs = torch.linspace(-1, 1, 8 * 4 * FEATURES, dtype=torch.float64).sin().view(8, 4, FEATURES)
+    lengths = torch.tensor([4, 1, 1, 2, 4, 3, 1, 1])
+    labels = torch.arange(32).view(8, 4) % CLASSES
+    for number, (tokens, targets, ends) in enumerate(
+        job.shard(DataLoader(TensorDataset(inputs, labels, lengths), 3))
+    ):
+        there = torch.arange(4) < ends.view(-1, 1)
+        (_each(model, tokens, targets)[there].sum() / job.total(there.sum())).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.step()
+    return weights(model)
+
+
+def _each(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(tokens).transpose(1, 2), targets, reduction="none")

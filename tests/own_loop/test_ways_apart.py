@@ -1,0 +1,129 @@
+"""Ranks that go different ways through a loop are told where each one is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tests.comm.ranks import World
+from tests.own_loop.loops.base import batches, fit, net, sgd
+from tests.own_loop.worlds import Worlds
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption, PeerLost
+from tutti.experiments import dealing, own_loop
+
+Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
+
+
+def begin(comm: Communicator) -> tuple[nn.Module, torch.optim.Optimizer]:
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    model = net()
+    return own_loop.distribute(model, sgd(model))
+
+
+def train(
+    comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, out: int = -1
+) -> None:
+    """Make `steps` steps; leave out the batch of number `out`."""
+    for number, (inputs, targets) in enumerate(own_loop.shard(list(batches(2, 14)))):
+        if number == steps:
+            break
+        if number != out:
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+
+
+def refusal(comm: Communicator, way: Loop) -> str:
+    """What a rank is told that goes its way."""
+    try:
+        way(comm, *begin(comm))
+    except BadOption as error:
+        return str(error)
+    finally:
+        own_loop._job = None
+    return "nothing"
+
+
+def averages_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    own_loop.mean(1.0)
+
+
+def finishes_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    own_loop.finish(model)
+
+
+def evaluates_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    with own_loop.settled(model):
+        pass
+
+
+def loads_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    next(iter(own_loop.shard(batches())))
+
+
+def distributes_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    other = net()
+    own_loop.distribute(other, sgd(other))
+
+
+def leaves_a_batch_out(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    train(comm, model, optimizer, 5, out=3 if comm.rank == 1 else -1)
+
+
+def begins_again_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Both ranks come with their fifth batch, which is the first of an iteration on one of them."""
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    train(comm, model, optimizer, 1)
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        (averages_early, r"tutti.mean\(\)"),
+        (finishes_early, r"tutti.finish\(\)"),
+        (evaluates_early, r"tutti.settled\(\)"),
+        (loads_early, r"tutti.shard\(\)"),
+        (distributes_early, r"tutti.distribute\(\)"),
+        (leaves_a_batch_out, r"backward\(\)"),
+        (begins_again_early, r"backward\(\)"),
+    ],
+)
+def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) -> None:
+    told = worlds.call(partial(refusal, way=way), 2)
+    assert told[0] == told[1]
+    assert "after 3 steps: " in told[0]
+    assert re.search(r"rank 0 is in backward\(\) \([\w.]+, line \d+, training batch 4\)", told[0])
+    assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
+
+
+def test_ranks_at_the_same_place_are_named_together(worlds: Worlds) -> None:
+    told = worlds.call(partial(refusal, way=averages_early), 3)
+    assert re.search(r"rank 0 is in backward.*; ranks 1 and 2 are in tutti.mean", told[2])
+
+
+def _leave(comm: Communicator) -> None:
+    model, optimizer = begin(comm)
+    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
+    if comm.rank == 1:
+        comm.close()
+
+
+def test_whoever_waits_for_a_rank_that_left_is_told_when_that_was() -> None:
+    with World(2) as world:
+        world.start(_leave)
+        world.outcome(1, timeout_s=40)
+        told = world.outcome(0, timeout_s=40)
+    assert isinstance(told, PeerLost)
+    assert told.ranks == [1]
+    assert re.search(r"after 3 steps; rank 0 is in backward\(\) \([\w.]+, line \d+\)", told.why)
