@@ -1,0 +1,199 @@
+"""The barrier and the rows in every order of their loads and stores; planted bugs are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from tests.comm.interleavings import Broken, Execution, Order, Programs, SharedArena, Store, Words, explore
+from tutti.comm import pieces, roll_call, rows
+from tutti.comm.arena import Arena
+from tutti.comm.calls import Call, Kind
+from tutti.comm.control import CALLS, LINE, Layout
+from tutti.comm.reductions import SUM
+from tutti.comm.rows import Rows
+
+ROW = 32
+"""Bytes of a row: two elements of float64 in each half of it."""
+
+Act = Callable[[Rows, Execution], None]
+
+
+@pytest.fixture(autouse=True)
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ROW", ROW)
+    monkeypatch.setattr(rows, "HALF", ROW // 2)
+    monkeypatch.setattr(rows, "ONE_HOP", 8)
+
+
+def ranks_that(
+    monkeypatch: pytest.MonkeyPatch, size: int, *acts: Act, kind: type[Rows] = Rows
+) -> Callable[[Execution], Programs]:
+    """What makes ranks that do so, one act after the other."""
+
+    def build(execution: Execution) -> Programs:
+        words = cast("memoryview", Words(execution, Layout(size).words))
+        arena = SharedArena(execution, 2 * size * ROW)
+        for module, name in ((rows, "move_few"), (pieces, "move")):
+            monkeypatch.setattr(module, name, arena.move)
+        monkeypatch.setattr(roll_call, "fence", execution.fence)
+
+        def program(rank: int) -> None:
+            group = kind(cast("Arena", arena), 0, words, rank, range(size), crowded=True)
+            for act in acts:
+                act(group, execution)
+
+        return [lambda rank=rank: program(rank) for rank in range(size)]
+
+    return build
+
+
+def summing(number: int, length: int = 1) -> Act:
+    """An all-reduce of a vector of so many elements; those of rank r are `number` (r + 1), + 1, ..."""
+
+    def act(group: Rows, execution: Execution) -> None:
+        base = torch.arange(length, dtype=torch.float64)
+        vector = base + number * (group.rank + 1)
+        execution.finish(group.all_reduce(vector, SUM))
+        ranks = group.size
+        expected = ranks * base + number * ranks * (ranks + 1) / 2
+        assert vector.tolist() == expected.tolist()
+
+    return act
+
+
+def broadcasting(number: int, root: int) -> Act:
+    def act(group: Rows, execution: Execution) -> None:
+        vector = torch.tensor([float(number * (group.rank + 1))], dtype=torch.float64)
+        execution.finish(group.broadcast(vector, root))
+        assert vector.tolist() == [number * (root + 1)]
+
+    return act
+
+
+def gathering(number: int) -> Act:
+    def act(group: Rows, execution: Execution) -> None:
+        outputs = [torch.zeros(1, dtype=torch.float64) for _ in range(group.size)]
+        execution.finish(
+            group.all_gather(torch.tensor([float(number + group.rank)], dtype=torch.float64), outputs)
+        )
+        assert [output.item() for output in outputs] == [number + rank for rank in range(group.size)]
+
+    return act
+
+
+def telling(number: int) -> Act:
+    def act(group: Rows, execution: Execution) -> None:
+        found: list[list[list[int]]] = []
+
+        def steps() -> Iterator[bool]:
+            found.append((yield from group.tell([number + group.rank], Call.of(Kind.ALL_TO_ALL))))
+
+        execution.finish(steps())
+        assert found == [[[number + rank] for rank in range(group.size)]]
+
+    return act
+
+
+def meeting(arrived: dict[int, int]) -> Act:
+    """A barrier that nobody passes before all have come."""
+
+    def act(group: Rows, execution: Execution) -> None:
+        mine = arrived[group.rank] = arrived.get(group.rank, 0) + 1
+        execution.finish(group.barrier())
+        assert all(arrived.get(rank, 0) >= mine for rank in range(group.size))
+
+    return act
+
+
+@pytest.mark.parametrize(("size", "order"), [(2, order) for order in Order] + [(3, Order.SEQUENTIAL)])
+def test_nobody_passes_a_barrier_before_all_have_come(
+    monkeypatch: pytest.MonkeyPatch, size: int, order: Order
+) -> None:
+    def build(execution: Execution) -> Programs:
+        act = meeting({})
+        return ranks_that(monkeypatch, size, act, act, act)(execution)
+
+    assert explore(build, order) > 50
+
+
+@pytest.mark.parametrize("order", Order)
+def test_two_ranks_have_the_same_sums_in_every_order(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    monkeypatch.setattr(roll_call, "ORDERED", order is not Order.PARTIAL_STORE)
+    assert explore(ranks_that(monkeypatch, 2, summing(1), summing(10), summing(100)), order) > 500
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        [summing(1, length=4), summing(10)],
+        [summing(1, length=3), broadcasting(5, root=1), summing(7)],
+        [gathering(3), telling(5), gathering(7)],
+    ],
+    ids=["a sum in pieces", "a broadcast between sums", "gathers"],
+)
+def test_two_ranks_have_the_same_results_in_every_order(
+    monkeypatch: pytest.MonkeyPatch, acts: list[Act]
+) -> None:
+    assert explore(ranks_that(monkeypatch, 2, *acts)) > 100
+
+
+def test_three_ranks_have_the_same_results_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explore(ranks_that(monkeypatch, 3, telling(1))) > 500
+
+
+def test_ranks_that_call_different_things_are_told_so_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differing(group: Rows, execution: Execution) -> None:
+        with pytest.raises(ValueError, match=r"rank \d called"):
+            (summing(1) if group.rank else gathering(1))(group, execution)
+
+    assert explore(ranks_that(monkeypatch, 2, summing(1), differing, summing(2))) > 100
+
+
+def of_the_meeting(store: Store) -> bool:
+    return isinstance(store.place, int) and store.place % LINE < CALLS
+
+
+def of_the_call(store: Store) -> bool:
+    return isinstance(store.place, int) and store.place % LINE >= CALLS
+
+
+def of_a_row(store: Store) -> bool:
+    return store.place == "rows"
+
+
+@pytest.mark.parametrize("late", [of_a_row, of_the_call])
+def test_a_store_that_is_moved_behind_the_flag_is_found(
+    monkeypatch: pytest.MonkeyPatch, late: Callable[[Store], bool]
+) -> None:
+    acts = [summing(1), gathering(2), summing(10)]
+    with pytest.raises(Broken):
+        explore(ranks_that(monkeypatch, 2, *acts), late=(late, of_the_meeting))
+
+
+def test_a_fence_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Broken):
+        explore(ranks_that(monkeypatch, 2, summing(1), summing(10)), Order.PARTIAL_STORE)
+
+
+class OneSet(Rows):
+    """Always the same rows."""
+
+    _set = property(lambda self: 0, lambda self, value: None)
+
+
+class OneWord(Rows):
+    """Every meeting is told in the same word."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._turns = (self._turns[0], self._turns[0])
+
+
+@pytest.mark.parametrize("kind", [OneSet, OneWord])
+def test_two_sets_are_needed(monkeypatch: pytest.MonkeyPatch, kind: type[Rows]) -> None:
+    with pytest.raises(Broken):
+        explore(ranks_that(monkeypatch, 2, gathering(1), telling(3), gathering(10), kind=kind))
