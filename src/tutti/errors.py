@@ -127,6 +127,14 @@ def no_room(error: OSError) -> UserError | None:
     return UserError(f"cannot write {error.filename or 'a file'}: {error.strerror}; {remedy}")
 
 
+def too_many_files(error: OSError) -> UserError | None:
+    """What the user can do about a file that could not be opened beside so many; None: that is not why."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    limit = "of this process (ulimit -n)" if error.errno == errno.EMFILE else "of this machine"
+    return UserError(f"too many open files: raise the limit {limit}, or use fewer workers")
+
+
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
     """Refuse an argument that is not of a kind.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -104,6 +105,16 @@ def test_a_lost_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     failing_command(monkeypatch, PeerLost([1], "killed by signal 9"))
     assert main(["train"]) == 1
     assert capsys.readouterr().err == "tutti: error: lost rank 1: killed by signal 9\n"
+
+
+def test_too_many_open_files_are_the_users_to_mend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_command(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
+    assert main(["train"]) == 2
+    said = capsys.readouterr().err
+    assert "ulimit -n" in said
+    assert "Traceback" not in said
 
 
 def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,15 @@ def test_jobs_of_two_threads_run_at_the_same_time() -> None:
     assert outcomes == [3, 3]
 
 
+def test_a_server_outlives_the_thread_that_started_it() -> None:
+    forking.end_ranks()
+    servers: list[object] = []
+    thread = threading.Thread(target=lambda: servers.append(circumstances()[0]["server"]))
+    thread.start()
+    thread.join()
+    assert circumstances()[0]["server"] == servers[0]
+
+
 def test_training_again_gives_the_same_bits() -> None:
     def train() -> dict[str, torch.Tensor]:
         options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}

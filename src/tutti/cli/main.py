@@ -9,7 +9,7 @@ from importlib import import_module
 
 import tutti
 from tutti.cli.command import Command
-from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room
+from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room, too_many_files
 from tutti.launch.allocator import keep_memory
 from tutti.launch.reports import output_closed
 from tutti.launch.surroundings import started_by
@@ -68,7 +68,7 @@ def _main(words: list[str]) -> int:
     except TuttiError as error:
         return _say(error)
     except OSError as error:
-        known = no_room(error)
+        known = no_room(error) or too_many_files(error)
         if known is None:
             raise
         return _say(known)
