@@ -50,7 +50,7 @@ TESTS: Final = {
     "experiments/gradient_exchange.py": OWN_LOOPS,
     "experiments/steppers.py": OWN_LOOPS,
     "experiments/dealing.py": OWN_LOOPS,
-    "optim": ("optim", "strategies/test_sync.py"),
+    "optim": ("optim", "strategies/test_sync.py", "strategies/test_divided.py"),
     "replica.py": ("test_replica.py",),
     "data/batches.py": ("data/test_batches.py", "data/test_dealing.py"),
 }

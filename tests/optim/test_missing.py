@@ -237,3 +237,11 @@ def test_a_gradient_written_into_the_vector_is_not_missing() -> None:
     (flat,) = replica.flats
     flat.grads[flat.spans[3]] = 1.0
     assert missing.take() == (0, 1, 2, 4, 5)
+
+
+def test_parameters_outside_of_the_slices_are_not_looked_at() -> None:
+    replica = Replica(build())
+    (flat,) = replica.flats
+    first, second = flat.spans[:2]
+    missing = MissingGradients(replica, [slice(first.stop - 1, second.start + 1)])
+    assert missing.parameters == tuple(flat.parameters[:2])

@@ -119,3 +119,15 @@ def test_a_name_that_stands_for_no_schedule_is_refused_before_there_is_an_optimi
         check_schedule("no-such")
     with pytest.raises(BadOption, match="follows the loss of each epoch"):
         check_schedule("reduce_lr_on_plateau")
+
+
+@pytest.mark.parametrize("name", ["LRScheduler", "_LRScheduler"])
+def test_what_schedulers_are_made_from_is_none(name: str) -> None:
+    with pytest.raises(UnknownName):
+        schedule(name, sgd(), 10)
+
+
+def test_a_length_that_is_given_as_epochs_is_kept() -> None:
+    optimizer = sgd()
+    made = schedule("one_cycle", optimizer, 10, {"epochs": 3, "steps_per_epoch": 7, "max_lr": 1.0})
+    assert made.total_steps == 21

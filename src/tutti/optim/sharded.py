@@ -22,6 +22,7 @@ Parameters that have got no gradient in an update are left as they are, with the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, optim
 from torch.optim import Optimizer
@@ -74,7 +75,7 @@ def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False
         edges = [
             min(starts, key=lambda start: abs(start - length * part / parts)) for part in range(parts + 1)
         ]
-    return [slice(edges[part], edges[part + 1]) for part in range(parts)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 class ShardedOptimizer:

@@ -119,10 +119,7 @@ def _by_rows(optimizer: Optimizer, group: dict[str, Any], tables: list[nn.Parame
             )
     # Adagrad uses this one when it is made, and never again.
     begin = {name: group[name] for name in ("initial_accumulator_value",) if name in group}
-    rows = cls(tables, lr=float(group["lr"]), **begin)  # type: ignore[call-arg]
-    own = rows.param_groups[0]
-    own.update({name: group[name] for name in own if name in group and name not in _KEPT})
-    return rows
+    return cls(tables, lr=float(group["lr"]), **begin)  # type: ignore[call-arg]
 
 
 def _touched_rows(dense: Tensor) -> Tensor:
