@@ -113,7 +113,7 @@ def tensor_parallel() -> dict[str, Tensor]:
     parallelize_module(split, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     losses = train(split, optim.Adam(split.parameters(), lr=0.01))
     wanted = train(dense, optim.Adam(dense.parameters(), lr=0.01))
-    torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(losses, wanted, rtol=1e-12, atol=1e-12)
     return {"losses": losses, **whole(split)}
 
 

@@ -32,7 +32,9 @@ PORTS = "TUTTI_TEST_PORTS"
 Without it all meet at `MASTER_PORT`, in the store of a launcher, which outlives them."""
 
 DEVICE = "TUTTI_TEST_DEVICE"
-"""The environment variable that says where the programs compute: cpu, cuda (each rank's own), cuda:0, ..."""
+"""The environment variable that says where the programs compute: cpu, cuda (each rank's own), cuda:0, ...
+
+Without it they compute on the CPU, in float64: there backends may differ by the order of additions alone."""
 
 Check = Callable[[], dict[str, Tensor]]
 Outcome = dict[str, Tensor] | str
@@ -56,6 +58,8 @@ def main(program: Mapping[str, Any]) -> None:
     """
     folder, backends, checks = sys.argv[1:]
     device = os.environ.get(DEVICE, "cpu")
+    if DEVICE not in os.environ:
+        torch.set_default_dtype(torch.float64)
     if device != "cpu":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else device
         torch.cuda.set_device(chosen)
@@ -90,7 +94,7 @@ def assert_same_on_every_rank(
     check: str,
     backends: Sequence[str] = BACKENDS,
     ranks: int = RANKS,
-    tolerance: float = 1e-5,
+    tolerance: float = 1e-12,
 ) -> None:
     """Fail unless every rank's outcome of the check is the same with both backends."""
     for rank in range(ranks):

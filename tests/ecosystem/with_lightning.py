@@ -60,6 +60,7 @@ def train_and_validate(backend: str, folder: Path) -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     folder, backends, (check,) = Path(sys.argv[1]), sys.argv[2].split("+"), sys.argv[3:]
+    torch.set_default_dtype(torch.float64)
     for backend in backends:
         found = {check: globals()[check](backend, folder / backend)}
         torch.save(found, folder / file_of(backend, dist.get_rank()))
