@@ -9,6 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from tests.own_loop.custom import Counting
@@ -22,10 +25,14 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.experiments import own_loop
 from tutti.strategies import (
+    ADPSGD,
+    EASGD,
+    GEM,
     DiLoCo,
     Downpour,
     EASGDSync,
     Gossip,
+    Hogwild,
     Lazy,
     Local,
     ParamServer,
@@ -115,7 +122,8 @@ def _changes_state(comm: Communicator, strategy: Strategy, how: str) -> str:
         model, Counting(model.parameters(), lr=0.1) if how == "count" else sgd(model)
     )
     train(job, model, optimizer, epochs=1)
-    own_loop.finish(model)
+    with own_loop.settled(model):
+        pass
     if how == "count":
         optimizer.param_groups[0]["k"] = 0
     elif how == "value":
@@ -206,3 +214,146 @@ def test_a_sampler_that_is_asked_batch_by_batch_does_not_get_between_the_steps(
 ) -> None:
     first, second = worlds.call(partial(_drawn_one_by_one, strategy=strategy), 2)
     assert differences(first, second) == []
+
+
+def _goes_on(comm: Communicator, strategy: Strategy) -> str:
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    train(job, model, optimizer, epochs=1)
+    own_loop.finish(model)
+    fit(model, *samples(2).tensors).backward()
+    try:
+        optimizer.step()
+    except BadOption as error:
+        return str(error)
+    finally:
+        comm.barrier()
+    return ""
+
+
+@pytest.mark.parametrize(
+    "strategy", [*CENTRED, EASGD(), GEM(), Downpour(side="worker")], ids=lambda strategy: strategy.name
+)
+def test_a_step_after_the_end_is_refused_where_workers_have_left_their_centre(
+    worlds: Worlds, strategy: Strategy
+) -> None:
+    for found in worlds.call(partial(_goes_on, strategy=strategy), 2):
+        assert "finish()" in found
+        assert "settled" in found
+
+
+def _leaves_one_out(comm: Communicator, strategy: Strategy) -> str:
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for number, batch in enumerate(job.shard([samples(2).tensors] * 6)):
+        if comm.rank == 1 and number == 2:
+            continue
+        fit(model, *batch).backward()
+        optimizer.step()
+    try:
+        own_loop.finish(model)
+    except BadOption as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", [Local, DiLoCo, EASGDSync, Gossip], ids=lambda kind: kind.name)
+def test_unequal_numbers_of_steps_are_noticed_at_the_end(worlds: Worlds, kind: type[Strategy]) -> None:
+    for found in worlds.call(partial(_leaves_one_out, strategy=kind(every=7)), 2):
+        assert "[3, 2]" in found
+
+
+def _overflows(comm: Communicator, strategy: Strategy) -> tuple[Any, float]:
+    """The first batch of rank 0 overflows, also where it is a part of everyone's."""
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, adam(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    inputs, targets = samples(8).tensors
+    for number, (own, labels) in enumerate(job.shard([(inputs, targets)] * 4)):
+        optimizer.zero_grad()
+        bad = own * torch.inf if comm.rank == 0 and number == 0 else own
+        scaler.scale(fit(model, bad, labels)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    own_loop.finish(model)
+    return weights(model), scaler.get_scale()
+
+
+ALL: tuple[Strategy, ...] = (
+    *CENTRED,
+    *ABREAST,
+    EASGD(every=1),
+    GEM(),
+    ADPSGD(),
+    Hogwild(),
+    Downpour(side="worker"),
+)
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda strategy: strategy.name)
+def test_an_overflow_on_one_rank_leaves_finite_weights_that_moved(worlds: Worlds, strategy: Strategy) -> None:
+    (first, scale), (second, other) = worlds.call(partial(_overflows, strategy=strategy), 2)
+    assert differences(first, second) == []
+    assert all(bool(value.isfinite().all()) for value in first[0].values())
+    assert differences(first, weights(net())) != []
+    assert (scale, other) == (32.0, 64.0)
+
+
+def _decays_alone(comm: Communicator, strategy: Strategy) -> list[dict[str, Tensor]]:
+    """A loop on the first rank, which scales its weights after each step; the other comes for the end."""
+    job = Distributed(comm, strategy)
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    if comm.rank == 0:
+        _decay(model, optimizer)
+    own_loop.finish(model)
+    return weights(model)
+
+
+def _decay(model: nn.Module, optimizer: Optimizer) -> None:
+    for _ in range(4):
+        optimizer.zero_grad()
+        fit(model, *samples(6).tensors).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.mul_(0.9)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Downpour(),
+        Downpour(staleness="delay_compensated"),
+        Downpour(side="worker"),
+        Lazy(slack=9),
+        Hogwild(),
+    ],
+    ids=str,
+)
+def test_what_a_loop_makes_of_its_weights_reaches_all(worlds: Worlds, strategy: Strategy) -> None:
+    model = net()
+    _decay(model, sgd(model))
+    for found in worlds.call(partial(_decays_alone, strategy=strategy), 2):
+        assert differences(found, weights(model)) == []
+
+
+def _pairs_decay(comm: Communicator) -> list[dict[str, Tensor]]:
+    """A worker's row is averaged with that of one which rests at the first weights."""
+    job = Distributed(comm, ADPSGD())
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    if comm.rank == 0:
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        optimizer.step()
+    own_loop.finish(model)
+    return weights(model)
+
+
+def test_an_edit_is_averaged_with_another_workers_weights(worlds: Worlds) -> None:
+    begin = weights(net())[0]
+    for (found,) in worlds.call(_pairs_decay, 2):
+        assert differences(found, {name: value / 2 for name, value in begin.items()}) == []

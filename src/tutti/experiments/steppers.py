@@ -271,7 +271,7 @@ class WorkerStepper(Stepper):
         many = self._passes > 1
         self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
         self._present: set[nn.Parameter] = set()
-        self._inside = False
+        self._inside, self._skipped = False, 0
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         optimizer.register_load_state_dict_post_hook(lambda _: worker.adopt_state())
@@ -292,11 +292,13 @@ class WorkerStepper(Stepper):
 
     @override
     def skip(self) -> None:
+        self._skipped += 1
         with self._stepping():
             self._advance(0, 0)
 
     @override
     def settle(self) -> None:
+        self._compare_steps()
         self.worker.settle()
 
     @override
@@ -305,6 +307,7 @@ class WorkerStepper(Stepper):
 
     @override
     def finish(self) -> None:
+        self._compare_steps()
         with self._stepping():
             if self._calls and self._samples:
                 self._use_gathered()
@@ -324,7 +327,9 @@ class WorkerStepper(Stepper):
             if self._calls == self._passes:
                 self._use_gathered()
         elif whole:
-            share = float(own > 0) if self._sums else own / whole
+            share = own / whole
+            if self._sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
+                share = float(own > 0)
             with self.replica.lent_gradients():
                 if share == 0:  # what this rank has computed is there for `backward()` alone
                     self.replica.zero_grad()
@@ -365,6 +370,17 @@ class WorkerStepper(Stepper):
                 torch.mul(pending, 1 if self._sums else 1 / whole, out=flat.grads)
                 pending.zero_()
             self._step(own, whole)
+
+    def _compare_steps(self) -> None:
+        """Refuse that some ranks have made more steps than others, where they make them together."""
+        if self.pace is not Pace.ABREAST or self._job.comm.size == 1:
+            return
+        made = self._job.comm.all_gather_objects(self.steps + self._skipped)
+        if len(set(cast("list[int]", made))) > 1:
+            raise BadOption(
+                f"with strategy '{self._strategy}' all ranks make their steps at the same time, but by rank "
+                f"they have made {made}; call optimizer.step() for every batch, on every rank"
+            )
 
     def _refuse_strangers(self) -> None:
         """Refuse parameters that have come to the optimizer later: the ranks do not exchange them."""

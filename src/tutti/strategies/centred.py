@@ -13,6 +13,7 @@ from typing_extensions import override
 from tutti.centre import Centre, Receipt, Rule, serve
 from tutti.centre.shared import SharedCentre
 from tutti.comm.base import Servers
+from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import announce
 from tutti.replica import Replica
@@ -94,7 +95,16 @@ class CentredWorker(Worker):
             self.centre.adjust(moves)
 
     def prepare(self) -> None:
-        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient."""
+        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient.
+
+        Raises:
+            BadOption: this was to be the end.
+        """
+        if self._finished:
+            raise BadOption(
+                "this worker has left its parameter centre with finish(); call that after the last step of "
+                "all, and evaluate before inside 'with tutti.settled(model)'"
+            )
         announce(self._announced)
         clip(self.grads, self._clip.norm, self._clip.value)
 

@@ -277,6 +277,12 @@ class _PushesMoves(_DownpourWorker):
                 before.copy_(weights)
 
     @override
+    def bring_edits(self) -> None:
+        """What the loop has changed is a move like any other."""
+        if any(not torch.equal(w, before) for w, before in zip(self.weights, self._before, strict=True)):
+            self.has_unpushed = True
+
+    @override
     def forget(self) -> None:
         super().forget()
         for before, weights in zip(self._before, self.weights, strict=True):
