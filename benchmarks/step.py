@@ -85,19 +85,19 @@ def work(comm, payload):
     times: dict[str, dict[str, list[float]]] = {}
     for name in settings["models"]:
         sides = {side: make(comm, name) for side, make in MAKERS.items()}
-        count = _steps(comm, sides["ceiling"])
+        count = steps_of_a_turn(comm, sides["ceiling"])
         times[name] = {side: [] for side in SIDES}
         for turn in range(settings["rounds"]):
             order = SIDES[turn % len(SIDES) :] + SIDES[: turn % len(SIDES)]
             for side in order:
-                times[name][side].append(_time(comm, sides[side], count))
+                times[name][side].append(time_steps(comm, sides[side], count))
         if comm.rank == 0:
             print(f"measured {name}: {count} steps a turn", file=sys.stderr)
     dist.destroy_process_group()
     return times
 
 
-def _steps(comm, step: Callable[[int], None]) -> int:
+def steps_of_a_turn(comm, step: Callable[[int], None]) -> int:
     """How many steps take about 0.8 s, agreed by all ranks."""
     step(2)
     began = perf_counter()
@@ -106,7 +106,7 @@ def _steps(comm, step: Callable[[int], None]) -> int:
     return max(3, int(0.8 / seconds))
 
 
-def _time(comm, step: Callable[[int], None], count: int) -> float:
+def time_steps(comm, step: Callable[[int], None], count: int) -> float:
     step(max(1, count // 20))
     comm.barrier()
     began = perf_counter()
@@ -115,7 +115,7 @@ def _time(comm, step: Callable[[int], None], count: int) -> float:
     return (perf_counter() - began) / count
 
 
-def _model(name: str, samples: int):
+def make_model(name: str, samples: int):
     import torch
 
     from tutti import models
@@ -132,7 +132,7 @@ def _plain(threads: int | None):
     def make(comm, name: str) -> Callable[[int], None]:
         import torch
 
-        module, inputs, targets = _model(name, BATCH)
+        module, inputs, targets = make_model(name, BATCH)
         optimizer = torch.optim.Adam(module.parameters(), fused=True)
         loss = torch.nn.CrossEntropyLoss()
 
@@ -163,7 +163,7 @@ def _ddp(comm, name: str) -> Callable[[int], None]:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    module, inputs, targets = _model(name, BATCH // comm.size)
+    module, inputs, targets = make_model(name, BATCH // comm.size)
     wrapped = DistributedDataParallel(module)
     optimizer = torch.optim.Adam(wrapped.parameters(), fused=True)
     loss = torch.nn.CrossEntropyLoss()
@@ -182,7 +182,7 @@ def _tutti(comm, name: str) -> Callable[[int], None]:
 
     from tutti import strategies
 
-    module, inputs, targets = _model(name, BATCH // comm.size)
+    module, inputs, targets = make_model(name, BATCH // comm.size)
     strategy = strategies.Sync()
     replica = strategies.place(module, comm, strategy.home)
     optimizer = torch.optim.Adam(module.parameters())
@@ -201,7 +201,7 @@ def _passes(barrier: bool):
     def make(comm, name: str) -> Callable[[int], None]:
         import torch
 
-        module, inputs, targets = _model(name, BATCH // comm.size)
+        module, inputs, targets = make_model(name, BATCH // comm.size)
         loss = torch.nn.CrossEntropyLoss()
 
         def train(count: int) -> None:

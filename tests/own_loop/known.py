@@ -18,9 +18,6 @@ REFUSED_LATER: dict[str, tuple[int, ...]] = {
 }
 """Loops that are refused when they come to what is refused, after updates that were right."""
 
-BROKEN: dict[str, tuple[int, ...]] = {}
-"""Loops that end otherwise than in plain torch, with the world sizes on which they do."""
-
 REFUSED_BY_MESSAGES: tuple[str, ...] = ("sparse_adam",)
 """Loops that are refused before the first update where gradients are reduced by messages."""
 

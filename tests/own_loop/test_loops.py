@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from tests.own_loop.jobs import Outcome, Refused, differences, run_plain
-from tests.own_loop.known import BROKEN, REFUSED, REFUSED_BY_MESSAGES, REFUSED_LATER
+from tests.own_loop.known import REFUSED, REFUSED_BY_MESSAGES, REFUSED_LATER
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
 from tutti.errors import BadOption
@@ -24,17 +24,12 @@ def plain(name: str) -> Outcome:
     return _plain[name]
 
 
-def _case(name: str, size: int) -> object:
-    broken = size in BROKEN.get(name, ())
-    return pytest.param(name, size, marks=pytest.mark.xfail(strict=True) if broken else ())
-
-
-@pytest.mark.parametrize(("name", "size"), [_case(name, size) for name in LOOPS for size in (1, 2, 3)])
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name in LOOPS for size in (1, 2, 3)])
 def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str, size: int) -> None:
     _compare(worlds, name, size, Sync())
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if 2 not in BROKEN.get(name, ())])
+@pytest.mark.parametrize("name", LOOPS)
 def test_loop_ends_as_with_plain_torch_where_gradients_go_round_a_ring(worlds: Worlds, name: str) -> None:
     _compare(worlds, name, 2, Sync(collective="ring"), name in REFUSED_BY_MESSAGES)
 

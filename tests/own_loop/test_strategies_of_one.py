@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from tests.own_loop.jobs import Refused, differences, run_plain
-from tests.own_loop.known import BROKEN, BROKEN_WITH
+from tests.own_loop.known import BROKEN_WITH
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
 from tutti.strategies import STRATEGIES, DiLoCo, Lazy, Local, Strategy, Sync
@@ -61,7 +61,7 @@ def _name(strategy: Strategy) -> str:
 
 
 def _case(strategy: Strategy, loop: str) -> object:
-    broken = 1 in BROKEN.get(loop, ()) or loop in BROKEN_WITH.get(strategy.name, ())
+    broken = loop in BROKEN_WITH.get(strategy.name, ())
     return pytest.param(
         strategy, loop, id=f"{_name(strategy)}-{loop}", marks=pytest.mark.xfail(strict=True) if broken else ()
     )
