@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel
-from tutti.replica import ALIGNMENT, Memory, Replica
+from tutti.replica import ALIGNMENT, Memory, Replica, refuse_overlaps
 
 
 def mlp() -> nn.Sequential:
@@ -468,6 +468,19 @@ def test_a_parameter_in_the_memory_of_another_tensor_is_refused(
     with pytest.raises(BadModel) as refused:
         Replica(module)
     assert all(f"'{name}'" in str(refused.value) for name in pair)
+
+
+def test_a_parameter_that_reaches_into_another_by_its_strides_is_refused() -> None:
+    memory = torch.arange(12.0)
+    with pytest.raises(BadModel):
+        refuse_overlaps(nn.ParameterList([memory[::3], memory[9:]]))
+    refuse_overlaps(nn.ParameterList([memory[::3], memory[10:]]))
+
+
+def test_tensors_without_strides_share_nothing() -> None:
+    module = nn.Linear(3, 3)
+    module.register_buffer("graph", torch.eye(3).to_sparse())
+    refuse_overlaps(module)
 
 
 def test_parameters_side_by_side_in_one_memory_keep_their_values() -> None:
