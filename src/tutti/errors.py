@@ -148,5 +148,10 @@ def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str)
         BadOption: it is of another type.
     """
     if not isinstance(given, kind):
-        found = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-        raise BadOption(f"the {what} is {found}; give an object, such as {such_as}")
+        raise BadOption(f"the {what} is {_shown(given)}; give an object, such as {such_as}")
+
+
+def _shown(given: object) -> str:
+    if given is None or isinstance(given, bool | int | float | str):
+        return repr(given)
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"

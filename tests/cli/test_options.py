@@ -51,6 +51,9 @@ def test_the_model_is_the_one_word_without_a_dash() -> None:
         ("0.9,0.99", [0.9, 0.99]),
         ("a,b", ["a", "b"]),
         ("256,", [256]),
+        (".9", 0.9),
+        (".9,-5.", [0.9, -5.0]),
+        ("1.2.3", "1.2.3"),
     ],
 )
 def test_the_value_of_a_part_s_option_is_json_a_list_or_text(text: str, value: object) -> None:

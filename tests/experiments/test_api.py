@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import tutti
-from tutti.errors import BadModel
+from tutti.errors import BadModel, UserError
 from tutti.experiments.objects import name_of
 
 INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
@@ -130,9 +131,9 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "the optimizer is built already"),
         ({"optimizer": lambda parameters: 3}, "must return a torch.optim.Optimizer"),
         ({"model_options": {"hidden": [3]}}, "is built already, so its options (hidden) have no effect"),
-        ({"loss": 3}, "loss 'int' is a int"),
+        ({"loss": 3}, "loss is 3; give a name or a function"),
         ({"loss": nn.MSELoss}, "is a class, not a function"),
-        ({"strategy": 3}, "the strategy is a int; give an object, such as tutti.Sync(), or a name"),
+        ({"strategy": 3}, "the strategy is 3; give an object, such as tutti.Sync(), or a name"),
         ({"data": None}, "the data is None"),
         ({"metrics": [random.Random(3).random]}, "metric"),
         ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
@@ -183,3 +184,23 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(tmp_p
     refused = subprocess.run(again, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert "was a Python object of a script" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"optimizer": 5},
+        {"schedule": 5},
+        {"schedule": lambda optimizer: 5},
+        {"loss": 5},
+        {"loss": lambda outputs, targets: "x"},
+        {"metrics": 5},
+        {"metrics": [5]},
+        {"metrics": lambda outputs, targets: "x"},
+        {"quiet": "no"},
+        {"trace": 1},
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(arguments)).removesuffix("s")):
+        tutti.train("mlp", workers=1, steps=1, **{"quiet": True, **arguments})

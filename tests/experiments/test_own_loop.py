@@ -6,16 +6,18 @@ import difflib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+import tutti
 from tests.experiments.own_loops import Worlds
 from tutti import strategies
 from tutti.errors import BadOption
@@ -162,7 +164,7 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
     ("arguments", "message"),
     [
         ((nn.Linear, None), "the model is the class Linear; give an object"),
-        ((nn.Linear(2, 1), None), "the optimizer is a NoneType"),
+        ((nn.Linear(2, 1), None), "the optimizer is None"),
         (
             (*make()[:2], strategies.Sync),
             r"the strategy is the class Sync; give an object, such as tutti.Sync",
@@ -172,3 +174,30 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
 def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         own_loop.distribute(*arguments)
+
+
+@pytest.mark.parametrize("limit", ["x", -1.0, 0, float("nan"), True])
+def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
+    for name in ("clip_norm", "clip_value"):
+        model = nn.Linear(2, 1)
+        with pytest.raises(BadOption, match=f"{name} is {limit!r}"):
+            tutti.distribute(model, SGD(model.parameters(), lr=0.1), **{name: limit})
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(BadOption, match="no parameter of this model"):
+        tutti.distribute(nn.Linear(2, 1), SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tutti.shard(cast("Any", 5)),
+        lambda: tutti.mean(cast("Any", "x")),
+        lambda: tutti.mean(torch.zeros(3)),
+        lambda: tutti.mean(1.0, -1),
+    ],
+)
+def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(BadOption):
+        call()

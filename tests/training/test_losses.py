@@ -76,7 +76,7 @@ def test_a_module_and_a_loss_for_each_sample_are_losses_too() -> None:
 
 def test_what_cannot_be_called_is_refused(tmp_path: Path) -> None:
     (tmp_path / "number.py").write_text("five = 5\n")
-    with pytest.raises(BadOption, match="is a int, not a function"):
+    with pytest.raises(BadOption, match="is 5, not a function"):
         named_loss(f"{tmp_path}/number.py:five", CLASSES)
 
 

@@ -20,6 +20,9 @@ _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER"}
 
 _NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
 
+_POINTED = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
+"""Numbers with a point that JSON does not know, such as .9"""
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ours: one message, no usage, the nearest name."""
@@ -170,11 +173,13 @@ def _join_negative(arguments: Sequence[str]) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """A value of an option of a part: JSON, else a list when it has commas, else the text itself."""
+    """A value of a part's option: JSON, a number such as .9, a list when it has commas, or else the text."""
     try:
         return json.loads(text)
     except ValueError:
         pass
+    if _POINTED.fullmatch(text):
+        return float(text)
     if "," in text:
         return [parse_value(item.strip()) for item in text.split(",") if item.strip()]
     return {"True": True, "False": False, "None": None}.get(text, text)

@@ -104,7 +104,7 @@ def check_word(data: str) -> None:
         UnknownName: there is no such data set.
     """
     path = Path(data).expanduser()
-    if data not in BUILT_IN and not path.exists() and path.name == data and not path.suffix:
+    if data not in BUILT_IN and not (data and path.exists()) and path.name == data and not path.suffix:
         raise UnknownName("data set", data, BUILT_IN, DATA_HINT)
 
 

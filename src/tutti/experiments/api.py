@@ -140,6 +140,13 @@ def train(
     for name, value in (("model", model), ("data", data)):
         if value is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
+    for name, flag in (("quiet", quiet), ("trace", trace)):
+        if not isinstance(flag, bool):
+            raise BadOption(f"{name} is {flag!r}; give True or False")
+    for name, value in (("optimizer", optimizer), ("schedule", schedule), ("loss", loss)):
+        _refuse_uncallable(name, value)
+    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
+        _refuse_uncallable("metrics", one)
     if isinstance(optimizer, Optimizer):
         raise BadOption(
             "the optimizer is built already, over parameters of this process; give its class, its name, "
@@ -162,6 +169,12 @@ def train(
     folder = Path(outcome.folder) if outcome.folder else None
     trained = _trained_model(model, job, outcome)
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def _refuse_uncallable(name: str, value: object) -> None:
+    built = isinstance(value, Optimizer)  # of which more can be said
+    if not (value is None or isinstance(value, str) or callable(value) or built):
+        raise BadOption(f"{name} is {value!r}; give a name or a function, as help(tutti.train) says")
 
 
 def _refuse_unknown(options: Mapping[str, object]) -> None:

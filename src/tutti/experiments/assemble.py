@@ -108,7 +108,13 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
         return None
     if isinstance(given, str):
         return optim.schedule(given, optimizer, updates, options)
-    return cast("LRScheduler", given(optimizer, **options))
+    schedule = given(optimizer, **options)
+    if not hasattr(schedule, "step"):
+        raise BadOption(
+            f"schedule '{job.config.schedule}' made a {type(schedule).__name__}; it must return a scheduler "
+            "of torch.optim.lr_scheduler"
+        )
+    return cast("LRScheduler", schedule)
 
 
 def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:

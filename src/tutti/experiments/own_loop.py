@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 import torch
@@ -86,6 +87,9 @@ def distribute(
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
     if reduction not in ("mean", "sum"):
         raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
+    known = {id(parameter) for parameter in model.parameters()}
+    if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
+        raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
     comm, job = init(), _current()
     job.exchange.meetings.come(Purpose.DISTRIBUTE)
     chosen.check(comm.size, comm.hosts)
@@ -233,10 +237,19 @@ def mean(value: Number, samples: int | None = None) -> Number:
 
     Returns:
         The same on all ranks, of the type of `value`. NaN if no rank has a sample.
+
+    Raises:
+        BadOption: `value` is no single number, or `samples` no number of samples.
     """
     init()
     job = _current()
-    return job.mean(value, job.last.own if samples is None else samples)
+    count = job.last.own if samples is None else samples
+    if not isinstance(count, int) or count < 0:
+        raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
+    single = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
+    if not single:
+        raise BadOption("mean() takes a number, or a tensor of one element, which this rank's figure is not")
+    return job.mean(value, count)
 
 
 def total(value: Number) -> Number:
@@ -270,6 +283,11 @@ class shard:
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
+        given: object = batches
+        if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
+            raise BadOption(
+                f"shard() takes a DataLoader, or another iterable of batches, but was given {batches!r}"
+            )
         self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:

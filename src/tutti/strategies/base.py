@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -64,6 +65,13 @@ class Clip:
     norm: float | None = None
     value: float | None = None
     divided: Division | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("norm", "value"):
+            limit = getattr(self, name)
+            number = isinstance(limit, int | float) and not isinstance(limit, bool)
+            if limit is not None and not (number and 0 < limit < math.inf):
+                raise BadOption(f"clip_{name} is {limit!r}; give a finite number above 0, or None")
 
 
 class Worker(ABC):

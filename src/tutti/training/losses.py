@@ -146,6 +146,11 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
         check_labels(targets, outputs.shape[1], loss.ignored)
     with torch.no_grad():
         found = loss.function(outputs, targets)
+    if not isinstance(found, Tensor | tuple):
+        raise BadOption(
+            f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the samples, "
+            "or one value for each"
+        )
     if isinstance(found, tuple):
         _refuse_other_pairs(found, loss)
         return replace(loss, weighed=True)
@@ -315,7 +320,7 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
 def _own_loss(function: object, dataset: DataSet, name: str = "") -> Loss:
     name = name or getattr(function, "__name__", type(function).__name__)
     if not callable(function):
-        raise BadOption(f"loss '{name}' is a {type(function).__name__}, not a function of (outputs, targets)")
+        raise BadOption(f"loss '{name}' is {function!r}, not a function of (outputs, targets)")
     if isinstance(function, type):
         raise BadOption(f"loss '{name}' is a class, not a function of (outputs, targets); give {name}()")
     return _on(dataset, Loss(name, cast("LossFunction", function), _anything))

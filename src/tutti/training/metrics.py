@@ -42,6 +42,11 @@ class Metric:
             BadModel: the metric gives something other than one value for each sample, or a scalar.
         """
         values = self.function(outputs, targets)
+        if not isinstance(values, Tensor):
+            raise BadModel(
+                f"metric '{self.name}' gives a {type(values).__name__}; it must give a tensor: one value for "
+                "each sample, or their mean"
+            )
         if values.dim() == 0:
             return values.double() * len(targets)
         if len(values) != len(targets):
