@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from tutti.centre import AddRule, Centre, Desk, Outcome, Receipt, Rule, join_centre, serve
+from tutti.centre import AddRule, Centre, Desk, OptimizerRule, Outcome, Receipt, Rule, join_centre, serve
+from tutti.centre.protocol import ANSWER, BODY, REQUEST, WEIGHTS
 from tutti.centre.rounds import Rounds
 from tutti.centre.shared import CLOSED_TAG, SharedCentre, slots_for
+from tutti.centre.steps import STEP_TAG
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual import VirtualWorld
@@ -86,7 +88,9 @@ def test_a_message_is_as_old_as_what_was_last_read(servers: int) -> None:
             (4.0, visitor.push),
         ):
             visitor.comm.compute(seconds)
-            ages.append(what().age_s)
+            receipt = what()
+            assert receipt.wait_s < 0.01
+            ages.append(receipt.age_s)
         visitor.centre.overwrite([torch.zeros(LENGTH, dtype=torch.float64)])
         visitor.comm.compute(0.25)
         return [*ages, visitor.push().age_s]
@@ -119,6 +123,42 @@ def test_a_server_counts_what_others_did_since_the_last_reading() -> None:
     first, second = VirtualWorld(2, servers=1).run(visit, program)[:2]
     assert first == [None, 1, 1, None, 0 + 1]
     assert second == [None, 2, 0, None, 2]
+
+
+def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
+    def train(comm: Communicator) -> tuple[list[int], list[float]] | None:
+        replica = Replica(module())
+        rule = OptimizerRule(optim.SGD(replica.module.parameters(), lr=1.0), replica, keep=True)
+        if comm.servers is not None and comm.servers.serving:
+            serve(comm.servers, replica, rule)
+            return None
+        centre = join_centre(comm, replica, rule)
+        sent = []
+        for value, again in ((1.0, False), (1.0, True), (3.0, False)):
+            message = [torch.full((LENGTH,), value, dtype=torch.float64)]
+            sent.append(centre.push(message, again).bytes_sent)
+        weights = torch.zeros(LENGTH, dtype=torch.float64)
+        centre.read([weights])
+        centre.close()
+        return sent, weights.tolist()
+
+    found = VirtualWorld(1, servers=1).run(train)[0]
+    assert found is not None
+    sent, weights = found
+    assert sent[0] - sent[1] == sent[2] - sent[1] == NBYTES
+    assert weights == [-5.0] * LENGTH
+
+
+def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
+    def program(visitor: Visitor) -> list[float]:
+        into = torch.zeros(LENGTH, dtype=torch.float64)
+        visitor.centre.read([into])
+        visitor.push()
+        return into.tolist()
+
+    # The request of the worker on the other host is half a second under way.
+    network = Network(latency_s=0.5, bandwidth_bytes_per_s=1e9)
+    assert VirtualWorld(2, 1, network, servers=1).run(visit, program) == [[0.0] * LENGTH] * 2
 
 
 @pytest.mark.parametrize("optimizes", [False, True])
@@ -220,6 +260,12 @@ def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
     assert not any(
         (Rule.compares, Rule.holds, Rule.remembers, Rule.consumes, Rule.brings_weights, Rule.optimizes)
     )
+
+
+def test_messages_of_different_kinds_have_different_tags() -> None:
+    assert 0 < STEP_TAG < CLOSED_TAG
+    assert CLOSED_TAG + 1000 < REQUEST < ANSWER
+    assert ANSWER + 100 < BODY < BODY + 100 < WEIGHTS
 
 
 def test_half_a_million_weights_are_worth_a_lock() -> None:

@@ -341,3 +341,43 @@ def test_a_learning_rate_that_is_a_tensor_travels_too() -> None:
     Hyperparameters(there).write(Hyperparameters(make(lr=rate)).read())
     assert there.param_groups[0]["lr"] is kept
     assert float(kept) == pytest.approx(0.2)
+
+
+def test_numbers_pairs_and_lists_of_numbers_travel_and_nothing_else() -> None:
+    class Own(optim.SGD):
+        def __init__(self, **options: object) -> None:
+            optim.Optimizer.__init__(
+                self, [{"params": [nn.Parameter(torch.ones(1))]} for _ in range(2)], options
+            )
+
+    made = Own(
+        nested=((1, 2), 3),
+        mixed=(1, None),
+        none=None,
+        text="text",
+        vector=torch.zeros(2),
+        count=1,
+        pair=(0.5, True),
+        row=[2, 3.0],
+        scalar=torch.tensor(4.0),
+    )
+    numbers = [1.0, 0.5, 1.0, 2.0, 3.0, 4.0]
+    options = Hyperparameters(made)
+    assert options.read() == numbers * 2
+    options.write([*numbers, 10.0, 0.25, 0.0, 7.0, 8.5, 9.0])
+    group = made.param_groups[1]
+    assert (group["count"], group["pair"], group["row"]) == (10, (0.25, False), [7, 8.5])
+    assert [type(one) for one in (group["count"], *group["pair"], *group["row"])] == [
+        int,
+        float,
+        bool,
+        int,
+        float,
+    ]
+    assert float(group["scalar"]) == 9.0
+    assert (group["nested"], group["mixed"], group["none"], group["text"]) == (
+        ((1, 2), 3),
+        (1, None),
+        None,
+        "text",
+    )

@@ -154,3 +154,9 @@ def test_an_option_that_the_user_changes_is_taken_beside_what_the_optimizer_coun
     moved = plain().detach() - start()
     assert_close(moved, torch.full_like(moved, -(0.4 + 0.4 / 2 + 0.2 / 3 + 0.2 / 4 + 0.1 / 5)))
     assert_close(flat().detach(), plain().detach())
+
+
+@pytest.mark.parametrize("made", [optim.LBFGS, optim.SparseAdam])
+def test_an_optimizer_that_cannot_move_slices_is_refused(made: type[optim.Optimizer]) -> None:
+    with pytest.raises(BadOption, match=made.__name__):
+        run(Setting(Downpour(), lambda module: made(module.parameters())))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from typing_extensions import override
 
-from tutti.centre.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
+from tutti.centre.base import Desk, Outcome, Rule
 from tutti.centre.remedies import Remedy
 from tutti.rules.elastic import attract
 
@@ -17,26 +15,17 @@ class AddRule(Rule):
     With levels, the centre above adds up what the centres below have moved.
 
     Args:
-        remedy: what is done to a stale message before. A move is as long as the rate is large.
+        remedy: gives the rate for a stale message; a move is as long as the rate is large. None: 1 for all.
     """
 
     consumes = True
 
     def __init__(self, remedy: Remedy | None = None) -> None:
         self._remedy = remedy
-        self.compares = remedy is not None and remedy.compares
-
-    @override
-    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
-        if self._remedy is not None:
-            self._remedy.open(centre, slots, allocate)
 
     @override
     def apply(self, desk: Desk) -> Outcome:
-        rate = 1.0
-        if self._remedy is not None:
-            self._remedy.apply(desk)
-            rate = self._remedy.rate(desk)
+        rate = 1.0 if self._remedy is None else self._remedy.rate(desk)
         for centre, message in zip(desk.centre, desk.message, strict=True):
             centre.add_(message, alpha=rate)
         return Outcome.APPLIED
