@@ -42,9 +42,15 @@ TESTS: Final = {
     "reduction": ("reduction", "strategies/test_sync_options.py"),
     "centre": (
         "centre",
+        "own_loop/test_strategies_of_one.py",
         *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
     ),
-    "strategies": ("strategies", "optim/test_missing.py", "training/test_stages.py"),
+    "strategies": (
+        "strategies",
+        "optim/test_missing.py",
+        "training/test_stages.py",
+        "own_loop/test_strategies_of_one.py",
+    ),
     "strategies/divided.py": ("strategies/test_divided.py", *OWN_LOOPS),
     "strategies/joint_gradients.py": ("strategies/test_joint_gradients.py", *OWN_LOOPS),
     "experiments/gradient_exchange.py": OWN_LOOPS,

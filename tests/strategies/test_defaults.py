@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -43,3 +43,9 @@ DEFAULTS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_options_that_nobody_gives(name: str) -> None:
     assert asdict(STRATEGIES[name]()) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_option_says_what_it_is(name: str) -> None:
+    for option in fields(STRATEGIES[name]):
+        assert option.metadata["help"], option.name

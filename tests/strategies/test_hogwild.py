@@ -201,3 +201,18 @@ def test_an_optimizer_that_may_use_all_parameters_together_is_refused_for_a_mode
 
     with pytest.raises(BadOption, match=r"Own.* 2 parts"):
         VirtualWorld(1).run(work)
+
+
+def test_each_dtype_of_a_model_is_moved_once() -> None:
+    def work(comm: Communicator) -> list[float]:
+        model = nn.ParameterList(
+            [nn.Parameter(torch.zeros(2, dtype=t)) for t in (torch.float32, torch.float64)]
+        )
+        replica = place(model, comm, Hogwild.home)
+        worker = Hogwild().worker(replica, comm, optim.SGD(model.parameters(), lr=1.0), Clip())
+        for parameter in model:
+            parameter.grad.fill_(1.0)
+        worker.step()
+        return [value for parameter in model for value in parameter.tolist()]
+
+    assert VirtualWorld(1).run(work) == [[-1.0] * 4]

@@ -223,7 +223,6 @@ class WholeWorker(SyncWorker):
         super().__init__(replica, comm, optimizer, clip, [[flat.grads] for flat in replica.flats], False)
         self._grads = [flat.grads for flat in replica.flats]
         self._reductions = [make(comm, Layout.of(flat, slice(0, len(flat.grads)))) for flat in replica.flats]
-        self._sent = 0
 
     @override
     def adopt(self) -> None:
