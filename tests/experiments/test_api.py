@@ -158,6 +158,24 @@ def test_a_model_whose_copy_would_no_longer_be_tied_is_refused() -> None:
         tutti.train(model, DATA, **ONE)
 
 
+def test_ranks_have_the_caller_s_default_type_of_floats() -> None:
+    inputs = torch.rand(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = (inputs, inputs.sum(1, keepdim=True))
+    options = {"model_options": {"hidden": [4]}, "epochs": 2, "validation": 0.0, "threads": 1}
+    torch.set_default_dtype(torch.float64)
+    try:
+        alone, both = (
+            tutti.train("mlp", data, workers=n, optimizer="sgd", lr=0.1, quiet=True, **options).model
+            for n in (1, 2)
+        )
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for expected, found in zip(alone.parameters(), both.parameters(), strict=True):
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
     with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
         tutti.train(net(), (i for i in range(3)), **ONE)

@@ -106,7 +106,8 @@ def train(
             are where training begins, or a function or class that makes one (called with `model_options`,
             and with `shape` and `outputs` if it takes them).
         data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
-            torch `Dataset` or a pair of them, or a function that makes any of these.
+            torch `Dataset` or a pair of them, or a function that makes any of these. Floats are kept as
+            float32, also for `precision="fp64"`; as float64 after `torch.set_default_dtype(torch.float64)`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters;
@@ -159,7 +160,8 @@ def train(
     values, objects = by_name(given)
     config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
     write = config.out is not None
-    job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace)
+    floats = str(torch.get_default_dtype()).removeprefix("torch.")
+    job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace, floats=floats)
     with lasting_output():
         outcome = cast("Outcome | None", run("tutti.experiments.train:work", job, quiet=quiet))
     if outcome is None:

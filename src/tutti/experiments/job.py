@@ -57,6 +57,8 @@ class TrainJob:
         bring_weights: return the weights to the caller.
         trace: write what every rank did when into the run folder.
         profile: which steps torch's profiler is to look at; None: none.
+        floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
+            ranks.
         starter: the process that starts the ranks, which is told of the run folder and takes it back if the
             run comes to nothing; None: a launcher that knows nothing of run folders.
     """
@@ -68,6 +70,7 @@ class TrainJob:
     bring_weights: bool = False
     trace: bool = False
     profile: ProfiledSteps | None = None
+    floats: str | None = None
     starter: Address | None = None
 
 

@@ -19,6 +19,7 @@ from tutti.experiments import report
 from tutti.experiments.assemble import (
     build_optimizer,
     build_schedule,
+    default_floats,
     open_config_data,
     outputs_for,
     reseed,
@@ -68,7 +69,7 @@ def work(comm: Communicator, payload: bytes) -> Outcome:
     config = job.config
     if job.write and comm.rank == 0:
         check_writable(config.out)
-    with seeded(config.seed):
+    with seeded(config.seed), default_floats(job.floats):
         strategy = check_strategy(job, comm.size, comm.hosts)
         check_device(config, strategy)
         recording = Recording(comm, job)
