@@ -8,7 +8,6 @@ those of `NUMERIC` unless they are given. The exit code is 1 when a test fails o
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 
 import torch
 
-ATEN = ("default", "avx2", "avx512")
-"""The values of ATEN_CPU_CAPABILITY, each of which needs a processor that has those before it too."""
+PROCESSORS = {"default": "SSE41", "avx2": "AVX2", "avx512": "DEFAULT"}
+"""The values of ATEN_CPU_CAPABILITY, each of which needs a processor that has those before it too.
 
-ONEDNN = ("AVX2", "DEFAULT")
-"""The values of ONEDNN_MAX_CPU_ISA: DEFAULT is all that the processor has."""
+With each comes the ONEDNN_MAX_CPU_ISA of such a processor; DEFAULT is all that this one has.
+"""
 
 NUMERIC = (
     "tests/algorithms",
@@ -45,21 +44,20 @@ NUMERIC = (
 )
 
 
-def combinations() -> list[dict[str, str]]:
-    """The settings of the environment that this processor can run."""
-    has = ATEN.index(torch.backends.cpu.get_cpu_capability().lower())
-    return [
-        {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
-        for aten, onednn in itertools.product(ATEN[: has + 1], ONEDNN)
-    ]
+def others() -> list[dict[str, str]]:
+    """The environment's settings for the processors before this one, whose own are those of every test."""
+    names = list(PROCESSORS)
+    before = names[: names.index(torch.backends.cpu.get_cpu_capability().lower())]
+    return [{"ATEN_CPU_CAPABILITY": name, "ONEDNN_MAX_CPU_ISA": PROCESSORS[name]} for name in before]
 
 
 def main(tests: Sequence[str]) -> int:
     failed = []
-    for settings in combinations():
+    for settings in others():
         said = " ".join(f"{name}={value}" for name, value in settings.items())
         print(f"=== {said}", flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not mpi", *(tests or NUMERIC)]
+        options = ["--numprocesses", "auto", "--dist", "loadfile", "-m", "not mpi and not serial"]
+        command = [sys.executable, "-m", "pytest", "-q", *options, *(tests or NUMERIC)]
         if subprocess.run(command, env=os.environ | settings, check=False).returncode:
             failed.append(said)
     for said in failed:
