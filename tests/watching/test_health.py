@@ -55,6 +55,21 @@ def test_a_rank_whose_process_is_gone_is_named_at_once() -> None:
     assert found.what.startswith("is gone")
 
 
+@pytest.mark.parametrize(
+    ("other", "sample"),
+    [({"state": FAILED, "error": "KeyError: 'x'"}, "running"), ({}, "gone")],
+)
+def test_a_run_has_failed_soon_after_a_rank_has_ended_though_others_are_left(
+    other: dict[str, object], sample: str
+) -> None:
+    def condition(age_s: float) -> Condition:
+        ended = beat(1, time=NOW - age_s, **other)
+        return examine(seen(beat(0), ended, usage=(usage("stopped", sample),)), LIMITS).condition
+
+    assert condition(9.0) is Condition.RUNNING
+    assert condition(11.0) is Condition.FAILED
+
+
 def test_an_old_sample_says_nothing_about_now() -> None:
     assert findings(seen(beat(0), beat(1), usage=(usage("running", "stopped", age=30.0),))) == ()
 

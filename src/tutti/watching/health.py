@@ -129,6 +129,9 @@ def examine(run: Snapshot, limits: Limits) -> Health:
 def _condition(run: Snapshot, limits: Limits) -> Condition:
     if run.summary is not None:
         return Condition.FINISHED
+    if any(_has_ended(run, beat) and run.now - beat.time > limits.silent_s for beat in run.beats):
+        # Those that it leaves behind, stopped or waiting for it, do not train any more.
+        return Condition.FAILED
     lives = [beat for beat in run.beats if beat.rank not in run.ended]
     ages = [run.now - beat.time for beat in lives if beat.state not in (FINISHED, FAILED)]
     sampled = any(
@@ -142,6 +145,13 @@ def _condition(run: Snapshot, limits: Limits) -> Condition:
     if not run.beats and (run.written is None or run.now - run.written <= limits.silent_s):
         return Condition.WAITING
     return Condition.FAILED
+
+
+def _has_ended(run: Snapshot, beat: Heartbeat) -> bool:
+    """Whether the rank, which had not finished, is known to be over."""
+    sample = run.usage_of(beat.rank)
+    gone = sample is not None and sample[1] <= FRESH_S and sample[0].state == GONE
+    return beat.state == FAILED or (beat.state != FINISHED and (gone or beat.rank in run.ended))
 
 
 def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> Finding | None:

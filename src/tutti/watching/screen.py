@@ -65,7 +65,7 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
     yield from ((found.lost, str(found)) for found in health.findings)
     if health.condition is Condition.FAILED:
         at = f"after {len(run.history)} complete records" if run.history else "before its first epoch ended"
-        yield True, f"the run failed {at}: it has no summary, and no rank of it is alive; see what it printed"
+        yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
     if health.unseen and health.condition is Condition.RUNNING:
         ranks = ", ".join(map(str, health.unseen))
         many = len(health.unseen) > 1
