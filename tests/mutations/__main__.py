@@ -32,7 +32,7 @@ WANTED: Final = 0.9
 """The share of mutants that tests notice."""
 
 OWN_LOOPS: Final = (
-    *(f"own_loop/test_{name}.py" for name in ("loops", "settling")),
+    *(f"own_loop/test_{name}.py" for name in ("loops", "settling", "sums")),
     *(f"experiments/test_own_loop{name}.py" for name in ("", "_agreement", "_paces")),
 )
 """The tests of the code behind a user's own loop."""
