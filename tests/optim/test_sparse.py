@@ -142,3 +142,12 @@ def test_what_moves_more_than_rows_is_refused(make, message: str) -> None:
     table = nn.Embedding(3, 2, sparse=True).weight
     with pytest.raises(BadOption, match=message):
         RowOptimizer(make([table]), [table])
+
+
+def test_a_table_that_no_batch_has_touched_has_no_gradient() -> None:
+    table = nn.Embedding(3, 2, sparse=True).weight
+    before = table.detach().clone()
+    rows = RowOptimizer(optim.SGD([table], lr=1.0), [table])
+    assert rows.gradients() == []
+    rows.step()
+    assert torch.equal(table, before)
