@@ -190,11 +190,10 @@ class _Dealing:
     def _own(self, source: Iterator[list[Any]]) -> Iterator[list[Any]]:
         comm, together = self.job.comm, self.job.pace is Pace.TOGETHER
         while True:
-            drawn = [list(batch) for batch in islice(source, self._ahead())]
+            ahead = self._ahead()
+            drawn = [list(batch) for batch in islice(source, ahead)]
             self.job.exchange.meetings.come(Purpose.DEAL)
             shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
-            if not shared:
-                return
             for batch in shared:
                 mine = self.seen % comm.size == comm.rank
                 self.seen += 1
@@ -202,6 +201,9 @@ class _Dealing:
                     own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
                     self.deals.append(Dealt(len(own), len(batch)))
                     yield own or batch[:1]
+            # There are no more; to find out once more would be to wait for ranks that have one to train on.
+            if ahead is None or len(shared) < ahead:
+                return
 
     def _ahead(self) -> int | None:
         """How many batches to draw at a time; None: all, so that nobody waits for rank 0 in the epoch."""
