@@ -153,6 +153,7 @@ def on_ranks(program: Callable[[Communicator], object], *sizes: int) -> None:
 def test_weights_and_state_are_those_of_one_process(name: str, size: int) -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm, OPTIMIZERS[name])
+        assert pair.divided.fits()
         before = [parameter.detach().clone() for parameter in pair.module.parameters()]
         for _ in range(4):
             pair.step()
