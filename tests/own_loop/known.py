@@ -27,7 +27,9 @@ BROKEN_WITH: dict[str, tuple[str, ...]] = {}
 BROKEN_PARTS: tuple[str, ...] = ()
 """Optimizers and actions of programs drawn at random that are not right yet."""
 
-REFUSED_WITH: dict[str, tuple[str, ...]] = {}
+REFUSED_WITH: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("adpsgd", "diloco", "easgd_sync", "gossip", "hogwild", "local"), ("unfreezing",)
+)
 """Loops that are refused with these strategies on several workers, and right with the default one."""
 
 DIFFERENT_WITH: dict[str, dict[str, str]] = {

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from tests.own_loop.custom import Counting
-from tests.own_loop.jobs import Distributed, Refused, differences, run_plain
-from tests.own_loop.known import DIFFERENT_WITH
+from tests.own_loop.jobs import Distributed, Refused, differences, run_plain, run_rank
+from tests.own_loop.known import DIFFERENT_WITH, REFUSED_WITH
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.loops.base import adam, fit, net, samples, sgd, train, weights
 from tests.own_loop.test_strategies_of_one import TRIED
@@ -360,3 +360,17 @@ def test_an_edit_is_averaged_with_another_workers_weights(worlds: Worlds) -> Non
     begin = weights(net())[0]
     for (found,) in worlds.call(_pairs_decay, 2):
         assert differences(found, {name: value / 2 for name, value in begin.items()}) == []
+
+
+REFUSABLE = [
+    (strategy, loop) for strategy in ALL for loop in ("unfreezing", "adversaries_zeroed_by_optimizer")
+]
+
+
+@pytest.mark.parametrize(("strategy", "loop"), REFUSABLE, ids=str)
+def test_what_is_refused_on_several_ranks_is_known(worlds: Worlds, strategy: Strategy, loop: str) -> None:
+    """An error of ours on each rank, or an end."""
+    found = worlds.outcomes(partial(run_rank, loop=LOOPS[loop], strategy=strategy), 2)
+    refused = loop in REFUSED_WITH.get(strategy.name, ())
+    assert [isinstance(outcome, BadOption) for outcome in found] == [refused] * 2
+    assert [isinstance(outcome, BaseException) for outcome in found] == [refused] * 2

@@ -277,7 +277,9 @@ def _complete_round(batches: int, before: Sequence[int], job: OwnLoop) -> None:
     left, own = batches % job.comm.size, batches // job.comm.size
     if not left or job.comm.rank < left or not torch.is_grad_enabled():
         return
-    for number, (stepper, steps) in enumerate(zip(job.steppers, before, strict=False)):
+    pairs = list(enumerate(zip(job.steppers, before, strict=False)))
+    # In the order in which the loop steps: the other ranks do so now.
+    for number, (stepper, steps) in sorted(pairs, key=lambda pair: pair[1][0].latest):
         made = stepper.steps - steps
         if made == own:
             stepper.skip()

@@ -40,13 +40,14 @@ class Stepper(ABC):
         replica: the model.
         pace: how the ranks' steps relate to each other.
         steps: how many of its own steps a worker has made, if each has batches of its own.
+        latest: the number of the latest of them, counted over all steppers of the loop.
     """
 
     def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
         self.replica, self.pace = replica, strategy.pace
         self._passes, self._sums = strategy.passes, sums
         self._calls, self._own, self._samples = 0, 0, 0
-        self.steps = 0
+        self.steps = self.latest = 0
 
     def take_over(self, optimizer: Optimizer) -> None:
         """Put our `step` in place of the optimizer's own, which it calls."""
@@ -282,6 +283,7 @@ class WorkerStepper(Stepper):
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
         self.steps += 1
+        self.latest = max(stepper.latest for stepper in self._job.steppers) + 1
         self._refuse_strangers()
         with self._stepping(), _unscaled(self._optimizer) as overflown:
             if overflown and self._passes == 1:
