@@ -127,3 +127,11 @@ def test_whoever_waits_for_a_rank_that_left_is_told_when_that_was() -> None:
     assert isinstance(told, PeerLost)
     assert told.ranks == [1]
     assert re.search(r"after 3 steps; rank 0 is in backward\(\) \([\w.]+, line \d+\)", told.why)
+
+
+def _look_alone(comm: Communicator) -> int:
+    return dealing.OwnLoop(comm, dealing.Dealt()).comm.size if comm.rank == 1 else 0
+
+
+def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:
+    assert worlds.call(_look_alone, 2) == [0, 2]

@@ -109,15 +109,12 @@ class Meetings:
         self._comm = comm
         self.iterations = self.batches = self.steps = 0
         self._known: dict[tuple[int, ...], tuple[Tensor, NDArray[np.int64]]] = {}
-        self._turn, self._tables = 0, torch.empty(0)
-        self.widen(0)
+        self._width, self._turn = HEAD, 0
+        self._tables: Tensor | None = None
 
     def widen(self, parameters: int) -> None:
-        """Have so many words for parameters from now on (collective)."""
-        self._known, self._width = {}, HEAD + parameters
-        if 1 == self._comm.hosts < self._comm.size:
-            # Two tables, used in turn: who writes to one has met all who have read it.
-            self._tables = self._comm.node.shared(2, self._comm.size, self._width, dtype=torch.int64)
+        """Have so many words for parameters from now on; all ranks do, between the same two meetings."""
+        self._known, self._width, self._tables = {}, HEAD + parameters, None
 
     def come(
         self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()
@@ -192,6 +189,9 @@ class Meetings:
             table[self._comm.rank] = mine
             self._comm.all_gather(table.view(-1))
             return table
+        if self._tables is None:
+            # Two tables, used in turn: who writes to one has met all who have read it.
+            self._tables = self._comm.node.shared(2, self._comm.size, self._width, dtype=torch.int64)
         self._turn ^= 1
         table = self._tables[self._turn]
         table[self._comm.rank].copy_(mine)
