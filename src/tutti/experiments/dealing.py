@@ -53,12 +53,19 @@ class Open:
     Attributes:
         before: the counts before it.
         dealt: those of its batch.
-        trained: whether that was dealt with gradients enabled.
+        sums: those of all its batches together.
+        trained: whether its batch was dealt with gradients enabled.
     """
 
     before: Dealt
     dealt: Dealt | None = None
+    sums: Dealt = field(default_factory=lambda: Dealt(0, 0))
     trained: bool = False
+
+    def note(self, dealt: Dealt, trained: bool) -> None:
+        """Go on to a batch of these counts."""
+        self.dealt, self.trained = dealt, trained
+        self.sums = Dealt(self.sums.own + dealt.own, self.sums.all + dealt.all)
 
 
 @dataclass
@@ -69,7 +76,8 @@ class OwnLoop:
         comm: all ranks.
         dealt: the batch that is trained on.
         steppers: one for each optimizer.
-        last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        last: what figures are of: the batch that was dealt last, also without gradients, such as one to
+            evaluate; after a loop, all of its batches.
         open: the iterations that go on, the innermost last.
         deals: the counts of the batch that a tensor belongs to.
         loaders: of the parts of a loader whose workers are to live on.
@@ -116,7 +124,10 @@ class OwnLoop:
         if around and around[0].dealt is not None:
             self.last = around[0].dealt
             self.train_on(around[0].dealt)
-        elif not ended.trained:
+            return
+        if ended.dealt is not None:
+            self.last = ended.sums
+        if not ended.trained:
             self.train_on(ended.before)
 
     def mean(self, value: Number, count: int) -> Number:
@@ -125,7 +136,7 @@ class OwnLoop:
         return _like(value, (sums[0] / sums[1]).item())
 
     def total(self, value: Number) -> Number:
-        """The sum of a figure over the ranks that were dealt samples last (collective)."""
+        """The sum of a figure over the ranks that have samples of what it is of (collective)."""
         return _like(value, self._add_up(Purpose.TOTAL, float(value) if self.last.own else 0.0)[0].item())
 
     def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:

@@ -233,7 +233,8 @@ def mean(value: Number, samples: int | None = None) -> Number:
     Args:
         value: this rank's, the mean over its own samples: a number, or a tensor of one element. Without
             samples it does not count.
-        samples: over how many this rank has taken it; by default, how many `shard` dealt to it last.
+        samples: over how many this rank has taken it; by default, how many `shard` dealt to it last: those of
+            this batch or, after the loop, of all its batches.
 
     Returns:
         The same on all ranks, of the type of `value`. NaN if no rank has a sample.
@@ -256,8 +257,8 @@ def total(value: Number) -> Number:
     """The sum of a figure over the ranks (collective): of what a loss is divided by, if not by its samples.
 
     Args:
-        value: this rank's, for the batch that `shard` dealt last: a number, or a tensor of one element. Where
-            it was dealt no sample of that, it does not count.
+        value: this rank's, for the batch that `shard` dealt last or, after the loop, for all its batches: a
+            number, or a tensor of one element. Where it was dealt no sample of that, it does not count.
 
     Returns:
         The same on all ranks, of the type of `value`.
@@ -308,7 +309,7 @@ class shard:
         job.open.append(mine)
         try:
             for batch in dealt:
-                mine.dealt, mine.trained = job.last, torch.is_grad_enabled()
+                mine.note(job.last, torch.is_grad_enabled())
                 yield batch
         finally:
             job.close(mine)

@@ -1,0 +1,66 @@
+"""Figures that are asked for after a loop are those of all its batches."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.own_loop.worlds import Worlds
+from tutti.comm.base import Communicator
+from tutti.experiments import dealing, own_loop
+
+VALUES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0], dtype=torch.float64)
+"""In batches of 4 the last has one sample, of which rank 0 alone has a part."""
+
+
+def _loader() -> DataLoader[tuple[torch.Tensor, ...]]:
+    return DataLoader(TensorDataset(VALUES), 4)
+
+
+def _begin(comm: Communicator) -> None:
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+
+
+def _figures(comm: Communicator) -> tuple[float, float]:
+    _begin(comm)
+    sum_, samples = 0.0, 0
+    with torch.no_grad():
+        for (values,) in own_loop.shard(_loader()):
+            sum_, samples = sum_ + values.sum().item(), samples + len(values)
+    return own_loop.total(sum_), own_loop.mean(sum_ / samples)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_figures_after_a_loop_are_those_of_all_its_batches(worlds: Worlds, size: int) -> None:
+    wanted = (511.0, 511.0 / 9)
+    assert worlds.call(_figures, size) == [pytest.approx(wanted, rel=1e-14)] * size
+
+
+def _one_batch(comm: Communicator, gradients: bool) -> float:
+    _begin(comm)
+    with nullcontext() if gradients else torch.no_grad():
+        (values,) = next(iter(own_loop.shard([(VALUES[:1],)])))
+    return own_loop.total(values.sum().item())
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["to train on", "to evaluate"])
+def test_a_sample_that_stands_in_is_in_no_figure(worlds: Worlds, gradients: bool) -> None:
+    assert worlds.call(lambda comm: _one_batch(comm, gradients), 2) == [1.0, 1.0]
+
+
+def _inside(comm: Communicator) -> list[float]:
+    _begin(comm)
+    found = []
+    for (values,) in own_loop.shard(_loader()):
+        with torch.no_grad():
+            for _ in own_loop.shard(_loader()):
+                pass
+        found.append(own_loop.total(values.sum().item()))
+    return found
+
+
+def test_figures_after_a_loop_inside_another_are_those_of_the_batch_outside(worlds: Worlds) -> None:
+    assert worlds.call(_inside, 2) == [[15.0, 240.0, 256.0]] * 2
