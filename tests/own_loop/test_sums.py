@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import cast
+
 import pytest
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tests.own_loop.jobs import differences
 from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.experiments import dealing, own_loop
 
 
@@ -40,3 +46,67 @@ def test_a_sum_beside_a_mean_is_that_of_the_whole_batch(worlds: Worlds, count: i
     for found in worlds.call(lambda comm: _train(comm, count, batch_size), 2):
         assert differences(found, wanted) == []
     assert differences(weights(net(), net(4)), wanted)
+
+
+def _search(comm: Communicator | None, count: int, averaged: bool = False) -> list[dict[str, Tensor]]:
+    """A line search by the loss of all batches of 4."""
+    model = net()
+    optimizer: Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    loader: Iterable[list[Tensor]] = DataLoader(samples(count), 4)
+    if comm is not None:
+        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        own_loop.distribute(model, optimizer)
+        loader = own_loop.shard(loader)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        whole = 0.0
+        for inputs, targets in loader:
+            loss = fit(model, inputs, targets) / 3
+            loss.backward()
+            whole += own_loop.mean(loss.item()) if averaged and comm is not None else loss.item()
+        return whole
+
+    optimizer.step(closure)
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    ("count", "averaged"), [(12, False), (10, False), (11, True)], ids=["even", "shared evenly", "averaged"]
+)
+def test_a_line_search_goes_by_the_mean_of_several_batches(
+    worlds: Worlds, count: int, averaged: bool
+) -> None:
+    wanted = _search(None, count)
+    for found in worlds.call(lambda comm: _search(comm, count, averaged), 2):
+        assert differences(found, wanted) == []
+    assert differences(weights(net()), wanted)
+
+
+def test_a_mean_of_batches_that_ranks_share_differently_is_refused(worlds: Worlds) -> None:
+    for told in worlds.outcomes(lambda comm: _search(comm, 11), 2):
+        assert isinstance(told, BadOption)
+        assert "[3, 4]" in str(told)
+
+
+def _return_nothing(comm: Communicator | None) -> list[dict[str, Tensor]]:
+    model = net()
+    optimizer = sgd(model)
+    loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
+    if comm is not None:
+        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        own_loop.distribute(model, optimizer)
+        loader = own_loop.shard(loader)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> None:
+            fit(model, inputs, targets).backward()
+
+        optimizer.step(cast("Callable[[], float]", closure))
+    return weights(model)
+
+
+def test_a_closure_may_return_nothing(worlds: Worlds) -> None:
+    for found in worlds.call(_return_nothing, 2):
+        assert differences(found, _return_nothing(None)) == []

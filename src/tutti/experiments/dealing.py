@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -95,6 +96,7 @@ class OwnLoop:
         self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self._looking: set[nn.Module] = set()
+        self._noted: list[Dealt] | None = None
 
     @property
     def pace(self) -> Pace:
@@ -110,6 +112,18 @@ class OwnLoop:
             if self.exchange.unused:
                 self._look_at_inputs()
             self.train_on(deal)
+            if self._noted is not None:
+                self._noted.append(deal)
+
+    @contextmanager
+    def noting(self) -> Iterator[list[Dealt]]:
+        """Inside, batches to train on are noted in the list: what a closure's loss is of."""
+        before, noted = self._noted, list[Dealt]()
+        self._noted = noted
+        try:
+            yield noted
+        finally:
+            self._noted = before
 
     def train_on(self, deal: Dealt) -> None:
         """Weigh gradients by the counts of this batch from now on."""
@@ -138,6 +152,35 @@ class OwnLoop:
     def total(self, value: Number) -> Number:
         """The sum of a figure over the ranks that have samples of what it is of (collective)."""
         return _like(value, self._add_up(Purpose.TOTAL, float(value) if self.last.own else 0.0)[0].item())
+
+    def whole_loss(self, loss: Number, batches: Sequence[Dealt], sums: bool) -> Number:
+        """What the losses that the ranks' closures return are together (collective).
+
+        Args:
+            loss: this rank's.
+            batches: those that the closure has dealt; none: it is of the batch that is trained on.
+            sums: losses are sums over samples, not means.
+
+        Raises:
+            BadOption: it is of several batches, and a rank's share of one is not that of another.
+        """
+        size, dealt = self.comm.size, batches or [self.dealt]
+        table = torch.zeros(size, 2, dtype=torch.float64)
+        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in dealt)
+        losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
+        wholes = {one.all for one in dealt}
+        if len(wholes) > 1 and any(whole < size if sums else whole % size for whole in wholes):
+            if not sums and bool((losses == losses[0]).all()):
+                return loss  # the closure has averaged it
+            raise BadOption(
+                f"the loss of a closure is over batches of {sorted(wholes)} samples, of which a rank has "
+                f"different shares ({size} ranks), so that the loss of all cannot be told from the ranks'; "
+                "give batches that they can share evenly (drop_last=True)"
+                + ("" if sums else ", or add up tutti.mean(loss) of each batch and return that")
+            )
+        there = counts > 0
+        losses, counts = losses[there], counts[there]
+        return _like(loss, (losses.sum() if sums else (losses * counts).sum() / counts.sum()).item())
 
     def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:
         sums = torch.tensor(figures, dtype=torch.float64)

@@ -141,10 +141,13 @@ class JointStepper(Stepper):
             return self._native()
 
         def limited() -> Tensor:
-            loss = closure()
+            with self._job.noting() as batches:
+                loss = closure()
             self._limit()
             # An optimizer that looks at the loss must see the same on all ranks.
-            return self._job.mean(loss, self._job.dealt.own) if self._job.comm.size > 1 else loss
+            if self._job.comm.size == 1 or loss is None:
+                return loss
+            return self._job.whole_loss(loss, batches, self._sums)
 
         return self._native(limited)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.own_loop.jobs import Job, Outcome
@@ -55,6 +59,41 @@ def a_mean_over_tokens(job: Job) -> Outcome:
             optimizer.zero_grad()
     optimizer.step()
     return weights(model)
+
+
+def _search(job: Job, size: int, of_several: bool) -> Outcome:
+    """Sums over the labels that are there, whose loss a line search goes by."""
+    model = net()
+    optimizer: Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    model, optimizer = job.distribute(model, optimizer, reduction="sum")
+    loader = batches(size)
+
+    def closure(of: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        optimizer.zero_grad()
+        whole = torch.zeros((), dtype=torch.float64)
+        for inputs, targets in of:
+            loss = nn.functional.cross_entropy(model(inputs), targets, ignore_index=0, reduction="sum")
+            loss = loss / job.total((targets != 0).sum())
+            loss.backward()
+            whole += loss.detach()
+        return whole
+
+    if of_several:
+        losses = [optimizer.step(lambda: closure(job.shard(loader)))]
+    else:
+        losses = [optimizer.step(partial(closure, [batch])) for batch in job.shard(loader)]
+    return weights(model), losses
+
+
+@loop
+def a_line_search_by_sums(job: Job) -> Outcome:
+    """The last batch has one sample: some ranks have none of it."""
+    return _search(job, 5, of_several=False)
+
+
+@loop
+def a_line_search_by_sums_over_several_batches(job: Job) -> Outcome:
+    return _search(job, 4, of_several=True)
 
 
 def _each(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
