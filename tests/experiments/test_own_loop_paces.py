@@ -143,7 +143,8 @@ def test_two_models_at_two_paces_are_refused(job_of_each_rank) -> None:
     def work(comm: Communicator) -> None:
         job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
         make(Alone())
-        own_loop.distribute(nn.Linear(5, 3), torch.optim.SGD([torch.zeros(1)]), Sync())
+        second = nn.Linear(5, 3)
+        own_loop.distribute(second, torch.optim.SGD(second.parameters()), Sync())
 
     with pytest.raises(BadOption, match=r"strategy 'sync' .* cannot train beside that of the first model"):
         VirtualWorld(1).run(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 from pathlib import Path
 
@@ -25,10 +26,10 @@ AFTER_THE_LAST_LINE = {
 }
 
 
-def run(folder: Path, program: str) -> None:
+def run(folder: Path, program: str, workers: int = 2) -> None:
     path = folder / "program.py"
     path.write_text(BEGINNING + program)
-    run_program(str(path), [], "2", 1, None)
+    run_program(str(path), [], str(workers), 1, None)
 
 
 @pytest.mark.parametrize("what", AFTER_THE_LAST_LINE)
@@ -36,6 +37,16 @@ def test_a_rank_is_not_done_before_what_follows_its_last_line(what: str, tmp_pat
     with pytest.raises(PeerLost, match="exited with code 5") as caught:
         run(tmp_path, AFTER_THE_LAST_LINE[what])
     assert caught.value.ranks == [1]
+
+
+def test_a_single_rank_leaves_exit_functions_to_its_process(tmp_path: Path) -> None:
+    called: list[int] = []
+    atexit.register(called.append, 1)
+    try:
+        run(tmp_path, "atexit.register(len, '')", workers=1)
+        assert not called
+    finally:
+        atexit.unregister(called.append)
 
 
 def test_an_executor_that_nobody_shuts_down_keeps_no_rank(tmp_path: Path) -> None:

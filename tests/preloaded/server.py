@@ -146,7 +146,10 @@ def run(job: Job) -> None:
     os.environ.update(job.environment)
     os.chdir(job.folder)
     sys.argv[:] = job.arguments
-    sys.path[0] = str(Path(job.arguments[0]).parent)
+    sys.path[:1] = [
+        str(Path(job.arguments[0]).parent),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     runpy.run_path(job.arguments[0], run_name="__main__")
 
 

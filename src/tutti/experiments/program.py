@@ -85,7 +85,9 @@ def work(comm: Communicator, payload: bytes) -> None:
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
-    _end_program()
+    if comm.size > 1:
+        # A single rank is the process that was asked, which goes on, and ends as Python ends.
+        _end_program()
 
 
 def _end_program() -> None:
