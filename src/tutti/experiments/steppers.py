@@ -208,7 +208,8 @@ class JointStepper(Stepper):
                     raise BadOption(
                         f"param group {number} of the optimizer has a parameter of shape "
                         f"{tuple(parameter.shape)} that no model had when distribute() was given it; make "
-                        "the model whole, and load weights with assign=True, before distribute()"
+                        "the model whole, and load weights with assign=True, before distribute(), and give "
+                        "it one module of the model and of such parameters as its loss has beside it"
                     )
         self._lists = lists
 

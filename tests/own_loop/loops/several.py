@@ -299,3 +299,26 @@ def models_of_a_cross_validation(job: Job) -> Outcome:
         train(job, template, optimizer, epochs=1)
         ended.append(weights(template))
     return ended
+
+
+class _Weighted(nn.Module):
+    """A weight of the loss, with the model beside it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+
+@loop
+def a_weight_of_the_loss_that_is_trained(job: Job) -> Outcome:
+    """The loop calls the model, which is a part of what is distributed."""
+    model = net()
+    both = _Weighted(model)
+    _, optimizer = job.distribute(both, adam(both))
+    for inputs, targets in job.shard(batches()):
+        optimizer.zero_grad()
+        loss = fit(model, inputs, targets) * torch.exp(-both.weight) + both.weight
+        loss.backward()
+        optimizer.step()
+    return weights(both)
