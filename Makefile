@@ -19,7 +19,7 @@ train: $(VENV)/installed ## train a network on every core of this machine
 
 test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that torch, in an environment of its own
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not serial' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m 'not serial' || failed=1; \
 	$(BIN)/python -m pytest -m serial $$(grep -rl --include='*.py' 'mark\.serial' tests) || failed=1; \
 	exit $$failed
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parent
+
 # Models of tests are too small for several threads, and tests run beside each other. Set before torch is
 # imported, and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
@@ -23,6 +25,39 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tests interrupt themselves. What a shell starts in the background ignores that, and would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST_FIRST = (
+    "cluster/",
+    "strategies/test_conformance.py",
+    "own_loop/test_loops.py",
+    "launch/test_forking.py",
+    "comm/test_mpi.py",
+    "cli/test_console.py",
+    "parallel/test_pipeline.py",
+    "experiments/test_compare.py",
+    "ecosystem/",
+    "backend/test_launching.py",
+    "backend/test_several_hosts_of_a_group.py",
+    "own_loop/test_hosts.py",
+    "strategies/test_own_weights_on_processes.py",
+    "docs/test_types_of_examples.py",
+    "gpu/test_benchmark.py",
+    "comm/test_interleavings.py",
+)
+"""The files that take longest: beside the last of them a core has nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the longest files begin first."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(TESTS).as_posix()
+        return next(
+            (n for n, start in enumerate(LONGEST_FIRST) if path.startswith(start)), len(LONGEST_FIRST)
+        )
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
