@@ -257,9 +257,19 @@ def test_slices_of_the_same_vectors_are_made_once() -> None:
 
 
 def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
+    class Silent(Rule):
+        def apply(self, desk: Desk) -> Outcome:
+            return Outcome.DROPPED
+
+        def above(self, hosts: int) -> Rule:
+            return self
+
+    rule = Silent()
     assert not any(
-        (Rule.compares, Rule.holds, Rule.remembers, Rule.consumes, Rule.brings_weights, Rule.optimizes)
+        (rule.compares, rule.holds, rule.remembers, rule.consumes, rule.brings_weights, rule.optimizes)
     )
+    assert (rule.most_slots(), rule.inbox(0), rule.settings()) == (None, None, [])
+    assert Desk(0, (), (), None).staleness == 0
 
 
 def test_messages_of_different_kinds_have_different_tags() -> None:

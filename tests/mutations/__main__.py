@@ -42,7 +42,7 @@ TESTS: Final = {
     "reduction": ("reduction", "strategies/test_sync_options.py"),
     "centre": (
         "centre",
-        "own_loop/test_strategies_of_one.py",
+        *(f"own_loop/test_strategies_of_{how}.py" for how in ("one", "several")),
         *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
     ),
     "strategies": (

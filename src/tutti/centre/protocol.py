@@ -45,9 +45,9 @@ class Request(IntEnum):
     OVERWRITE = 9
 
 
-def header(request: Request, detail: float, settings: Sequence[float], length: int) -> Tensor:
-    """A request as a vector: what, a detail, and the rule's settings or zeros in their place."""
-    return torch.tensor([request, detail, *(settings or [0.0] * length)], dtype=torch.float64)
+def header(request: Request, detail: float, settings: Sequence[float]) -> Tensor:
+    """A request as a vector: what, a detail, and the rule's settings."""
+    return torch.tensor([request, detail, *settings], dtype=torch.float64)
 
 
 def send_all(comm: Communicator, vectors: Sequence[Tensor], to: int, tag: int) -> int:

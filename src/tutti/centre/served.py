@@ -35,7 +35,6 @@ class ServedCentre(Centre):
         self._servers = servers.ranks[: len(self._slots)]
         self._idle = servers.ranks[len(self._slots) :]
         self._answer = torch.zeros(3, dtype=torch.float64)
-        self._settings = len(rule.settings())
         self._version, self._seen_at = 0, comm.clock()
         if comm.rank == 0:
             weights = [flat.weights for flat in flats]
@@ -52,9 +51,7 @@ class ServedCentre(Centre):
         return self._version
 
     def _ask(self, server: int, request: Request, detail: float = 0) -> int:
-        changes = request in (Request.PUSH, Request.EXCHANGE)
-        settings = self._rule.settings() if changes else []
-        message = header(request, detail, settings, self._settings)
+        message = header(request, detail, self._rule.settings())
         self._comm.send(message, server, REQUEST)
         return message.nbytes
 
