@@ -96,6 +96,9 @@ def _marked(body: list[ast.stmt], owner: ast.AST) -> Iterator[ast.stmt]:
 
 def _take_over(old: Any, new: Any, module: types.ModuleType, assign: Callable[[str, object], None]) -> None:
     for key, value in new.items():
+        if key == "__dataclass_fields__":
+            for name, declared in value.items():
+                old[key][name].metadata = declared.metadata
         if key not in old or (key.startswith("__") and not inspect.isfunction(value)):
             continue
         before = old[key]

@@ -6,7 +6,7 @@ import ast
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -108,6 +108,16 @@ def test_methods_properties_and_fields_of_living_objects_change_too(load) -> Non
     assert living.no()
     loaded.broken("5  ->  6")
     assert loaded.module.A().x == 6
+
+
+def test_what_the_fields_of_a_dataclass_say_changes_too(load) -> None:
+    loaded = load(
+        "from dataclasses import dataclass, field\n@dataclass\nclass A:\n"
+        "    x: int = field(default=5, metadata={'help': 'Text.'})\n"
+    )
+    loaded.broken("{'help': 'Text.'}  ->  {}")
+    (found,) = fields(loaded.module.A)
+    assert not found.metadata
 
 
 def test_constants_of_the_module_change(load) -> None:

@@ -245,3 +245,24 @@ def test_parameters_outside_of_the_slices_are_not_looked_at() -> None:
     first, second = flat.spans[:2]
     missing = MissingGradients(replica, [slice(first.stop - 1, second.start + 1)])
     assert missing.parameters == tuple(flat.parameters[:2])
+
+
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+def test_a_gradient_of_zeros_on_one_rank_is_missing_on_none(hosts: tuple[int, ...]) -> None:
+    """The momentum moves what has a gradient, of whatever size."""
+
+    def train(comm: Communicator) -> list[float]:
+        module = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.float64))])
+        replica = place(module, comm, Sync.home)
+        worker = Sync().worker(replica, comm, optim.SGD(module.parameters(), lr=1.0, momentum=0.5), Clip())
+        gradient = module[0].grad
+        assert gradient is not None
+        gradient.fill_(0.5)
+        worker.step()
+        if comm.rank == 0:
+            gradient.zero_()
+        worker.step()
+        comm.barrier()
+        return module[0].tolist()
+
+    assert VirtualWorld(2, hosts).run(train) == [[-1.5, -1.5]] * 2

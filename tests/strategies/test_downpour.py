@@ -21,9 +21,11 @@ from tests.strategies.alone import (
     sgd,
     start,
 )
+from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Downpour
+from tutti.strategies.placement import place
 
 LR = 0.1
 
@@ -304,3 +306,22 @@ def test_values_that_cannot_be_used_are_refused(options: dict[str, object], mess
 def test_several_hosts_need_a_server() -> None:
     with pytest.raises(BadOption, match="--servers 1"):
         run(Setting(Downpour()), VirtualWorld(3, (2, 1)))
+
+
+@pytest.mark.parametrize("side", ["centre", "worker"])
+def test_what_was_not_pushed_is_dropped_with_the_weights_that_it_was_for(side: str) -> None:
+    def train(comm: Communicator) -> tuple[int, list[float]]:
+        module, strategy = Point(), Downpour(push_every=2, pull_every=2, side=side)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        replica.flats[0].grads.fill_(1.0)
+        worker.step()
+        assert not torch.equal(module().detach(), start())
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(0.25)
+        worker.adopt()
+        worker.finish()
+        return worker.traffic.exchanges, module().tolist()
+
+    assert VirtualWorld(1).run(train) == [(0, [0.25] * LENGTH)]

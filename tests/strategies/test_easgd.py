@@ -10,13 +10,30 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
+from tests.strategies.alone import (
+    LENGTH,
+    SPEEDS,
+    Point,
+    Setting,
+    assert_close,
+    finishes,
+    gradient,
+    run,
+    sgd,
+    start,
+)
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
+from tutti.replica import Replica
 from tutti.strategies import EASGD, Clip, EASGDSync
 
 LR = 0.1
 WORKERS = 3
+
+
+def replica_length() -> int:
+    """Elements of the model's vector, with the gaps between parameters."""
+    return len(Replica(Point()).flats[0].weights)
 
 
 def zero() -> Tensor:
@@ -198,6 +215,12 @@ def test_exchanges_and_staleness_are_counted() -> None:
     outcomes = run(Setting(EASGD(every=4), sgd(LR)))
     assert [outcome.traffic.exchanges for outcome in outcomes] == [3 + 1] * 3
     assert sum(stale * count for o in outcomes for stale, count in o.traffic.staleness.items()) > 0
+
+
+def test_synchronous_exchanges_and_their_bytes_are_counted() -> None:
+    for outcome in run(Setting(EASGDSync(every=4), sgd(LR), steps=12)):
+        assert outcome.traffic.exchanges == 3 + 1
+        assert outcome.traffic.bytes_sent == 4 * 8 * replica_length()
 
 
 @pytest.mark.parametrize("kind", [EASGD, EASGDSync])

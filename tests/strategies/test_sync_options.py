@@ -515,6 +515,36 @@ def test_in_a_loop_of_the_users_the_options_act_where_they_do_elsewhere(
         assert (found == pytest.approx([3.0, -3.0, 8.0], rel=1e-12)) == exact
 
 
+def test_in_a_loop_of_the_users_hosts_compress_the_sums_of_their_ranks() -> None:
+    """Signs lose nothing of sums whose elements are equally large, and much of what they are sums of."""
+
+    def program(comm: Communicator) -> list[float]:
+        module = nn.ParameterList([nn.Parameter(torch.zeros(48, dtype=torch.float64))])
+        joint = Sync(compress="sign").joint(place(module, comm, Sync.home), comm)
+        two = torch.tensor([[4.0, -8.0, 13.0], [-3.0, 7.0, -12.0]], dtype=torch.float64)
+        own = two[comm.rank % 2].repeat(16)
+        joint.incoming[0] = Incoming(own, None)
+        module[0].grad = own.clone()
+        joint.bring([0])
+        comm.barrier()
+        joint.reduce([0])
+        assert module[0].grad is not None
+        return module[0].grad.tolist()
+
+    for found in VirtualWorld(4, (2, 2)).run(program):
+        assert found == pytest.approx([0.5, -0.5, 0.5] * 16, rel=1e-12)
+
+
+@pytest.mark.parametrize(("hosts", "records"), [((2,), False), ((1, 1), True)], ids=str)
+def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_compressed(
+    hosts: tuple[int, ...], records: bool
+) -> None:
+    def program(comm: Communicator) -> bool:
+        return Sync(compress="sign").joint(place(mlp(), comm, Sync.home), comm).records
+
+    assert VirtualWorld(2, hosts).run(program) == [records] * 2
+
+
 # --- what is refused
 
 
