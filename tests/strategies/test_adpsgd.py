@@ -218,6 +218,12 @@ def test_exchanges_are_counted(form: str, every: int) -> None:
     assert max(max(traffic.staleness) for traffic in expected.values() if traffic.exchanges) >= 1
 
 
+def test_the_time_of_a_question_without_an_answer_is_counted() -> None:
+    first, _ = run(Setting(ADPSGD(), steps=1, speeds=(1.0, 2.0)), VirtualWorld(2, (1, 1)))
+    assert (first.traffic.exchanges, first.traffic.bytes_sent) == (0, NBYTES)
+    assert 0 < first.traffic.wait_s < 0.01
+
+
 def test_who_comes_while_two_others_average_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(comm: Communicator) -> float:
         def slow_mean(out: Tensor, vectors: Sequence[Tensor]) -> None:

@@ -325,3 +325,19 @@ def test_what_was_not_pushed_is_dropped_with_the_weights_that_it_was_for(side: s
         return worker.traffic.exchanges, module().tolist()
 
     assert VirtualWorld(1).run(train) == [(0, [0.25] * LENGTH)]
+
+
+def test_a_frozen_group_is_passed_over_between_two_pulls() -> None:
+    def train(comm: Communicator) -> list[float]:
+        module, strategy = Point(), Downpour(pull_every=2)
+        module.second.requires_grad_(False)
+        frozen = module.second.tolist()
+        replica = place(module, comm, strategy.home)
+        groups = [{"params": [module.first]}, {"params": [module.second]}]
+        worker = strategy.worker(replica, comm, optim.SGD(groups, lr=LR), Clip())
+        replica.flats[0].grads.fill_(1.0)
+        worker.step()
+        assert module.second.tolist() == frozen
+        return module.first.tolist()
+
+    assert VirtualWorld(1).run(train) == [pytest.approx((start()[:3] - LR).tolist(), abs=1e-12)]

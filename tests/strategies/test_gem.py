@@ -74,6 +74,14 @@ def test_staleness_is_counted_from_where_the_gradient_was_computed() -> None:
         assert sorted(outcome.traffic.staleness.elements()) == sorted(stale[rank])
 
 
+@pytest.mark.parametrize(("servers", "headers"), [(0, 0), (1, 2)])
+def test_what_a_worker_sends_for_its_pulls_and_for_its_pushes_is_counted(servers: int, headers: int) -> None:
+    """A vector for each step, with two parameters, each at an aligned place; a header is two numbers."""
+    for outcome in run(Setting(GEM(), sgd(LR)), VirtualWorld(WORKERS, servers=servers)):
+        assert outcome.traffic.exchanges == 12
+        assert outcome.traffic.bytes_sent == 12 * (8 * 32 + headers * 8 * 2)
+
+
 def test_the_update_may_be_another_optimizers() -> None:
     def adam(module: nn.Module) -> Optimizer:
         return optim.Adam(module.parameters(), lr=LR)
@@ -98,6 +106,7 @@ def test_an_evaluation_in_between_changes_nothing() -> None:
     [
         ({"momentum": 1.0}, "'momentum' .* expected a number from 0 to below 1"),
         ({"amplification": 0.0}, "'amplification' .* expected a number above 0"),
+        ({"amplification": math.inf}, "'amplification' .* expected a number above 0"),
         ({"least": 2.0}, "'least' .* expected a number from -inf to 1"),
         ({"most": 0.5}, "'most' .* expected a number from 1"),
     ],

@@ -131,7 +131,6 @@ class CentredWorker(Worker):
         for vector, kept in zip(self.weights, self._aside, strict=True):
             vector.copy_(kept)
         self._aside = None
-        self.note_weights()
         self.centre.rejoin()
 
     @override
