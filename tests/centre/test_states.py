@@ -129,6 +129,16 @@ def test_an_optimizer_that_keeps_something_in_an_attribute_is_refused(held: bool
         run(Setting(Downpour(), lambda module: Remembering(module.parameters(), held)))
 
 
+def test_an_optimizer_with_step_hooks_is_refused() -> None:
+    def make(module: nn.Module) -> optim.Optimizer:
+        optimizer = optim.SGD(module.parameters(), lr=LR)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    with pytest.raises(BadOption, match="SGD has step hooks"):
+        run(Setting(Downpour(), make))
+
+
 def test_an_optimizer_that_may_use_several_param_groups_together_is_refused() -> None:
     def two_groups(module: nn.Module) -> optim.Optimizer:
         return Counting([{"params": [parameter]} for parameter in module.parameters()])

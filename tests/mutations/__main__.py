@@ -32,7 +32,7 @@ WANTED: Final = 0.9
 """The share of mutants that tests notice."""
 
 OWN_LOOPS: Final = (
-    *(f"own_loop/test_{name}.py" for name in ("loops", "settling", "sums")),
+    *(f"own_loop/test_{name}.py" for name in ("figures", "loops", "settling", "sums")),
     *(f"experiments/test_own_loop{name}.py" for name in ("", "_agreement", "_paces")),
 )
 """The tests of the code behind a user's own loop."""
@@ -53,9 +53,13 @@ TESTS: Final = {
     ),
     "strategies/divided.py": ("strategies/test_divided.py", *OWN_LOOPS),
     "strategies/joint_gradients.py": ("strategies/test_joint_gradients.py", *OWN_LOOPS),
-    "experiments/gradient_exchange.py": OWN_LOOPS,
-    "experiments/steppers.py": OWN_LOOPS,
-    "experiments/dealing.py": OWN_LOOPS,
+    "experiments/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
+    "experiments/steppers.py": (*OWN_LOOPS, "own_loop/test_strategies_of_several.py"),
+    "experiments/dealing.py": (
+        *OWN_LOOPS,
+        "own_loop/test_strategies_of_several.py",
+        "own_loop/test_ways_apart.py",
+    ),
     "optim": ("optim", "strategies/test_sync.py", "strategies/test_divided.py"),
     "replica.py": ("test_replica.py",),
     "data/batches.py": ("data/test_batches.py", "data/test_dealing.py"),

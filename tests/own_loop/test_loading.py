@@ -6,6 +6,7 @@ import copy
 from functools import partial
 
 import pytest
+import torch
 from torch import Tensor, nn, optim
 
 from tests.own_loop.jobs import Distributed, differences
@@ -49,6 +50,27 @@ def test_compression_forgets_what_it_has_left_out(worlds: Worlds, options: dict)
     for fresh, used, going_on in worlds.call(partial(_two_ways, strategy=strategy), 2):
         assert differences(used, fresh) == []
         assert differences(going_on, fresh) != []
+
+
+def _sets_gradients(comm: Communicator) -> tuple[bool, list[list[Tensor]]]:
+    """What the optimizer gets of gradients that the loop sets alike on all ranks, after a `backward()`."""
+    job = Distributed(comm, Sync(compress="top_k", keep=0.1, compress_inside=True))
+    model = net()
+    model, optimizer = job.distribute(model, plain_sgd(model))
+    train(job, model, optimizer, epochs=1)
+    found = []
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    return job.moved, found
+
+
+def test_gradients_that_are_set_alike_are_not_compressed(worlds: Worlds) -> None:
+    for moved, found in worlds.call(_sets_gradients, 2):
+        assert moved
+        assert all(bool((gradient == 1).all()) for gradients in found for gradient in gradients)
 
 
 def _adopting_worker(comm: Communicator, strategy: Sync, adopts: bool) -> list[dict[str, Tensor]]:

@@ -110,3 +110,35 @@ def _return_nothing(comm: Communicator | None) -> list[dict[str, Tensor]]:
 def test_a_closure_may_return_nothing(worlds: Worlds) -> None:
     for found in worlds.call(_return_nothing, 2):
         assert differences(found, _return_nothing(None)) == []
+
+
+def _clip_in_a_closure(comm: Communicator | None, name: str, limit: float) -> list[dict[str, Tensor]]:
+    model = net()
+    optimizer = sgd(model)
+    loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
+    if comm is not None:
+        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        own_loop.distribute(model, optimizer, **{name: limit})  # type: ignore[arg-type]
+        loader = own_loop.shard(loader)
+    for inputs, targets in loader:
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> float:
+            optimizer.zero_grad()
+            loss = fit(model, inputs, targets)
+            loss.backward()
+            if comm is None and name == "clip_norm":
+                assert nn.utils.clip_grad_norm_(model.parameters(), limit) > 2 * limit
+            elif comm is None:
+                assert any(bool((p.grad.abs() > 2 * limit).any()) for p in model.parameters())
+                nn.utils.clip_grad_value_(model.parameters(), limit)
+            return loss.item()
+
+        optimizer.step(closure)
+    return weights(model)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("clip_norm", 0.05), ("clip_value", 0.02)])
+def test_the_gradient_of_a_closure_is_clipped(worlds: Worlds, name: str, limit: float) -> None:
+    wanted = _clip_in_a_closure(None, name, limit)
+    for found in worlds.call(lambda comm: _clip_in_a_closure(comm, name, limit), 2):
+        assert differences(found, wanted) == []
