@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +18,7 @@ import tutti
 from tests.launch.processes import lives, wait_until_gone
 from tutti.errors import PeerLost, RankFailed
 from tutti.launch import forking
+from tutti.launch.forking import ForkServer
 from tutti.launch.plan import Plan
 from tutti.launch.start import start
 
@@ -152,3 +155,21 @@ def test_training_again_gives_the_same_bits() -> None:
     forking.end_ranks()
     cold, warm = train(), train()
     assert all(torch.equal(cold[name], warm[name]) for name in cold)
+
+
+def test_a_server_that_cannot_be_started_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+    pair = socket.socketpair
+
+    def noted(*arguments: int) -> tuple[socket.socket, ...]:
+        made.extend(pair(*arguments))
+        return tuple(made)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(socket, "socketpair", noted)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(BlockingIOError):
+        ForkServer(1, False)
+    assert [one.fileno() for one in made] == [-1, -1]

@@ -150,8 +150,8 @@ def main(words: Sequence[str]) -> int:
 
 def report(session: Session) -> int:
     """Print what survived, and the share that was noticed of each part; the exit code."""
-    for name in session.dropped:
-        print(f"left out, for it fails without a mutant: {name}")
+    for failed in session.dropped:
+        print(f"left out, for it fails without a mutant: {failed}")
     for target, mutant, what in sorted(session.found, key=lambda one: (one[0].path, one[1].line)):
         if what not in (NOTICED, HUNG):
             print(f"{what}: {target.path}:{mutant.line} {mutant.function}: {mutant.change}")

@@ -125,7 +125,7 @@ class Session:
         targets: the modules and their mutants.
         workers: how many processes at a time.
         found: what became of each mutant.
-        dropped: tests that fail without any mutant.
+        dropped: tests that fail without any mutant, each with its error.
     """
 
     targets: Sequence[Target]
@@ -152,7 +152,7 @@ class Session:
         items, began = session.items, time.monotonic()
         measured = self._measure(session, items, folder)
         usable = {at: one for at, one in measured.items() if one["passed"]}
-        self.dropped = [items[at].nodeid for at, one in measured.items() if one["failed"]]
+        self.dropped = [f"{items[at].nodeid}: {one['error']}" for at, one in measured.items() if one["error"]]
         _say(f"{len(usable)} tests of {len(items)}, once, in {time.monotonic() - began:.0f} s")
         queue = []
         for target in self.targets:
@@ -176,13 +176,13 @@ class Session:
             own = range(part, len(items), self.workers)
             for at, following in zip(own, [*(items[at] for at in own[1:]), None], strict=True):
                 hits.take()
-                began, failed = time.monotonic(), session.testsfailed
-                outcome = _run(session, items[at], following)
+                began = time.monotonic()
+                reports = _run(session, items[at], following)
                 found.append(
                     {
                         "at": at,
-                        "passed": outcome == "passed",
-                        "failed": session.testsfailed > failed,
+                        "passed": all(report.passed for report in reports),
+                        "error": _error(reports),
                         "seconds": time.monotonic() - began,
                         "hits": hits.take(),
                     }
@@ -254,19 +254,28 @@ def _try(
             os._exit(1)
 
 
-def _run(session: pytest.Session, item: pytest.Item, following: pytest.Item | None) -> str:
+def _run(
+    session: pytest.Session, item: pytest.Item, following: pytest.Item | None
+) -> list[pytest.TestReport]:
     """Run a test; fixtures that the following one needs too are kept."""
-    outcomes = []
+    reports = []
 
     class Watching:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            outcomes.append(report.outcome)
+            reports.append(report)
 
     watching = Watching()
     session.config.pluginmanager.register(watching)
     session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
     session.config.pluginmanager.unregister(watching)
-    return "passed" if all(outcome == "passed" for outcome in outcomes) else "other"
+    return reports
+
+
+def _error(reports: Sequence[pytest.TestReport]) -> str:
+    """What a test failed with, on one line; "" if it did not."""
+    lines = [line for report in reports if report.failed for line in report.longreprtext.splitlines()]
+    told = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return " ".join(told or lines[-1:])[:300]
 
 
 def _start(work: Callable[[], None]) -> int:

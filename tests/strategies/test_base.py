@@ -146,3 +146,10 @@ def test_after_the_end_an_evaluation_leaves_the_weights_as_they_are(name: str, s
 
     ranks = strategy.most_workers() or 2
     assert all(VirtualWorld(ranks, servers=1 if centred else 0).run(program))
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["norm", "value"])
+def test_a_clip_without_a_usable_limit_is_refused(name: str, limit: float) -> None:
+    with pytest.raises(BadOption, match=f"clip_{name} is {limit!r}"):
+        Clip(**{name: limit})

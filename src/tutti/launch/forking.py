@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from tutti.launch.fork_server import (
@@ -59,13 +59,15 @@ class ForkServer:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         boot = Boot(os.getpid(), theirs.fileno(), [str(folder) for folder in sys.path], IDLE_S)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
-        with theirs, held_back(signal.SIGINT):
+        with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
+            unless_started.callback(self.control.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM],
                 stdin=subprocess.DEVNULL,
                 env={**_environment(threads, crowded), JOB: self._mark, BOOT: boot.as_text()},
                 pass_fds=(theirs.fileno(),),
             )
+            unless_started.pop_all()
 
     def suits(self, threads: int, crowded: bool) -> bool:
         """Whether it would be the same if it were made now, for such ranks, and is still there."""
