@@ -16,39 +16,19 @@ Adam (torch's fused one on every side), global batch 128, fp32, contiguous.
 
 from __future__ import annotations
 
-import argparse
 import json
-import socket
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
-from step import BATCH, MAKERS, MODELS, make_model, steps_of_a_turn, time_steps
+from step import BATCH, MAKERS, make_model, steps_of_a_turn, time_steps, timed
 
 SIDES = ("1 thread", "all threads", "DDP + Gloo", "tutti", "ceiling")
 
 
 def main() -> None:
-    from measure import describe_machine, table
-    from tutti.launch.plan import make_plan
-    from tutti.launch.start import start
+    from measure import table
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", default="mlp,lenet", help="comma-separated, of: " + ", ".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side")
-    parser.add_argument("--ranks", default="2")
-    args = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    payload = json.dumps({"models": args.models.split(","), "rounds": args.rounds, "port": port}).encode()
-    times = start("own_loop:work", payload, make_plan(args.ranks, None))
-    print(describe_machine())
-    print(f"samples/s at global batch {BATCH}, fp32, Adam, median of {args.rounds}\n")
+    times = timed("own_loop:work", __doc__, ("mlp", "lenet"))
     rows = []
     for name, sides in times.items():
         rate = {side: BATCH / median(values) for side, values in sides.items()}

@@ -40,16 +40,23 @@ MODELS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 SIDES = ("1 thread", "all threads", "DDP + Gloo", "tutti", "in step", "ceiling")
 
 
-def main() -> None:
-    from measure import describe_machine, table
+def timed(entry, description, models):
+    """The seconds of every side's steps by model, as the command line asks; says on which machine.
+
+    Args:
+        entry: what each rank runs, as "module:function" of this folder.
+        description: of the program.
+        models: those measured by default.
+    """
+    from measure import describe_machine
     from tutti.launch.plan import make_plan
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--models", default=",".join(MODELS), help="comma-separated, of: " + ", ".join(MODELS)
+        "--models", default=",".join(models), help="comma-separated, of: " + ", ".join(MODELS)
     )
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each side")
     parser.add_argument("--ranks", default="2")
@@ -59,9 +66,16 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     payload = json.dumps({"models": args.models.split(","), "rounds": args.rounds, "port": port}).encode()
-    times = start("step:work", payload, make_plan(args.ranks, None))
+    times = start(entry, payload, make_plan(args.ranks, None))
     print(describe_machine())
     print(f"samples/s at global batch {BATCH}, fp32, Adam, median of {args.rounds}\n")
+    return times
+
+
+def main() -> None:
+    from measure import table
+
+    times = timed("step:work", __doc__, MODELS)
     speeds, exchanges = [], []
     for name, sides in times.items():
         step = {side: median(values) for side, values in sides.items()}
