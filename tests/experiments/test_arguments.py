@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tutti.errors import BadOption, UnknownName
-from tutti.experiments.arguments import as_arguments, in_python
+from tutti.experiments.arguments import as_arguments, in_own_loop, in_python
+from tutti.strategies import Local
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,30 @@ def test_errors_keep_their_class_and_what_they_carry() -> None:
     with pytest.raises(UnknownName, match="unknown value 'of' of cuda_graph") as caught, as_arguments():
         raise UnknownName("value", "of", ("auto", "on", "off"), of="--cuda-graph")
     assert caught.value.name == "of"
+
+
+class Mine(Local):
+    """A strategy of a user's."""
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "use '--optimizer sgd', or '--strategy.momentum 0'",
+            "use torch.optim.SGD, or strategy=tutti.Local(momentum=0)",
+        ),
+        ("'--strategy downpour --strategy.side worker'", "strategy=tutti.Downpour(side='worker')"),
+        ("--strategy.push-every 4", "strategy=tutti.Local(push_every=4)"),
+        ("use '-n 1' or '--strategy sync'", "use '-n 1' or strategy='sync'"),
+        ("leave --hosts out, or --strategy out", "leave --hosts out, or --strategy out"),
+    ],
+)
+def test_a_loop_of_one_s_own_is_told_of_objects_and_of_options_of_its_launcher(
+    message: str, expected: str
+) -> None:
+    assert in_own_loop(message, Local) == expected
+
+
+def test_a_loop_with_a_strategy_of_the_user_s_is_told_of_that() -> None:
+    assert in_own_loop("'--strategy.every 4'", Mine) == "strategy=Mine(every=4)"

@@ -14,12 +14,14 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
-from tests.experiments.own_loops import Worlds
+from tests.experiments.own_loops import Worlds, job
 from tutti import strategies
+from tutti.comm.base import Communicator
+from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.experiments import own_loop
 from tutti.strategies import Sync
@@ -156,8 +158,52 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
     def work() -> None:
         own_loop.distribute(*make(), strategies.Solo())
 
-    with pytest.raises(BadOption, match="runs on 1 worker, not 2"):
+    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or strategy='sync'"):
         worlds.run(2, work)
+
+
+class Restless(Adam):
+    """An optimizer that keeps more from its second step on."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for state in self.state.values():
+            if state["step"] > 1:
+                state["late"] = 1
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "remedy"),
+    [
+        (strategies.EASGD(momentum=0.9), Adam, r"use torch.optim.SGD, or strategy=tutti.EASGD\(momentum=0\)"),
+        (strategies.Lazy(threshold=0.1), Adam, r"strategy=tutti.Lazy\(threshold=0\)"),
+        (strategies.Downpour(), Restless, r"strategy=tutti.Downpour\(side='worker'\)"),
+    ],
+    ids=["strategy", "threshold", "in a step"],
+)
+def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
+    worlds: Worlds, strategy: strategies.Strategy, kind: type[Adam], remedy: str
+) -> None:
+    def work() -> None:
+        model = nn.Linear(2, 1)
+        model, optimizer = own_loop.distribute(model, kind(model.parameters()), strategy)
+        for _ in range(3):
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(BadOption, match=remedy):
+        worlds.run(2, work)
+
+
+def test_a_centre_is_refused_on_several_hosts_with_what_a_loop_can_have_instead() -> None:
+    def work(comm: Communicator) -> None:
+        with job(comm):
+            own_loop.distribute(*make(), "easgd")
+
+    with pytest.raises(BadOption, match=r"the ranks are on 2.*such as tutti.Sync\(\)") as caught:
+        VirtualWorld(2, ranks_per_host=1).run(work)
+    assert "--servers" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

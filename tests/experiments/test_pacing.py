@@ -37,6 +37,11 @@ def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, st
     [
         (Sync(), {"balance": "queue"}, r"those of 'sync' make each update together.*use --balance speed"),
         (Sync(), {"validate": "background"}, r"wait for nobody \(.*use --validate pause"),
+        (
+            Sync(),
+            {"validate": "background", "parallel": "sharded"},
+            r"those of --parallel sharded make each update together.*use --validate pause$",
+        ),
         (Alone(), {"balance": "queue"}, r"make every step at the same time; use --balance none"),
         (
             Alone(),

@@ -1,19 +1,22 @@
 """Options as a caller in Python writes them.
 
 Messages spell options as the command line does, `--batch-size 24`: most are written where nobody knows who
-has called. `tutti.train` has them spelled anew, `batch_size=24`, before its caller sees them.
+has called. `tutti.train` has them spelled anew, `batch_size=24`, before its caller sees them; so have the
+functions for a user's own loop, which takes objects, `strategy=tutti.Local(momentum=0)`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from typing import Any, Final
 
 from tutti.errors import UserError
 from tutti.experiments.config import TrainConfig, type_name
+from tutti.optim.named import OPTIMIZERS
+from tutti.strategies import STRATEGIES, Strategy
 
 SHORT: Final = {"n": "workers"}
 """Options of the command line with a letter of their own."""
@@ -41,14 +44,60 @@ _NUMBER: Final = r"-?\d[\d.e+-]*(?<![.])|true|false"
 _QUOTED: Final = re.compile(r"'(-(?:-[a-z]|n )[^']*)'")
 
 
+_OBJECT: Final = re.compile(
+    rf"(?P<quote>'?)(?<![\w-])(?:(?:--strategy (?P<of>{'|'.join(STRATEGIES)}) )?"
+    r"--strategy\.(?P<key>[a-z][a-z_-]*) (?P<value>[\w.+-]*\w)"
+    rf"|--strategy (?P<strategy>{'|'.join(STRATEGIES)})\b"
+    rf"|--optimizer (?P<optimizer>{'|'.join(OPTIMIZERS)})\b)(?P=quote)"
+)
+"""What a loop has as an object: a strategy by options of it or by name, or an optimizer."""
+
+
 @contextmanager
 def as_arguments() -> Iterator[None]:
-    """Spell the options in a `UserError` as arguments in Python."""
+    """Spell the options in a `UserError` as arguments of `tutti.train`."""
+    with _spelled(in_python):
+        yield
+
+
+@contextmanager
+def as_objects(strategy: Strategy) -> Iterator[None]:
+    """Spell the options in a `UserError` as what a loop of the user's gives to `tutti.distribute`.
+
+    Args:
+        strategy: that of the loop, whose options are meant where no other is named.
+    """
+    with _spelled(lambda message: in_own_loop(message, type(strategy))):
+        yield
+
+
+@contextmanager
+def _spelled(anew: Callable[[str], str]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        error.args = tuple(in_python(one) if isinstance(one, str) else one for one in error.args)
+        error.args = tuple(anew(one) if isinstance(one, str) else one for one in error.args)
         raise
+
+
+def in_own_loop(message: str, strategy: type[Strategy]) -> str:
+    """A message with strategies and optimizers as objects; options of `tutti run` stay as they are.
+
+    Args:
+        message: as the command line has it.
+        strategy: of the loop.
+    """
+
+    def as_object(found: re.Match[str]) -> str:
+        if found["optimizer"]:
+            return f"torch.optim.{OPTIMIZERS[found['optimizer']].__name__}"
+        if found["strategy"]:
+            return f"strategy='{found['strategy']}'"
+        kind = STRATEGIES[found["of"]] if found["of"] else strategy
+        ours = "tutti." if kind in STRATEGIES.values() else ""
+        return f"strategy={ours}{kind.__name__}({found['key'].replace('-', '_')}={_literal(found['value'])})"
+
+    return _OBJECT.sub(as_object, message)
 
 
 def in_python(message: str) -> str:

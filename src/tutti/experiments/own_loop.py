@@ -17,6 +17,7 @@ from tutti import strategies
 from tutti.centre import Centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
+from tutti.experiments.arguments import as_objects
 from tutti.experiments.dealing import Dealt, Number, Open, OwnLoop, from_loader, own_part, whole_batches
 from tutti.experiments.meetings import Purpose
 from tutti.experiments.steppers import Adopting, JointStepper, Stepper, WorkerStepper
@@ -92,7 +93,7 @@ def distribute(
         raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
     comm, job = init(), _current()
     job.exchange.meetings.come(Purpose.DISTRIBUTE)
-    chosen.check(comm.size, comm.hosts)
+    _check_ranks(chosen, comm)
     if job.steppers and chosen.pace is not job.pace:
         raise BadOption(
             f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "
@@ -101,19 +102,9 @@ def distribute(
     if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in job.steppers):
         return model, optimizer
     clip = Clip(clip_norm, clip_value)
-    if chosen.joins_gradients:
-        stepper: Stepper = _joint(model, optimizer, chosen, clip, reduction == "sum", job)
-    else:
-        _refuse_known(model, job)
-        own = [(parameter, parameter.grad) for parameter in model.parameters()]
-        # A centre keeps weights that nobody moves as they are; averages would round them.
-        replica = strategies.place(model, comm, chosen.home, frozen=Centre in chosen.needs)
-        replica.in_own_loop = True
-        worker = chosen.worker(replica, comm, optimizer, clip)
-        for parameter, gradient in own:
-            parameter.grad = gradient
-        stepper = WorkerStepper(replica, optimizer, worker, chosen, reduction == "sum", job)
-        _watch_loading(model, worker.adopt)
+    with as_objects(chosen):
+        make = _joint if chosen.joins_gradients else _apart
+        stepper = make(model, optimizer, chosen, clip, reduction == "sum", job)
     stepper.take_over(optimizer)
     job.steppers.append(stepper)
     return model, optimizer
@@ -124,6 +115,32 @@ def _strategy(strategy: Strategy | str | None) -> Strategy:
         return strategies.named(strategy)()
     refuse_other(strategy or strategies.Sync(), Strategy, "strategy", "tutti.Sync()")
     return strategy or strategies.Sync()
+
+
+def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
+    if Centre in strategy.needs and comm.hosts > 1:
+        raise BadOption(
+            f"strategy '{strategy.name}' keeps its centre in the memory of one host, but the ranks are on "
+            f"{comm.hosts}, and a loop of one's own has no servers; use tutti.train(..., servers=1), or a "
+            "strategy without a centre, such as tutti.Sync()"
+        )
+    with as_objects(strategy):
+        strategy.check(comm.size, comm.hosts)
+
+
+def _apart(
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: OwnLoop
+) -> WorkerStepper:
+    _refuse_known(model, job)
+    comm, own = job.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
+    # A centre keeps weights that nobody moves as they are; averages would round them.
+    replica = strategies.place(model, comm, strategy.home, frozen=Centre in strategy.needs)
+    replica.in_own_loop = True
+    worker = strategy.worker(replica, comm, optimizer, clip)
+    for parameter, gradient in own:
+        parameter.grad = gradient
+    _watch_loading(model, worker.adopt)
+    return WorkerStepper(replica, optimizer, worker, strategy, sums, job)
 
 
 def _joint(

@@ -46,10 +46,11 @@ def check_pace(config: TrainConfig, strategy: Strategy) -> None:
         needed = fitting.get(value, strategy.pace)
         if needed is not strategy.pace:
             fit = ", ".join(sorted(name for name, kind in STRATEGIES.items() if kind.pace is needed))
+            given = f"'{strategy.name}'" if config.parallel is None else f"--parallel {config.parallel}"
+            other = ", or such a strategy" if config.parallel is None else ""
             raise BadOption(
                 f"--{option} {value} is for strategies whose workers {WORKERS[needed]} ({fit}), but those of "
-                f"'{strategy.name}' {WORKERS[strategy.pace]}; use {REMEDIES[option][strategy.pace]}, "
-                "or such a strategy"
+                f"{given} {WORKERS[strategy.pace]}; use {REMEDIES[option][strategy.pace]}{other}"
             )
 
 

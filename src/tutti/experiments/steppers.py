@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
+from tutti.experiments.arguments import as_objects
 from tutti.experiments.meetings import Purpose
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Strategy, Worker
@@ -271,7 +272,7 @@ class WorkerStepper(Stepper):
     ) -> None:
         super().__init__(replica, strategy, sums)
         self.worker, self._optimizer, self._job = worker, optimizer, job
-        self._strategy = strategy.name
+        self._strategy = strategy
         self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
         many = self._passes > 1
         self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
@@ -323,7 +324,8 @@ class WorkerStepper(Stepper):
     def _stepping(self) -> Iterator[None]:
         self._inside = True
         try:
-            yield
+            with as_objects(self._strategy):
+                yield
         finally:
             self._inside = False
 
@@ -384,8 +386,8 @@ class WorkerStepper(Stepper):
         made = self._job.comm.all_gather_objects(self.steps + self._skipped)
         if len(set(cast("list[int]", made))) > 1:
             raise BadOption(
-                f"with strategy '{self._strategy}' all ranks make their steps at the same time, but by rank "
-                f"they have made {made}; call optimizer.step() for every batch, on every rank"
+                f"with strategy '{self._strategy.name}' all ranks make their steps at the same time, but by "
+                f"rank they have made {made}; call optimizer.step() for every batch, on every rank"
             )
 
     def _refuse_strangers(self) -> None:
@@ -397,8 +399,8 @@ class WorkerStepper(Stepper):
                 if parameter.requires_grad and parameter not in self._known:
                     raise BadOption(
                         f"param group {number} of the optimizer has a parameter of shape "
-                        f"{tuple(parameter.shape)} that strategy '{self._strategy}' does not exchange: it "
-                        "was frozen, or not there, when distribute() was given the model; make the model "
+                        f"{tuple(parameter.shape)} that strategy '{self._strategy.name}' does not exchange: "
+                        "it was frozen, or not there, when distribute() was given the model; make the model "
                         "whole and unfreeze it before, or use the default strategy, Sync()"
                     )
 
