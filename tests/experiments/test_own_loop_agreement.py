@@ -65,6 +65,22 @@ def test_the_mean_counts_the_samples_that_were_dealt_without_gradients(worlds: W
         assert found == pytest.approx(wanted, abs=1e-12)
 
 
+def test_after_an_evaluation_gradients_count_as_before_it(worlds: Worlds) -> None:
+    """Of three samples to evaluate the first rank has two; what is trained on was not dealt."""
+
+    def work() -> Tensor:
+        model, _ = own_loop.distribute(*make())
+        with torch.no_grad():
+            assert [len(part) for (part,) in own_loop.shard(DataLoader(TensorDataset(INPUTS[:3]), 3))]
+        model(INPUTS[own_loop.init().rank]).sum().backward()
+        return model[0].weight.grad
+
+    model, _ = make()
+    (model(INPUTS[:2]).sum() / 2).backward()
+    for found in worlds.run(2, work):
+        torch.testing.assert_close(found, model[0].weight.grad, rtol=0, atol=1e-12)
+
+
 def test_losses_that_are_sums_are_added_up(worlds: Worlds) -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches) -> Tensor:
         for (part,) in batches:

@@ -157,3 +157,25 @@ def test_a_model_that_is_not_trained_here_is_refused(job_of_each_rank) -> None:
 
     with pytest.raises(BadOption, match=r"give it to distribute\(\) first"):
         VirtualWorld(1).run(work)
+
+
+def test_an_optimizer_without_a_step_in_an_epoch_skips_no_round_of_it(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> list[list[str]]:
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        model, optimizer = make(Alone())
+        make(Alone())
+        train(model, optimizer, own_loop.shard(loader()))
+        return [stepper.worker.calls for stepper in own_loop._current().steppers]
+
+    assert VirtualWorld(4).run(work) == [[["step", "step"], []]] * 2 + [[["step", "skip"], []]] * 2
+
+
+def test_workers_that_wait_for_nobody_may_step_as_often_as_they_like(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> list[str]:
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        model, optimizer = make(Free())
+        for batch in own_loop.shard(loader()):
+            train(model, optimizer, [batch, batch])
+        return own_loop._current().steppers[0].worker.calls
+
+    assert VirtualWorld(4).run(work) == [["step"] * 4] * 2 + [["step"] * 2] * 2

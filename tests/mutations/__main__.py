@@ -52,7 +52,11 @@ TESTS: Final = {
         "own_loop/test_strategies_of_one.py",
     ),
     "strategies/divided.py": ("strategies/test_divided.py", *OWN_LOOPS),
-    "strategies/joint_gradients.py": ("strategies/test_joint_gradients.py", *OWN_LOOPS),
+    "strategies/joint_gradients.py": (
+        "strategies/test_joint_gradients.py",
+        *OWN_LOOPS,
+        "own_loop/test_loading.py",
+    ),
     "experiments/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
     "experiments/steppers.py": (*OWN_LOOPS, "own_loop/test_strategies_of_several.py"),
     "experiments/dealing.py": (

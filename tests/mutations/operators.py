@@ -41,6 +41,7 @@ COMMUTATIVE = {
     "addcmul",
     "addcmul_",
     "dot",
+    "equal",
     "max",
     "maximum",
     "min",

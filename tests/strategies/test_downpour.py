@@ -327,6 +327,19 @@ def test_what_was_not_pushed_is_dropped_with_the_weights_that_it_was_for(side: s
     assert VirtualWorld(1).run(train) == [(0, [0.25] * LENGTH)]
 
 
+def test_what_a_loop_makes_of_its_weights_after_the_last_push_is_pushed_in_the_end() -> None:
+    def train(comm: Communicator) -> tuple[int, list[float]]:
+        module, strategy = Point(), Downpour(side="worker")
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        worker.step()
+        replica.flats[0].weights.fill_(0.25)
+        worker.finish()
+        return worker.traffic.exchanges, module().tolist()
+
+    assert VirtualWorld(1).run(train) == [(2, [0.25] * LENGTH)]
+
+
 def test_a_frozen_group_is_passed_over_between_two_pulls() -> None:
     def train(comm: Communicator) -> list[float]:
         module, strategy = Point(), Downpour(pull_every=2)

@@ -22,10 +22,12 @@ from tests.strategies.alone import (
     sgd,
     start,
 )
+from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies import EASGD, Clip, EASGDSync
+from tutti.strategies.placement import place
 
 LR = 0.1
 WORKERS = 3
@@ -173,6 +175,23 @@ def test_the_same_run_twice_is_bit_equal(strategy: EASGD) -> None:
 def test_an_evaluation_in_between_changes_nothing(strategy: EASGD) -> None:
     setting = Setting(strategy, sgd(LR), speeds=SPEEDS[:1])
     assert_close(run(replace(setting, settle_at=4))[0].final, run(setting)[0].final)
+
+
+@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
+def test_a_momentum_is_lost_with_the_weights_that_it_was_for(kind: type[EASGD | EASGDSync]) -> None:
+    def train(comm: Communicator) -> list[float]:
+        module, strategy = Point(), kind(every=100, momentum=0.5)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        replica.flats[0].grads.fill_(1.0)
+        worker.step()
+        assert not torch.equal(module().detach(), start())
+        replica.flats[0].weights.fill_(0.25)
+        worker.adopt()
+        worker.step()
+        return module().tolist()
+
+    assert VirtualWorld(1).run(train) == [[0.25] * LENGTH]
 
 
 @pytest.mark.parametrize("kind", [EASGD, EASGDSync])

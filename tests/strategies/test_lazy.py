@@ -253,6 +253,24 @@ def test_nothing_is_kept_for_what_was_before_other_weights(
     assert VirtualWorld(1).run(train) == [0 if adopts else 1]
 
 
+@pytest.mark.parametrize("what", ["weights", "state"])
+def test_whoever_waits_for_a_worker_that_loads_something_goes_on(what: str) -> None:
+    def train(comm: Communicator) -> int:
+        module, strategy = Point(), Lazy(slack=0)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
+        for _ in range(1 + comm.rank):
+            worker.step()
+        if what == "weights":
+            worker.adopt()
+        else:
+            worker.adopt_state()
+        worker.finish()
+        return worker.traffic.exchanges
+
+    assert VirtualWorld(2).run(train) == [1, 2]
+
+
 def test_a_threshold_needs_sgd() -> None:
     setting = Setting(Lazy(threshold=0.1), lambda module: optim.Adam(module.parameters()))
     with pytest.raises(BadOption, match=r"use '--optimizer sgd', or '--strategy.threshold 0'"):

@@ -221,7 +221,7 @@ class Centre(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Bring nothing for a while: nobody needs to wait for this worker."""
+        """Bring nothing until `rejoin`, so that nobody waits for this worker; doing it again changes nothing."""
 
     @abstractmethod
     def rejoin(self) -> None:

@@ -54,19 +54,19 @@ class Open:
     Attributes:
         before: the counts before it.
         dealt: those of its batch.
-        sums: those of all its batches together.
+        samples: how many this rank got of all its batches together.
         trained: whether its batch was dealt with gradients enabled.
     """
 
     before: Dealt
     dealt: Dealt | None = None
-    sums: Dealt = field(default_factory=lambda: Dealt(0, 0))
+    samples: int = 0
     trained: bool = False
 
     def note(self, dealt: Dealt, trained: bool) -> None:
         """Go on to a batch of these counts."""
         self.dealt, self.trained = dealt, trained
-        self.sums = Dealt(self.sums.own + dealt.own, self.sums.all + dealt.all)
+        self.samples += dealt.own
 
 
 @dataclass
@@ -77,8 +77,9 @@ class OwnLoop:
         comm: all ranks.
         dealt: the batch that is trained on.
         steppers: one for each optimizer.
-        last: what figures are of: the batch that was dealt last, also without gradients, such as one to
-            evaluate; after a loop, all of its batches.
+        last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
+            of all its batches.
         open: the iterations that go on, the innermost last.
         deals: the counts of the batch that a tensor belongs to.
         loaders: of the parts of a loader whose workers are to live on.
@@ -89,6 +90,7 @@ class OwnLoop:
     dealt: Dealt
     steppers: list[Stepper] = field(default_factory=list)
     last: Dealt = field(default_factory=Dealt)
+    samples: int = 1
     open: list[Open] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class OwnLoop:
 
     def deal(self, deal: Dealt) -> None:
         """Note the counts of the batch that is dealt now."""
-        self.last = deal
+        self.last, self.samples = deal, deal.own
         self.exchange.meetings.batches += torch.is_grad_enabled()
         # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
         if torch.is_grad_enabled() or not any(one.trained for one in self.open):
@@ -136,11 +138,11 @@ class OwnLoop:
         others = [one for one in self.open if one.dealt is not None]
         around = ([one for one in others if one.trained] or others)[-1:]
         if around and around[0].dealt is not None:
-            self.last = around[0].dealt
+            self.samples = around[0].dealt.own
             self.train_on(around[0].dealt)
             return
         if ended.dealt is not None:
-            self.last = ended.sums
+            self.samples = ended.samples
         if not ended.trained:
             self.train_on(ended.before)
 
@@ -151,7 +153,7 @@ class OwnLoop:
 
     def total(self, value: Number) -> Number:
         """The sum of a figure over the ranks that have samples of what it is of (collective)."""
-        return _like(value, self._add_up(Purpose.TOTAL, float(value) if self.last.own else 0.0)[0].item())
+        return _like(value, self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)[0].item())
 
     def whole_loss(self, loss: Number, batches: Sequence[Dealt], sums: bool) -> Number:
         """What the losses that the ranks' closures return are together (collective).

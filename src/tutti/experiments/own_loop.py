@@ -261,7 +261,7 @@ def mean(value: Number, samples: int | None = None) -> Number:
     """
     init()
     job = _current()
-    count = job.last.own if samples is None else samples
+    count = job.samples if samples is None else samples
     if not isinstance(count, int) or count < 0:
         raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
     single = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)

@@ -138,9 +138,8 @@ class CentredWorker(Worker):
     def adopt(self) -> None:
         if self._finished:
             return
-        if self._aside is None:
-            # Others may still wait for this worker, and would not come to the meeting.
-            self.centre.leave()
+        # Others may still wait for this worker, and would not come to the meeting.
+        self.centre.leave()
         self.centre.overwrite(self.weights)
         self.note_weights()
         self.forget()
@@ -162,8 +161,7 @@ class CentredWorker(Worker):
     def adopt_state(self) -> None:
         if self._finished:
             return
-        if self._aside is None:
-            self.centre.leave()
+        self.centre.leave()
         self.adopt_optimizer()
         if self._aside is None:
             self.centre.rejoin()

@@ -134,14 +134,14 @@ class Downpour(Centred):
 
     def remedy(self) -> Remedy | None:
         """What the centre does to a stale gradient before it uses it."""
-        strength = STRENGTHS.get(self.staleness, 0.0) if self.strength is None else self.strength
+        if self.staleness == "none":
+            return None
         if self.staleness == "inverse":
             return Damping()
+        strength = STRENGTHS[self.staleness] if self.strength is None else self.strength
         if self.staleness == "delay_compensated":
             return Compensation(strength)
-        if self.staleness == "delay_compensated_adaptive":
-            return AdaptiveCompensation(strength, self.decay)
-        return None
+        return AdaptiveCompensation(strength, self.decay)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -195,10 +195,9 @@ class _DownpourWorker(CentredWorker):
 
     @override
     def forget(self) -> None:
-        if self.has_unpushed:
-            for vector in self.unpushed():
-                vector.zero_()
-            self.has_unpushed = False
+        for vector in self.unpushed():
+            vector.zero_()
+        self.has_unpushed = False
 
     @abstractmethod
     def unpushed(self) -> list[Tensor]:

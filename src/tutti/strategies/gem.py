@@ -23,7 +23,7 @@ from tutti.strategies.ranges import within
 class GEM(Centred):
     """Gradient energy matching: each worker scales its update by the room that the others have left for it.
 
-        m = 0,  s = pull()
+        m = 0,  s = c
         for every batch:
             dw = optimizer(s, g(s)) - s                          the worker's update; -eta g with plain SGD
             w  = pull()                                          the centre by now
@@ -40,12 +40,12 @@ class GEM(Centred):
         centre     c0 ──────────── c1 ─ c2 ──────────── c3
         worker 1   s ──── backward ────── w, push ─ backward ...
 
-    The worker pulls before its first step; a batch is one worker's own. The paper's optimizer is plain SGD,
-    as the momentum is the proxy's; any other makes the updates just as well. Without limits (`least` -inf,
-    `most` inf) this is the algorithm as it is printed, where an update may be turned round or grow without
-    bound; the authors' own program has the limits 0 and 5. That program also serves one worker at a time,
-    from its pull to its push, and lets a worker go on from w + pi dw; here others may come between the two,
-    and a worker goes on from w, as printed.
+    The worker begins with the centre's first weights; a batch is one worker's own. The paper's optimizer is
+    plain SGD, as the momentum is the proxy's; any other makes the updates just as well. Without limits
+    (`least` -inf, `most` inf) this is the algorithm as it is printed, where an update may be turned round or
+    grow without bound; the authors' own program has the limits 0 and 5. That program also serves one worker
+    at a time, from its pull to its push, and lets a worker go on from w + pi dw; here others may come between
+    the two, and a worker goes on from w, as printed.
 
     Source: Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
@@ -85,7 +85,6 @@ class _GemWorker(CentredWorker):
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._strategy = strategy
         self._optimizer = ShardedOptimizer(optimizer, replica, [slice(0, len(w)) for w in self.weights])
-        self.centre.pull(self.weights)
         self._then = [weights.clone() for weights in self.weights]
         self._moments = [torch.zeros_like(weights) for weights in self.weights]
         self._updates = [torch.zeros_like(weights) for weights in self.weights]
