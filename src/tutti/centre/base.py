@@ -221,7 +221,7 @@ class Centre(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Bring nothing until `rejoin`, so that nobody waits for this worker; doing it again changes nothing."""
+        """Bring nothing until `rejoin`, so that nobody waits for this worker; once more changes nothing."""
 
     @abstractmethod
     def rejoin(self) -> None:
