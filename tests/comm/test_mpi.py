@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
+from tutti.comm.waiting import LEFT_EARLY
+from tutti.errors import PeerLost
 
 pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
 
@@ -38,6 +40,15 @@ def test_every_rank_of_every_host_learns_whom_it_lost(operation: str, way: str, 
 def test_without_fault_tolerance_a_dead_rank_ends_the_job(tmp_path: Path) -> None:
     done = mpirun(3, "lost_rank.py", "aab", "barrier", "kill", str(tmp_path))
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("hosts", "operation"), [("ab", "all_reduce"), ("ab", "recv"), ("ab", "send"), ("aab", "barrier")]
+)
+def test_a_rank_that_ends_early_is_named_to_the_hosts_that_wait_for_it(hosts: str, operation: str) -> None:
+    done = mpirun(len(hosts), "leaving.py", hosts, operation, timeout_s=100)
+    assert done.returncode == 1
+    assert str(PeerLost([len(hosts) - 1], LEFT_EARLY)) in done.stderr
 
 
 @pytest.mark.serial

@@ -43,7 +43,11 @@ def job(dead: tuple[int, ...], revoked: bool, ulfm: bool = True) -> MpiJob:
     peers = SimpleNamespace(report=lambda name: None, names=(0,))
     made = MpiJob(mpi, SimpleNamespace(_peers=peers), ulfm)  # type: ignore[arg-type]
     comm = SimpleNamespace(
-        Set_errhandler=lambda handler: None, Is_revoked=lambda: revoked, Revoke=lambda: None
+        Set_errhandler=lambda handler: None,
+        Is_revoked=lambda: revoked,
+        Revoke=lambda: None,
+        Get_rank=lambda: 0,
+        Get_size=lambda: 2,
     )
     made.adopt(comm)
     return made

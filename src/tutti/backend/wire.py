@@ -17,7 +17,7 @@ from tutti.comm.rings import as_bytes
 from tutti.comm.roll_call import Steps
 
 _VECTORS: Final = 1
-"""The tag, on the communicator for collectives, of vectors; `HEADERS` and `FAREWELLS` are the others."""
+"""The tag, on the communicator for collectives, of vectors; `HEADERS` and `FAREWELL` are the others."""
 
 HEADERS: Final = 0
 """The tag of what is told at the beginning of a collective."""

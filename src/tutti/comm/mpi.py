@@ -102,7 +102,7 @@ class MpiCommunicator(Communicator):
     def __init__(
         self, job: MpiJob, mpi: MPI.Comm, node: HostCommunicator, members: Sequence[Sequence[int]]
     ) -> None:
-        job.adopt(mpi)
+        self._member = job.adopt(mpi)
         self.rank, self.size, self.hosts = mpi.Get_rank(), mpi.Get_size(), len(members)
         self._job, self._mpi, self._node = job, mpi, node
         self._host_of = {rank: host for host, ranks in enumerate(members) for rank in ranks}
@@ -154,14 +154,14 @@ class MpiCommunicator(Communicator):
         self._node.barrier()
         if self._node.rank == 0:
             between = cast("MpiCommunicator", self._cross)
-            self._job.complete(between._mpi.Ibarrier())
+            between._member.together(between._mpi.Ibarrier())
         self._node.barrier()
 
     @override
     @guarded
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         self._check(vector)
-        self._job.complete(self._mpi.Ibcast(self._buffer(vector), root), vector.nbytes)
+        self._member.together(self._mpi.Ibcast(self._buffer(vector), root), vector.nbytes)
 
     @override
     @guarded
@@ -194,7 +194,7 @@ class MpiCommunicator(Communicator):
         between = cast("MpiCommunicator", self._cross)
         if len(vector):
             buffer = vector.detach().numpy()
-            self._job.complete(between._mpi.Iallreduce(self._job.mpi.IN_PLACE, buffer), vector.nbytes)
+            between._member.together(between._mpi.Iallreduce(self._job.mpi.IN_PLACE, buffer), vector.nbytes)
 
     @override
     @guarded
@@ -216,7 +216,7 @@ class MpiCommunicator(Communicator):
         buffer, kind = self._buffer(vector)
         starts = [sum(lengths[:rank]) for rank in range(self.size)]
         target = [buffer, lengths, starts, kind]
-        self._job.complete(self._mpi.Iallgatherv(self._job.mpi.IN_PLACE, target), vector.nbytes)
+        self._member.together(self._mpi.Iallgatherv(self._job.mpi.IN_PLACE, target), vector.nbytes)
 
     @override
     @guarded
@@ -248,7 +248,7 @@ class MpiCommunicator(Communicator):
     @guarded
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         self._check(vector)
-        self._job.complete(self._mpi.Isend(self._buffer(vector), to, tag), vector.nbytes)
+        self._member.complete(self._mpi.Isend(self._buffer(vector), to, tag), to, vector.nbytes)
 
     @override
     @guarded
@@ -261,14 +261,14 @@ class MpiCommunicator(Communicator):
         mpi = self._job.mpi
         found = mpi.Status()
         wanted = mpi.ANY_SOURCE if source == ANY else source
-        self._job.wait(lambda: self._mpi.Iprobe(wanted, tag, found), flowing_bytes)
+        self._member.wait(lambda: self._mpi.Iprobe(wanted, tag, found), source, flowing_bytes)
         sender, nbytes = found.Get_source(), found.Get_count(mpi.BYTE)
         if nbytes != vector.nbytes:
             raise ValueError(
                 f"rank {sender} sent {nbytes // vector.itemsize} elements of {vector.dtype} with tag {tag}, "
                 f"but the vector to receive it has {vector.numel()}; give recv a vector of that length"
             )
-        self._job.complete(self._mpi.Irecv(self._buffer(vector), sender, tag), nbytes)
+        self._member.complete(self._mpi.Irecv(self._buffer(vector), sender, tag), sender, nbytes)
         return int(sender)
 
     @override
@@ -281,9 +281,9 @@ class MpiCommunicator(Communicator):
             self._receive(incoming, source, tag, outgoing.nbytes)
         except ValueError:
             # What came in did not fit: nothing is wrong with what goes out.
-            self._job.complete(request, outgoing.nbytes)
+            self._member.complete(request, to, outgoing.nbytes)
             raise
-        self._job.complete(request, outgoing.nbytes)
+        self._member.complete(request, to, outgoing.nbytes)
 
     @override
     @guarded
@@ -332,8 +332,8 @@ class MpiCommunicator(Communicator):
             torch.tensor([number, amount], device="cpu"),
             torch.zeros(1, dtype=torch.int64, device="cpu"),
         )
-        self._job.complete(comm.Isend(self._buffer(question), 0, QUESTION))
-        self._job.complete(comm.Irecv(self._buffer(answer), 0, ANSWER))
+        self._member.complete(comm.Isend(self._buffer(question), 0, QUESTION), 0)
+        self._member.complete(comm.Irecv(self._buffer(answer), 0, ANSWER), 0)
         return int(answer)
 
     @override
@@ -384,8 +384,11 @@ class MpiCommunicator(Communicator):
             self._desk = None
         if self._cross is not None and self._cross is not self:
             self._cross.close()
+        if self._node._whole:
+            # Without the ranks of this host nothing can go on that this rank takes part in.
+            self._job.leave()
         self._node.close()
-        self._job.drop(self._mpi)
+        self._job.drop(self._member)
 
     def _check(self, vector: Tensor) -> None:
         if vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":

@@ -17,13 +17,14 @@ class MpiGroup:
         ulfm: whether the library can go on after a rank died.
 
     Attributes:
+        module: the module `mpi4py.MPI`.
         collectives: the one for what all ranks do together.
         messages: the one for messages between two.
         ulfm: whether the library can go on after a rank died.
     """
 
     def __init__(self, mpi: Any, ranks: Sequence[int], tag: int, ulfm: bool) -> None:
-        world = mpi.COMM_WORLD
+        self.module, world = mpi, mpi.COMM_WORLD
         group = world.Get_group().Incl(list(ranks))
         self.collectives, self.messages = (world.Create_group(group, 2 * tag + which) for which in range(2))
         for comm in (self.collectives, self.messages):

@@ -10,8 +10,9 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 import numpy
 
+from tutti.comm.farewells import Farewells, free_later, free_what_is_over
 from tutti.comm.host import HostCommunicator
-from tutti.comm.waiting import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
+from tutti.comm.waiting import LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
 from tutti.errors import PeerLost
 
 SPIN_S: Final = 50e-6
@@ -35,30 +36,40 @@ class MpiJob:
         ulfm: whether the library can go on after a rank died.
 
     Attributes:
-        comms: the MPI communicators in use.
+        members: this rank's part in each of the MPI communicators in use.
         revoked: whether a rank was lost.
     """
 
     def __init__(self, mpi: Any, node: HostCommunicator, ulfm: bool) -> None:
         self.mpi, self.node = mpi, node
-        self.comms: list[Any] = []
+        self.members: list[Membership] = []
         self.revoked = False
         self._notes: list[Any] = []
         self._ulfm = ulfm
         self._next_look_s = 0.0
 
-    def adopt(self, comm: Any) -> None:
+    def adopt(self, comm: Any) -> Membership:
         """Take an MPI communicator into use."""
         comm.Set_errhandler(self.mpi.ERRORS_RETURN)
-        self.comms.append(comm)
+        self.members.append(member := Membership(self, comm))
+        free_what_is_over(self.mpi.Exception)
+        return member
 
-    def drop(self, comm: Any) -> None:
-        """Give an MPI communicator back (collective)."""
-        if comm in self.comms:
-            self.comms.remove(comm)
+    def drop(self, member: Membership) -> None:
+        """Leave an MPI communicator; it is freed when all have."""
+        if member in self.members:
+            self.members.remove(member)
+            member.leave()
             # Freeing needs the others, and they may be gone.
             if not self.revoked:
-                comm.Free()
+                free_later(member.farewells.all_over, member.comm.Free)
+                free_what_is_over(self.mpi.Exception)
+
+    def leave(self) -> None:
+        """Leave all MPI communicators: the ranks of other hosts that still wait for this one are told."""
+        if not self.mpi.Is_finalized():
+            for member in tuple(self.members):
+                member.leave()
 
     def give_up(self, lost: Sequence[int]) -> None:
         """Tell everyone whom this rank lost; every operation on its communicators fails, in all ranks."""
@@ -71,9 +82,9 @@ class MpiJob:
             for rank in {*range(world.Get_size())} - {*lost, *self.node._peers.names}:
                 self._tell(rank, lost[0])
         if self._ulfm:
-            for comm in self.comms:
-                if not comm.Is_revoked():
-                    comm.Revoke()
+            for member in self.members:
+                if not member.comm.Is_revoked():
+                    member.comm.Revoke()
 
     def _tell(self, rank: int, lost: int) -> None:
         try:
@@ -90,7 +101,10 @@ class MpiJob:
             return False
         if kind == mpi.ERR_OTHER:
             # All that a collective says that was under way just then.
-            return any(comm.Is_revoked() for comm in self.comms) or mpi.COMM_WORLD.Get_failed().size > 0
+            return (
+                any(member.comm.Is_revoked() for member in self.members)
+                or mpi.COMM_WORLD.Get_failed().size > 0
+            )
         return kind in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
 
     def explained(self, error: Exception) -> Exception:
@@ -128,12 +142,19 @@ class MpiJob:
             self._next_look_s = now + CHECK_AFTER_S
             self.node._peers.check()
 
-    def complete(self, request: Any, nbytes: int = 0) -> None:
-        """Wait for an MPI request that moves `nbytes`."""
-        self.wait(request.Test, nbytes)
+    def wait(
+        self, ready: Callable[[], bool], nbytes: int = 0, gone: Callable[[], Sequence[int]] = tuple
+    ) -> None:
+        """Return when `ready()`; costs little while that takes long, and notices dead ranks of this host.
 
-    def wait(self, ready: Callable[[], bool], nbytes: int = 0) -> None:
-        """Return when `ready()`; costs little while that takes long, and notices dead ranks of this host."""
+        Args:
+            ready: what to wait for.
+            nbytes: how much is moved meanwhile.
+            gone: tells the ranks, numbered in the job, that have left, and without which it cannot be ready.
+
+        Raises:
+            PeerLost: a rank of this host died, or ranks are gone.
+        """
         started, flowing_s = time.monotonic(), nbytes / SLOWEST_BYTES_PER_S
         while not ready():
             waited_s = time.monotonic() - started
@@ -144,6 +165,62 @@ class MpiJob:
             time.sleep(min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S))
             if waited_s > CHECK_AFTER_S:
                 self.node._peers.check()
+                if (left := gone()) and not ready():
+                    raise PeerLost(left, LEFT_EARLY)
+
+
+class Membership:
+    """A rank's part in an MPI communicator: what it does there with others, who may leave.
+
+    Args:
+        job: the job's state.
+        comm: the communicator.
+    """
+
+    def __init__(self, job: MpiJob, comm: Any) -> None:
+        self.comm, self._job = comm, job
+        self._rank, self._size = comm.Get_rank(), comm.Get_size()
+        self.farewells = Farewells(job.mpi, comm, [rank for rank in range(self._size) if rank != self._rank])
+        self._begun = self._done = 0
+
+    def together(self, request: Any, nbytes: int = 0) -> None:
+        """Wait for the next collective, of all ranks, which moves `nbytes`."""
+        self._begun += 1
+        self._job.wait(request.Test, nbytes, lambda: self._named(self._early()))
+        self._done = self._begun
+
+    def complete(self, request: Any, rank: int, nbytes: int = 0) -> None:
+        """Wait for a message to or from another rank, which moves `nbytes`."""
+        self.wait(request.Test, rank, nbytes)
+
+    def wait(self, ready: Callable[[], bool], rank: int, nbytes: int = 0) -> None:
+        """Wait for something that needs another rank, or, if `rank` is negative, any other."""
+        needed = [rank] if rank >= 0 else [other for other in range(self._size) if other != self._rank]
+        self._job.wait(ready, nbytes, lambda: self._named(self._gone(needed)))
+
+    def leave(self) -> None:
+        """Tell the others that this rank has left."""
+        try:
+            self.farewells.say(self._done)
+        except self._job.mpi.Exception:
+            # Somebody is dead, and MPI tells the others.
+            return
+
+    def _early(self) -> list[int]:
+        self.farewells.look()
+        return self.farewells.early(self._begun)
+
+    def _gone(self, needed: Sequence[int]) -> Sequence[int]:
+        """All of the ranks, if all of them have left."""
+        self.farewells.look()
+        return needed if needed and all(map(self.farewells.has_left, needed)) else ()
+
+    def _named(self, ranks: Sequence[int]) -> list[int]:
+        """The ranks' numbers in the job."""
+        if not ranks:
+            return []
+        group, everyone = self.comm.Get_group(), self._job.mpi.COMM_WORLD.Get_group()
+        return [int(name) for name in group.Translate_ranks(ranks, everyone)]
 
 
 class InJob(Protocol):

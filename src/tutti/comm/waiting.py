@@ -27,6 +27,9 @@ LONGEST_NAP_S: Final = 1e-3
 NAP_SHARE: Final = 0.1
 """A nap is this share of the time waited so far: waking up late costs at most that share."""
 
+LEFT_EARLY: Final = "it left while others still waited for it"
+"""Why a rank is lost that ended, or closed its communicator, in an orderly way."""
+
 _PR_SET_TIMERSLACK: Final = 29
 
 
@@ -166,7 +169,7 @@ def _refuse_to_wait_for_nobody(
         peers.check()
         missing = needed()
         if missing and all(words[LINE * (1 + rank) + LEFT] for rank, _ in missing):
-            raise PeerLost([name for _, name in missing], "it left while others still waited for it")
+            raise PeerLost([name for _, name in missing], LEFT_EARLY)
     except PeerLost:
         # Whoever is gone may have done what we wait for with its last breath.
         if not ready():

@@ -86,17 +86,17 @@ def join_mpi(threads: int | None) -> Communicator:
             "launcher of the MPI library that mpi4py uses. Start the ranks with that library's mpirun; under "
             "Slurm, try 'srun --mpi=pmix', or 'srun --mpi=list' to see what there is"
         )
-    _see_to_the_end(comm.node)
+    _see_to_the_end(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
 
 
-def _see_to_the_end(node: Communicator) -> None:
+def _see_to_the_end(comm: Communicator) -> None:
     """Have no rank of the MPI job wait for ever for this one, however the program ends.
 
     Args:
-        node: the ranks of this host; they are told that this one has left. MPI ends together with all ranks.
+        comm: the ranks; they are told that this one has left. MPI ends together with all ranks.
     """
     own, usual = os.getpid(), sys.excepthook
 
@@ -108,7 +108,7 @@ def _see_to_the_end(node: Communicator) -> None:
 
     def leave() -> None:
         if os.getpid() == own:
-            node.close()
+            comm.close()
 
     sys.excepthook = end_job
     atexit.register(leave)
