@@ -82,7 +82,7 @@ def leaves_a_batch_out(comm: Communicator, model: nn.Module, optimizer: torch.op
 
 
 def begins_again_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Both ranks come with their fifth batch, which is the first of an iteration on one of them."""
+    """Both ranks go on to their fifth batch, which is the first of an iteration on one of them."""
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
     train(comm, model, optimizer, 1)
 
@@ -96,7 +96,7 @@ def begins_again_early(comm: Communicator, model: nn.Module, optimizer: torch.op
         (loads_early, r"tutti.shard\(\)"),
         (distributes_early, r"tutti.distribute\(\)"),
         (leaves_a_batch_out, r"backward\(\)"),
-        (begins_again_early, r"backward\(\)"),
+        (begins_again_early, r"tutti.shard\(\)"),
     ],
 )
 def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -23,8 +25,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
+from tutti.experiments.fingerprints import Fingerprint, looked, of_dataset
 from tutti.experiments.gradient_exchange import GradientExchange
-from tutti.experiments.meetings import Purpose
+from tutti.experiments.meetings import DETAILS, Purpose
 from tutti.strategies.base import Pace
 
 if TYPE_CHECKING:
@@ -83,6 +86,7 @@ class OwnLoop:
         open: the iterations that go on, the innermost last.
         deals: the counts of the batch that a tensor belongs to.
         loaders: of the parts of a loader whose workers are to live on.
+        looked: data sets whose samples were compared between the ranks.
         exchange: of the models' gradients.
     """
 
@@ -97,6 +101,7 @@ class OwnLoop:
         self.exchange = GradientExchange(self.comm)
         self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
+        self.looked = looked()
         self._looking: set[nn.Module] = set()
         self._noted: list[Dealt] | None = None
 
@@ -233,13 +238,16 @@ class _Dealing:
     is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
     """
 
-    def __init__(self, batches: Iterable[list[Any]], job: OwnLoop) -> None:
-        self.batches, self.job = batches, job
+    def __init__(self, batches: Iterable[list[Any]], dataset: object, job: OwnLoop) -> None:
+        self.batches, self.dataset, self.job = batches, dataset, job
         self.deals: list[Dealt] = []
         self.seen = 0
+        self._fingerprint = Fingerprint()
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.deals, self.seen = [], 0
+        if self.job.comm.size > 1:
+            self._fingerprint = of_dataset(self.dataset, self.job.looked)
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
         return self._own(iter(self.batches))
 
@@ -248,7 +256,8 @@ class _Dealing:
         while True:
             ahead = self._ahead()
             drawn = [list(batch) for batch in islice(source, ahead)]
-            self.job.exchange.meetings.come(Purpose.DEAL)
+            if not _is_alike(self._fingerprint, self.job):
+                _refuse_other_samples(self._fingerprint, self.job.comm)
             shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
             for batch in shared:
                 mine = self.seen % comm.size == comm.rank
@@ -292,7 +301,14 @@ def from_loader(loader: DataLoader[Any], job: OwnLoop) -> Iterator[Any]:
 
 
 def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
-    dealing = _Dealing(cast("Iterable[list[Any]]", loader.batch_sampler), job)
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1 and job.comm.size > 1:
+        raise BadOption(
+            f"the loader has a DistributedSampler, which deals each of {sampler.num_replicas} ranks a part, "
+            "and shard() would deal the ranks parts of that; make the loader with shuffle=True "
+            "or another sampler of all samples"
+        )
+    dealing = _Dealing(cast("Iterable[list[Any]]", loader.batch_sampler), loader.dataset, job)
     return DataLoader(
         loader.dataset,
         batch_sampler=cast("BatchSampler", dealing),
@@ -306,6 +322,50 @@ def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
+
+
+def _is_alike(mine: Fingerprint, job: OwnLoop) -> bool:
+    """Whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
+    table = job.exchange.meetings.come(Purpose.DEAL, mine.words())
+    if table is None:
+        return True
+    prints = [Fingerprint.of_words(words) for words in table[:, 1 : 1 + DETAILS].tolist()]
+    return all(prints[0].is_like(other) for other in prints)
+
+
+def _refuse_other_samples(mine: Fingerprint, comm: Communicator) -> None:
+    lengths = cast("list[int]", comm.all_gather_objects(mine.length))
+    raise BadOption(
+        (
+            f"the ranks' data sets are of different lengths: by rank, {lengths}"
+            if len(set(lengths)) > 1
+            else f"the ranks' data sets hold different samples, {mine.length} on each, or in another order"
+        )
+        + "; shard() deals numbers of samples, so give every rank the whole data set, and seed what splits "
+        "or shuffles it: random_split(..., generator=torch.Generator().manual_seed(0)), "
+        "numpy.random.default_rng(0), random.seed(0), train_test_split(..., random_state=0)"
+    )
+
+
+def compared(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
+    """The batches; the first is compared between the ranks (collective)."""
+    source = iter(batches)
+    if job.comm.size == 1:
+        yield from source
+        return
+    first = list(islice(source, 1))
+    print_ = Fingerprint(_length(first[0]) if first else 0)
+    print_.note(first)
+    if not _is_alike(print_, job):
+        lengths = cast("list[int]", job.comm.all_gather_objects(print_.length))
+        how = "are the iterable's, and every rank's must yield the same: seed what shuffles its samples"
+        if len(set(lengths)) > 1:
+            raise BadOption(f"the first batches have, by rank, {lengths} samples; they {how}")
+        warnings.warn(
+            f"the ranks' first batches differ: they {how} (random transforms may differ)", stacklevel=2
+        )
+    yield from first
+    yield from source
 
 
 def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:

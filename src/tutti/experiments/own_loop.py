@@ -18,7 +18,16 @@ from tutti.centre import Centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.experiments.arguments import as_objects
-from tutti.experiments.dealing import Dealt, Number, Open, OwnLoop, from_loader, own_part, whole_batches
+from tutti.experiments.dealing import (
+    Dealt,
+    Number,
+    Open,
+    OwnLoop,
+    compared,
+    from_loader,
+    own_part,
+    whole_batches,
+)
 from tutti.experiments.meetings import Purpose
 from tutti.experiments.steppers import Adopting, JointStepper, Stepper, WorkerStepper
 from tutti.launch.join import join
@@ -318,9 +327,9 @@ class shard:
         )
         own = from_loader(cast("DataLoader[Any]", self.batches), job) if loads else None
         if job.pace is Pace.TOGETHER:
-            dealt = own or (own_part(batch, job) for batch in self.batches)
+            dealt = own or (own_part(batch, job) for batch in compared(self.batches, job))
         else:
-            dealt = own or whole_batches(self.batches, job)
+            dealt = own or whole_batches(compared(self.batches, job), job)
         job.exchange.meetings.iterations += torch.is_grad_enabled()
         mine = Open(replace(job.dealt))
         job.open.append(mine)
