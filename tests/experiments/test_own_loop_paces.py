@@ -179,3 +179,62 @@ def test_workers_that_wait_for_nobody_may_step_as_often_as_they_like(job_of_each
         return own_loop._current().steppers[0].worker.calls
 
     assert VirtualWorld(4).run(work) == [["step"] * 4] * 2 + [["step"] * 2] * 2
+
+
+def test_the_rounds_of_a_rank_without_a_batch_are_completed_in_the_end(job_of_each_rank) -> None:
+    """Of two passes behind a step the first two ranks have one, and the others none."""
+
+    def work(comm: Communicator) -> list[str]:
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        model, optimizer = make(Alone(every=2))
+        train(model, optimizer, own_loop.shard(list(loader())[:2]))
+        own_loop.finish(model)
+        return own_loop._current().steppers[0].worker.calls
+
+    assert VirtualWorld(4).run(work) == [["step"]] * 2 + [["skip"]] * 2
+
+
+def test_passes_are_gathered_without_gradients_being_zeroed(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> Tensor:
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        model, optimizer = make(Alone(every=2))
+        for inputs, targets in own_loop.shard(list(loader())[:4]):
+            nn.functional.cross_entropy(model(inputs.double()), targets).backward()
+            optimizer.step()
+        return vector(model)
+
+    model, optimizer = make()
+    batches = list(loader())
+    for pair in (batches[:2], batches[2:4]):
+        train(model, optimizer, [[torch.cat(parts) for parts in zip(*pair, strict=True)]])
+    (found,) = VirtualWorld(1).run(work)
+    torch.testing.assert_close(found, vector(model), rtol=0, atol=1e-12)
+
+
+def test_one_rank_alone_may_give_its_optimizer_new_parameters(job_of_each_rank) -> None:
+    def work(comm: Communicator) -> bool:
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        _, optimizer = make(Alone())
+        new = nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [new]})
+        new.sum().backward()
+        optimizer.step()
+        return bool((new < 1).all())
+
+    assert VirtualWorld(1).run(work) == [True]
+
+
+def test_batches_are_noted_for_the_innermost_closure_alone() -> None:
+    def work(comm: Communicator) -> None:
+        job = dealing.OwnLoop(comm, dealing.Dealt(1, 1))
+        deals = [dealing.Dealt(number, number) for number in range(4)]
+        with job.noting() as outer:
+            job.deal(deals[0])
+            with job.noting() as inner:
+                job.deal(deals[1])
+            job.deal(deals[2])
+        job.deal(deals[3])
+        assert inner == deals[1:2]
+        assert outer == [deals[0], deals[2]]
+
+    VirtualWorld(1).run(work)

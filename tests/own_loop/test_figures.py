@@ -53,10 +53,10 @@ def test_a_sample_that_stands_in_is_in_no_figure(worlds: Worlds, gradients: bool
 
 def _inside(comm: Communicator) -> list[float]:
     _begin(comm)
-    found = []
-    for (values,) in own_loop.shard(_loader()):
+    found, loader = [], _loader()
+    for (values,) in own_loop.shard(loader):
         with torch.no_grad():
-            for _ in own_loop.shard(_loader()):
+            for _ in own_loop.shard(loader):
                 pass
         found.append(own_loop.total(values.sum().item()))
     return found
@@ -64,3 +64,18 @@ def _inside(comm: Communicator) -> list[float]:
 
 def test_figures_after_a_loop_inside_another_are_those_of_the_batch_outside(worlds: Worlds) -> None:
     assert worlds.call(_inside, 2) == [[15.0, 240.0, 256.0]] * 2
+
+
+def _lengths(comm: Communicator) -> list[int]:
+    """Of a rank's part of two samples, dealt from a loader and from a list, to train on and to evaluate."""
+    _begin(comm)
+    found = []
+    for gradients in (True, False):
+        with nullcontext() if gradients else torch.no_grad():
+            for batches in (DataLoader(TensorDataset(VALUES[:2]), 2), [(VALUES[:2],)]):
+                found += [len(values) for (values,) in own_loop.shard(batches)]
+    return found
+
+
+def test_one_sample_stands_in_where_a_rank_that_trains_has_none(worlds: Worlds) -> None:
+    assert worlds.call(_lengths, 3) == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]

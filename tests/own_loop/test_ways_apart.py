@@ -130,7 +130,7 @@ def test_whoever_waits_for_a_rank_that_left_is_told_when_that_was() -> None:
 
 
 def _look_alone(comm: Communicator) -> int:
-    return dealing.OwnLoop(comm, dealing.Dealt()).comm.size if comm.rank == 1 else 0
+    return dealing.OwnLoop(comm, dealing.Dealt(1, 2)).comm.size if comm.rank == 1 else 0
 
 
 def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:

@@ -46,8 +46,8 @@ AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandom
 class Dealt:
     """How many samples this rank got of the batch that `shard` dealt last, and how many all ranks did."""
 
-    own: int = 1
-    all: int = 1
+    own: int
+    all: int
 
 
 @dataclass(eq=False)
@@ -93,11 +93,12 @@ class OwnLoop:
     comm: Communicator
     dealt: Dealt
     steppers: list[Stepper] = field(default_factory=list)
-    last: Dealt = field(default_factory=Dealt)
+    last: Dealt = field(init=False)
     samples: int = 1
     open: list[Open] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.last = self.dealt
         self.exchange = GradientExchange(self.comm)
         self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()

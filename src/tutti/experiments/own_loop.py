@@ -51,8 +51,8 @@ def init() -> Communicator:
     """
     global _job
     if _job is None:
-        _job = OwnLoop(join(), Dealt())
-        _job.dealt = Dealt(1, _job.comm.size)
+        comm = join()
+        _job = OwnLoop(comm, Dealt(1, comm.size))
     return _job.comm
 
 

@@ -316,7 +316,7 @@ class WorkerStepper(Stepper):
     def finish(self) -> None:
         self._compare_steps()
         with self._stepping():
-            if self._calls and self._samples:
+            if self._calls:
                 self._use_gathered()
             self.worker.finish()
 
