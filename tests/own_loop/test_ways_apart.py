@@ -16,14 +16,15 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
 from tutti.experiments import dealing, own_loop
+from tutti.strategies import ParamServer, Strategy
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
-def begin(comm: Communicator) -> tuple[nn.Module, torch.optim.Optimizer]:
+def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
     own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
     model = net()
-    return own_loop.distribute(model, sgd(model))
+    return own_loop.distribute(model, sgd(model), strategy)
 
 
 def train(
@@ -39,10 +40,10 @@ def train(
             optimizer.step()
 
 
-def refusal(comm: Communicator, way: Loop) -> str:
+def refusal(comm: Communicator, way: Loop, strategy: Strategy | None = None) -> str:
     """What a rank is told that goes its way."""
     try:
-        way(comm, *begin(comm))
+        way(comm, *begin(comm, strategy))
     except BadOption as error:
         return str(error)
     finally:
@@ -105,6 +106,40 @@ def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) 
     assert "after 3 steps: " in told[0]
     assert re.search(r"rank 0 is in backward\(\) \([\w.]+, line \d+, training batch 4\)", told[0])
     assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        (averages_early, r"tutti.mean\(\)"),
+        (finishes_early, r"tutti.finish\(\)"),
+        (evaluates_early, r"tutti.settled\(\)"),
+        (loads_early, r"tutti.shard\(\)"),
+        (leaves_a_batch_out, r"optimizer.step\(\)"),
+    ],
+)
+def test_workers_of_a_parameter_server_that_wait_for_each_other_are_told_so(
+    worlds: Worlds, way: Loop, place: str
+) -> None:
+    told = worlds.call(partial(refusal, way=way, strategy=ParamServer()), 2)
+    assert told[0] == told[1]
+    assert "after 3 steps: " in told[0]
+    assert re.search(r"rank 0 is in optimizer.step\(\) \([\w.]+, line \d+, training batch 4\)", told[0])
+    assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
+
+
+def step_in_another_order(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    other = net(4)
+    _, last = own_loop.distribute(other, sgd(other), ParamServer())
+    inputs, targets = next(iter(own_loop.shard(list(batches()))))
+    (fit(model, inputs, targets) + fit(other, inputs, targets)).backward()
+    for each in (optimizer, last) if comm.rank else (last, optimizer):
+        each.step()
+
+
+def test_workers_of_a_parameter_server_that_step_other_optimizers_are_told_so(worlds: Worlds) -> None:
+    for told in worlds.call(partial(refusal, way=step_in_another_order, strategy=ParamServer()), 2):
+        assert "[1, 0]" in told
 
 
 def test_ranks_at_the_same_place_are_named_together(worlds: Worlds) -> None:

@@ -81,6 +81,11 @@ class Rounds(Rule):
         self._brought: dict[int, Tensor] = {}
 
     @property
+    def waits(self) -> bool:
+        """Whether no round closes before all workers have come."""
+        return self._quorum >= 1
+
+    @property
     def missing(self) -> Missing:
         """The parameters for which the next message has no gradient."""
         return self._inner.missing

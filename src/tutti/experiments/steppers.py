@@ -272,7 +272,7 @@ class WorkerStepper(Stepper):
     ) -> None:
         super().__init__(replica, strategy, sums)
         self.worker, self._optimizer, self._job = worker, optimizer, job
-        self._strategy = strategy
+        self._strategy, self._number = strategy, len(job.steppers)
         self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
         many = self._passes > 1
         self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
@@ -290,6 +290,7 @@ class WorkerStepper(Stepper):
         self.steps += 1
         self.latest = max(stepper.latest for stepper in self._job.steppers) + 1
         self._refuse_strangers()
+        self._meet(Purpose.STEP)
         with self._stepping(), _unscaled(self._optimizer) as overflown:
             if overflown and self._passes == 1:
                 self.worker.give_up()
@@ -305,6 +306,7 @@ class WorkerStepper(Stepper):
 
     @override
     def settle(self) -> None:
+        self._meet(Purpose.SETTLE)
         self._compare_steps()
         self.worker.settle()
 
@@ -314,11 +316,21 @@ class WorkerStepper(Stepper):
 
     @override
     def finish(self) -> None:
+        self._meet(Purpose.FINISH)
         self._compare_steps()
         with self._stepping():
             if self._calls:
                 self._use_gathered()
             self.worker.finish()
+
+    def _meet(self, purpose: Purpose) -> None:
+        """Meet the other ranks where they wait for each other anyway (collective); one may be elsewhere."""
+        if self.pace is not Pace.TOGETHER or not self.worker.waits or self._job.comm.size == 1:
+            return
+        table = self._job.exchange.meet(purpose, (self._number,))
+        self._job.exchange.meetings.steps += purpose is Purpose.STEP
+        if len(table):
+            _refuse_other_optimizers(table)
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
@@ -483,13 +495,17 @@ def _hash_of(optimizer: Optimizer) -> int:
     )
 
 
-def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) -> None:
-    """Say in what the ranks that have come for a step differ (collective)."""
+def _refuse_other_optimizers(table: Tensor) -> None:
     if bool((table[:, :2] != table[0, :2]).any()):
         raise BadOption(
             f"the ranks step different optimizers at the same time: by rank, in the order of distribute(), "
             f"{table[:, 1].tolist()}; let every rank make the same steps"
         )
+
+
+def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) -> None:
+    """Say in what the ranks that have come for a step differ (collective)."""
+    _refuse_other_optimizers(table)
     if bool((table[:, 3] != table[0, 3]).any()):
         raise BadOption(
             "the optimizer's state was loaded or changed on some ranks and not on others: by rank, "

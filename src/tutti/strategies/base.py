@@ -85,6 +85,7 @@ class Worker(ABC):
             the loss has a denominator of its own, it is the part of that, unless the worker `divides`.
         weight: where the worker `divides`, what its gradient stands for in the sum by which all are divided;
             None: its share.
+        waits: whether a step under the pace TOGETHER waits for the gradients of all workers.
         divides: whether the sum of the gradients is divided by the sum of their weights here. Otherwise the
             loop does so before the step, with an exchange among all ranks.
     """
@@ -92,7 +93,7 @@ class Worker(ABC):
     divides: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.share = 1.0
+        self.share, self.waits = 1.0, True
         self.weight: float | None = None
         self.traffic = Traffic()
         self.updating = Stopwatch()

@@ -78,7 +78,7 @@ class _ParamServerWorker(CentredWorker):
         self._rule, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
         # Every worker's loop makes the same edits: one brings them.
         self.edits = Edits(replica) if comm.rank == 0 else None
-        self._comm = comm
+        self._comm, self.waits = comm, rule.waits
 
     @override
     def adopt_optimizer(self) -> None:
