@@ -1,7 +1,9 @@
 """The backend is found, and the ranks find each other, whoever starts them."""
 
+import errno
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +148,24 @@ def test_on_several_hosts_of_mpirun_the_ranks_find_rank_0_together():
     environ = under_mpirun_on_two_hosts()
     describe_mpi_rank(environ, lambda size, port: (f"10.0.0.{size}", 20_123))
     assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.4", "20123")
+
+
+def test_rank_0_holds_the_port_that_it_offers_until_torch_listens_there():
+    offered = []
+
+    def find(size, port):
+        offered.append(port)
+        return "127.0.0.1", port
+
+    for rank in "30":
+        describe_mpi_rank({**under_mpirun_on_two_hosts(), "OMPI_COMM_WORLD_RANK": rank}, find)
+    assert offered[0] == 0
+    with socket.socket() as another, pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
+        another.bind(("127.0.0.1", offered[1]))
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("127.0.0.1", offered[1]))
+        store.listen()
 
 
 def test_the_address_that_the_user_gives_is_not_looked_for():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tutti.comm.host import HostCommunicator
-from tutti.errors import NotFinite
+from tutti.errors import BadData, NotFinite
 from tutti.heartbeats import FAILED, FINISHED, TESTING, TRAINING, Heartbeat, read_heartbeats
 from tutti.records import EpochRecord, Evaluation, RankRecord
 from tutti.training import heart as module
@@ -182,6 +183,32 @@ def test_a_disk_that_is_full_is_said_once_and_the_rank_trains_on(
     said = capsys.readouterr().err
     assert said.count("tutti: warning: rank 1 cannot leave signs of life") == 1
     assert "No space left on device" in said
+
+
+@pytest.mark.parametrize("why", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("odd")])
+def test_a_sign_that_cannot_be_left_is_no_error_of_the_thread_even_if_nobody_can_be_told(
+    why: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path, beat: Heartbeat) -> None:
+        raise why
+
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    errors = list[threading.ExceptHookArgs]()
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    monkeypatch.setattr(module, "write_heartbeat", fail)
+    monkeypatch.setattr(module, "print", gone, raising=False)
+    with Heart(run, 1) as heart:
+        heart._thread.join(PATIENCE_S)
+        assert not heart._thread.is_alive()
+    assert errors == []
+
+
+def test_an_error_about_a_file_whose_name_is_no_text_stays_the_error(run: Path) -> None:
+    with pytest.raises(BadData), Heart(run, 1):
+        raise BadData(f"cannot read {os.fsdecode(b'photo' + bytes([255]))}")
+    assert newest(run).state == FAILED
 
 
 def test_the_thread_has_ended_when_the_block_is_left(run: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tutti.comm.anonymous import make_for_all
 from tutti.errors import BadOption
 from tutti.experiments.job import announce
-from tutti.launch.environment import LOOPBACK, free_port, meet_in, variables
+from tutti.launch.environment import LOOPBACK, hold_port, meet_in, variables
 from tutti.launch.plan import make_plan
 from tutti.launch.start import start
 from tutti.launch.surroundings import Surroundings, started_by
@@ -102,7 +102,7 @@ def _end_program() -> None:
 
 def _torch_variables(comm: Communicator) -> dict[str, str]:
     """What torch.distributed reads (collective)."""
-    offer = (LOOPBACK if comm.hosts == 1 else socket.gethostname(), free_port()) if comm.rank == 0 else None
+    offer = (LOOPBACK if comm.hosts == 1 else socket.gethostname(), hold_port()) if comm.rank == 0 else None
     address, port = cast("tuple[str, int]", comm.broadcast_object(offer))
     place = Surroundings(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
     return variables(place, address, port)

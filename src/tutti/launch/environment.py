@@ -52,7 +52,7 @@ def describe_mpi_rank(
 
     Args:
         environ: what is read and set.
-        find: called on all ranks, with their number and a free port, to find rank 0's address and port.
+        find: called on all ranks, with their number and, on rank 0, a free port, to find rank 0's address and port.
 
     Returns:
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
@@ -73,7 +73,8 @@ def describe_mpi_rank(
     port = _PORTS[zlib.crc32(_job(environ).encode()) % len(_PORTS)]
     address = LOOPBACK if place.local_size == place.size else _first_of_slurm(environ)
     if not address and "MASTER_ADDR" not in environ:
-        address, port = find(place.size, free_port()) or (address, port)
+        # Rank 0's is the one that counts.
+        address, port = find(place.size, 0 if place.rank else hold_port()) or (address, port)
     for name, value in variables(place, address, port).items():
         if value:
             environ.setdefault(name, value)
@@ -96,6 +97,7 @@ class MeetingPlace:
 
 
 _meeting: MeetingPlace | None = None
+_holders: Final[list[socket.socket]] = []
 
 
 def meet_in(file: int, environ: Mapping[str, str] = os.environ) -> None:
@@ -139,8 +141,14 @@ def _first_of_slurm(environ: Mapping[str, str]) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
 
 
-def free_port() -> int:
-    """A port of this host that nobody uses just now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def hold_port() -> int:
+    """A port of this host that, as long as this process lives, the system gives to nobody who asks for any.
+
+    A socket is bound to it that does not listen. So whoever is told the port can listen there, if, as torch's
+    stores do, it sets SO_REUSEADDR too.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    _holders.append(holder)
+    return int(holder.getsockname()[1])

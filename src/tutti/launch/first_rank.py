@@ -102,7 +102,7 @@ def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
 
     Args:
         size: how many ranks the launcher started.
-        port: one that is free here; rank 0's is the one that counts.
+        port: on rank 0 one that is free here; of others it does not count.
 
     Returns:
         Address and port; None if the ranks cannot talk by MPI.

@@ -7,12 +7,14 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from tutti.heartbeats import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat, write_heartbeat
+from tutti.reading import printable
 from tutti.records import EpochRecord
 from tutti.training.progress import Moment, Span
 
@@ -58,7 +60,7 @@ class Heart:
         if error is None:
             self._note(state=FINISHED)
         else:
-            text = str(error).partition("\n")[0]
+            text = printable(str(error).partition("\n")[0])
             self._note(
                 state=FAILED, error=f"{type(error).__name__}: {text}" if text else type(error).__name__
             )
@@ -122,10 +124,12 @@ class Heart:
         except FileNotFoundError:
             # Rank 0 takes the folder back when a run fails early, and the failure speaks for itself.
             self._able = False
-        except OSError as error:
+        except Exception as error:  # whatever it is, the rank is there to train
             self._able = False
-            what = f"rank {self._beat.rank} cannot leave signs of life in {self._folder}: {error.strerror}"
-            print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
+            why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            what = f"rank {self._beat.rank} cannot leave signs of life in {self._folder}: {why}"
+            with suppress(OSError, ValueError):  # who read it has gone, or the program has closed it
+                print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
         return self._able
 
 
