@@ -12,6 +12,7 @@ import tutti
 LIGHT = (
     "tutti",
     "tutti.cli.main",
+    "tutti.cli.commands",
     "tutti.cli.train",
     "tutti.cli.evaluate",
     "tutti.cli.verify",

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from tutti.cli.main import COMMANDS, main
+from tutti.cli.commands import COMMANDS
+from tutti.cli.main import main
 from tutti.errors import PeerLost, RankFailed
 from tutti.experiments.config import TrainConfig, flag
 from tutti.strategies import EASGD, STRATEGIES
@@ -121,6 +122,24 @@ def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     failing_command(monkeypatch, KeyboardInterrupt())
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "tutti: interrupted\n"
+
+
+@pytest.mark.parametrize("module", ["tutti.cli.commands", "tutti.cli.train", "tutti.experiments.plan"])
+def test_ctrl_c_while_the_command_is_being_imported_is_one_line(module: str) -> None:
+    program = f"""
+import os, signal, sys
+
+class Interruption:
+    def find_spec(name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interruption)
+from tutti.cli.main import main
+sys.exit(main(["train"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tutti: interrupted\n")
 
 
 @pytest.mark.parametrize("words", ["--help", "doctor --help", "train --steps 1 -n 2", "train --steps 1 -n 1"])

@@ -52,7 +52,8 @@ def describe_mpi_rank(
 
     Args:
         environ: what is read and set.
-        find: called on all ranks, with their number and, on rank 0, a free port, to find rank 0's address and port.
+        find: called on all ranks, with their number and, on rank 0, a free port, to find rank 0's address and
+            port.
 
     Returns:
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
