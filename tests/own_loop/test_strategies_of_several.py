@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -341,6 +342,36 @@ def test_what_a_loop_makes_of_its_weights_reaches_all(worlds: Worlds, strategy: 
     _decay(model, sgd(model))
     for found in worlds.call(partial(_decays_alone, strategy=strategy), 2):
         assert differences(found, weights(model)) == []
+
+
+def _shifts_at_the_end(comm: Communicator, shift: float, settled: bool = False) -> list[dict[str, Tensor]]:
+    """A loop on the first rank, which changes its weights after the last step; the other rests."""
+    job = Distributed(comm, GEM(momentum=0.0, least=1.0, most=1.0))
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    if comm.rank == 0:
+        for _ in range(3):
+            optimizer.zero_grad()
+            fit(model, *samples(6).tensors).backward()
+            optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.add_(shift)
+    with own_loop.settled(model) if settled else nullcontext():
+        own_loop.finish(model)
+    return weights(model)
+
+
+def test_what_a_loop_changes_after_its_last_step_reaches_all(worlds: Worlds) -> None:
+    without = worlds.call(partial(_shifts_at_the_end, shift=0.0), 2)[0]
+    assert differences(without, weights(net())) != []
+    for found in worlds.call(partial(_shifts_at_the_end, shift=0.25), 2):
+        assert differences(found, [{name: value + 0.25 for name, value in without[0].items()}]) == []
+
+
+def test_weights_that_are_there_to_be_evaluated_are_no_change_of_the_loops(worlds: Worlds) -> None:
+    without = worlds.call(partial(_shifts_at_the_end, shift=0.0), 2)
+    inside = worlds.call(partial(_shifts_at_the_end, shift=0.0, settled=True), 2)
+    assert differences(inside, without) == []
 
 
 def _pairs_decay(comm: Communicator) -> list[dict[str, Tensor]]:

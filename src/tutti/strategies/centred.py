@@ -87,6 +87,11 @@ class CentredWorker(Worker):
         self._aside: list[torch.Tensor] | None = None
         self._finished = False
 
+    @property
+    def settled(self) -> bool:
+        """Whether the replica has the weights to be evaluated, and this worker's own are put aside."""
+        return self._aside is not None
+
     def bring_edits(self) -> None:
         """Have the centre feel what the loop has changed in the weights since this worker's last step."""
         moves = self.edits.take() if self.edits is not None else []

@@ -96,6 +96,18 @@ class _GemWorker(CentredWorker):
             self.prepare()
             self._optimizer.step()
             self.replica.zero_grad()
+        self._bring()
+
+    @override
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Have the centre feel what a loop of the user's has changed in the weights since the last step."""
+        # Inside of `settled` the weights are the centre's.
+        if not self.settled and not all(map(torch.equal, self.weights, self._then)):
+            self._bring()
+
+    def _bring(self) -> None:
+        """Push what the weights have been moved by since they were pulled, and pull."""
         for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):
             torch.sub(weights, then, out=update)
         pulled = self.centre.pull(self.weights)
