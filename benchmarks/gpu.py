@@ -50,7 +50,7 @@ def main() -> None:
         return
     parts = [f"# Results on a GPU\n\n`python benchmarks/gpu.py`\n\n    {describe(args.device)}"]
     tables = (
-        lambda: training(args.device, args.rounds, args.batch, args.steps),
+        lambda: training(args.device, args.rounds, args.models, args.batch, args.steps),
         lambda: paying(args.device, args.rounds, args.widths, args.batches),
     )
     print(parts[0], flush=True)
@@ -68,6 +68,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS, help="in the first table")
     parser.add_argument("--batch", type=int, default=BATCH, help="samples of a step in the first table")
     parser.add_argument("--steps", type=int, help="of an epoch, instead of each model's own")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="in the second table")
@@ -88,10 +89,11 @@ def describe(device: str) -> str:
 # --- training
 
 
-def training(device: str, rounds: int, batch: int, steps: int | None) -> str:
+def training(device: str, rounds: int, models: Sequence[str], batch: int, steps: int | None) -> str:
     """The first table."""
     rows = []
-    for model, (shape, own_steps) in MODELS.items():
+    for model in models:
+        shape, own_steps = MODELS[model]
         samples = (steps or own_steps) * batch
         inputs, targets = torch.randn(samples, *shape), torch.randint(10, (samples,))
         rate = medians(interleave(sides(model, inputs, targets, batch, device), rounds))

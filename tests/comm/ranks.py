@@ -15,7 +15,8 @@ class World(ForkedRanks):
 
     Args:
         size: how many ranks.
-        cores: how many cores the ranks are told they have.
+        cores: how many cores the ranks are told they have; None for those that they may use. As a rule one,
+            so that no wait spins: other tests run meanwhile.
         names: what the ranks are called in errors.
         absent: ranks that never come.
         join_timeout_s: how long the ranks wait for each other to come.
@@ -28,7 +29,7 @@ class World(ForkedRanks):
     def __init__(
         self,
         size: int,
-        cores: int | None = None,
+        cores: int | None = 1,
         names: Sequence[int] | None = None,
         absent: Sequence[int] = (),
         join_timeout_s: float = 60.0,

@@ -40,7 +40,7 @@ def worlds() -> Iterator[dict[int, World]]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("size", SIZES)
 def test_contract(worlds: dict[int, World], size: int, check: Callable[[HostCommunicator], None]) -> None:
-    world = worlds.setdefault(size, World(size)) if size not in worlds else worlds[size]
+    world = worlds.setdefault(size, World(size, cores=2)) if size not in worlds else worlds[size]
     try:
         world.run(check)
     except BaseException:

@@ -25,6 +25,11 @@ LONG: Final = 1_500_000
 
 def values(rank: int, length: int, dtype: torch.dtype) -> Tensor:
     """The vector that `rank` contributes: the same wherever it is computed."""
+    return _values(rank, length, dtype).clone()
+
+
+@functools.cache
+def _values(rank: int, length: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * rank + length)
     if dtype.is_floating_point:
         return torch.randn(length, generator=generator, dtype=torch.float64).to(dtype)

@@ -64,21 +64,20 @@ def test_ranks_start_where_the_folder_was_deleted(tmp_path: Path, monkeypatch: p
     assert start("tests.launch.entries:sum_of_ranks", b"", TWO) == 1
 
 
-def test_another_environment_takes_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_takes_another_server_and_so_does_another_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = circumstances()[0]
     monkeypatch.setenv("A_VARIABLE", "now")
     now = circumstances()[0]
     assert (before["variable"], now["variable"]) == (None, "now")
     assert now["server"] != before["server"]
     assert not lives(before["server"])
-
-
-def test_another_number_of_threads_takes_another_server() -> None:
-    before = circumstances()[0]["server"]
+    # Another number of ranks does not, another number of threads does.
     assert start("tests.launch.entries:sum_of_ranks", b"", Plan(3, 1)) == 3
-    assert circumstances()[0]["server"] == before
+    assert circumstances()[0]["server"] == now["server"]
     assert start("tests.launch.entries:sum_of_ranks", b"", Plan(2, 2)) == 1
-    assert not lives(before)
+    assert not lives(now["server"])
 
 
 def test_a_job_that_fails_leaves_a_server_for_the_next(tmp_path: Path) -> None:
@@ -109,8 +108,8 @@ def test_a_server_without_work_ends_and_is_replaced(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(forking, "IDLE_S", 0.1)
     server = circumstances()[0]["server"]
     assert wait_until_gone([server]) == []
+    monkeypatch.undo()
     assert circumstances()[0]["server"] != server
-    forking.end_ranks()
 
 
 def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> None:

@@ -76,13 +76,15 @@ def test_the_loss_of_a_process_is_noticed_by_all_others(name: str) -> None:
 @needs_mpirun
 @pytest.mark.timeout(240)
 def test_ranks_under_mpirun_learn_and_end_with_the_same_weights() -> None:
-    """Two hosts; a strategy with a centre has a server there, and all have been seen on one host above."""
+    """Two hosts, and fewer epochs; a strategy with a centre has a server there, and all have been seen on one
+    host above.
+    """
     done = mpirun(4, "conformance.py", "aabb", timeout_s=200.0)
     assert done.returncode == 0, done.stderr
     (found,) = results(done)
     assert found.keys() == set(NAMES)
     for name, (accuracy, alike) in found.items():
-        assert accuracy >= RIGHT, name
+        assert accuracy >= 0.93, name
         assert alike, name
 
 
