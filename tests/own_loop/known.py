@@ -8,6 +8,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "an_embedding_with_a_largest_norm": (2, 3),
     "weights_that_are_assigned": (2, 3),
     "batches_of_graphs": (2, 3),
+    "one_backward_of_all_batches": (2, 3),
     "a_hook_on_what_is_added_to_a_gradient_of_the_loop": (2, 3),
 }
 """Loops that are refused before the first update, with the world sizes on which they are."""
@@ -15,6 +16,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
 REFUSED_LATER: dict[str, tuple[int, ...]] = {
     "a_layer_that_is_replaced": (2, 3),
     "a_layer_that_is_added": (2, 3),
+    "one_backward_of_two_uneven_loaders": (2, 3),
 }
 """Loops that are refused when they come to what is refused, after updates that were right."""
 

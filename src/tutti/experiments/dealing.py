@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -42,7 +43,7 @@ AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandom
 """Samplers that draw all random numbers of an epoch at its beginning."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Dealt:
     """How many samples this rank got of the batch that `shard` dealt last, and how many all ranks did."""
 
@@ -105,6 +106,7 @@ class OwnLoop:
         self.looked = looked()
         self._looking: set[nn.Module] = set()
         self._noted: list[Dealt] | None = None
+        self._differentiated = (-1, 0)
 
     @property
     def pace(self) -> Pace:
@@ -137,6 +139,24 @@ class OwnLoop:
         """Weigh gradients by the counts of this batch from now on."""
         self.dealt.own, self.dealt.all = deal.own, deal.all
         self.exchange.weigh(deal.own, deal.all)
+
+    def differentiate(self, deal: Dealt) -> None:
+        """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
+
+        Raises:
+            BadOption: it has come to those of a batch of which the ranks have other shares, too.
+        """
+        task = torch._C._current_graph_task_id()
+        before, self._differentiated = self._differentiated, (task, deal.all)
+        size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
+        if before[0] == task and not _are_shared_alike({before[1], deal.all}, size, sums):
+            raise BadOption(
+                f"one backward() is of batches of {before[1]} and of {deal.all} samples, of which a rank has "
+                f"different shares ({size} ranks), so that its gradients cannot be weighed; call backward() "
+                "for the loss of each batch, or give batches that the ranks can share evenly "
+                "(drop_last=True)"
+            )
+        self.train_on(deal)
 
     def close(self, ended: Open) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
@@ -177,7 +197,7 @@ class OwnLoop:
         table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in dealt)
         losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
         wholes = {one.all for one in dealt}
-        if len(wholes) > 1 and any(whole < size if sums else whole % size for whole in wholes):
+        if not _are_shared_alike(wholes, size, sums):
             if not sums and bool((losses == losses[0]).all()):
                 return loss  # the closure has averaged it
             raise BadOption(
@@ -203,11 +223,16 @@ class OwnLoop:
             model = stepper.replica.module
             if model not in self._looking:
                 self._looking.add(model)
-                model.register_forward_pre_hook(Looking(self), with_kwargs=True)
+                model.register_forward_hook(Looking(self), with_kwargs=True)
+
+
+def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
+    """Whether a rank's part of batches of so many samples counts the same in each of them."""
+    return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
 
 
 class Looking:
-    """A module's hook before `forward`: gradients are weighed by the batch that it is called with.
+    """A module's hook behind `forward`: gradients are weighed by the batch that it was called with.
 
     Copies of the module have none: they are not trained here.
     """
@@ -215,15 +240,27 @@ class Looking:
     def __init__(self, job: OwnLoop | None) -> None:
         self._job = job
 
-    def __call__(self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
-        """Look for a tensor that was dealt, or for a view of one."""
+    def __call__(
+        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
+    ) -> None:
+        """Look for tensors that were dealt, or for views of them."""
         if torch.compiler.is_compiling() or self._job is None or not torch.is_grad_enabled():
             return
-        for tensor in _tensors((inputs, named)):
-            for known in (tensor, tensor._base):
-                if known is not None and known in self._job.deals:
-                    self._job.train_on(self._job.deals[known])
-                    return
+        deals = [
+            self._job.deals[known]
+            for tensor in _tensors((inputs, named))
+            for known in (tensor, tensor._base)
+            if known is not None and known in self._job.deals
+        ]
+        for deal in dict.fromkeys(deals):
+            self._job.train_on(deal)
+            for tensor in _tensors(outputs):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(partial(self._differentiate, deal))
+
+    def _differentiate(self, deal: Dealt, gradients: object) -> None:
+        if self._job is not None:
+            self._job.differentiate(deal)
 
     def __deepcopy__(self, memo: object) -> Looking:
         return Looking(None)

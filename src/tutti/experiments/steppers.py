@@ -40,13 +40,14 @@ class Stepper(ABC):
     Attributes:
         replica: the model.
         pace: how the ranks' steps relate to each other.
+        sums: losses are sums over samples, not means.
         steps: how many of its own steps a worker has made, if each has batches of its own.
         latest: the number of the latest of them, counted over all steppers of the loop.
     """
 
     def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
         self.replica, self.pace = replica, strategy.pace
-        self._passes, self._sums = strategy.passes, sums
+        self._passes, self.sums = strategy.passes, sums
         self._calls, self._own, self._samples = 0, 0, 0
         self.steps = self.latest = 0
 
@@ -148,7 +149,7 @@ class JointStepper(Stepper):
             # An optimizer that looks at the loss must see the same on all ranks.
             if self._job.comm.size == 1 or loss is None:
                 return loss
-            return self._job.whole_loss(loss, batches, self._sums)
+            return self._job.whole_loss(loss, batches, self.sums)
 
         return self._native(limited)
 
@@ -230,7 +231,7 @@ class JointStepper(Stepper):
         self._calls, self._samples = self._calls + 1, self._samples + whole
         for parameter in self.replica.module.parameters():
             if parameter.grad is not None:
-                new = parameter.grad * (1 if self._sums else whole)
+                new = parameter.grad * (1 if self.sums else whole)
                 known = self._pending.get(parameter)
                 self._pending[parameter] = new if known is None else known + new
                 parameter.grad = None
@@ -239,7 +240,7 @@ class JointStepper(Stepper):
     def _use_gathered(self) -> None:
         """Step by what was gathered."""
         for parameter, gradient in self._pending.items():
-            parameter.grad = gradient if self._sums else gradient / self._samples
+            parameter.grad = gradient if self.sums else gradient / self._samples
         self._limit()
         self._native()
         for parameter in self._pending:
@@ -348,7 +349,7 @@ class WorkerStepper(Stepper):
                 self._use_gathered()
         elif whole:
             share = own / whole
-            if self._sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
+            if self.sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
                 share = float(own > 0)
             with self.replica.lent_gradients():
                 if share == 0:  # what this rank has computed is there for `backward()` alone
@@ -372,7 +373,7 @@ class WorkerStepper(Stepper):
         with self.replica.lent_gradients():
             for flat, pending in zip(self.replica.flats, self._pending, strict=True):
                 if own:
-                    pending.add_(flat.grads, alpha=1 if self._sums else own)
+                    pending.add_(flat.grads, alpha=1 if self.sums else own)
         if own:
             self._present.update(p for p in self._known if p.grad is not None)
         for parameter in self._known:
@@ -387,7 +388,7 @@ class WorkerStepper(Stepper):
             return
         with self.replica.lent_gradients(present):
             for flat, pending in zip(self.replica.flats, self._pending, strict=True):
-                torch.mul(pending, 1 if self._sums else 1 / whole, out=flat.grads)
+                torch.mul(pending, 1 if self.sums else 1 / whole, out=flat.grads)
                 pending.zero_()
             self._step(own, whole)
 

@@ -264,6 +264,61 @@ def two_loaders_side_by_side(job: Job) -> Outcome:
 
 
 @loop
+def two_loaders_with_a_backward_for_each_after_both(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loaders = job.shard(batches()), job.shard(batches(count=10, seed=2))
+    for (inputs, targets), (more, others) in zip(*loaders, strict=True):
+        optimizer.zero_grad()
+        losses = fit(model, inputs, targets), fit(model, more, others)
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def one_backward_of_two_uneven_loaders(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    loaders = job.shard(batches()), job.shard(batches(count=10, seed=2))
+    for (inputs, targets), (more, others) in zip(*loaders, strict=True):
+        optimizer.zero_grad()
+        (fit(model, inputs, targets) + fit(model, more, others)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def one_backward_of_all_batches(job: Job) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64)
+        for inputs, targets in job.shard(batches()):
+            loss = loss + fit(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+    return weights(model)
+
+
+@loop
+def evaluation_of_uneven_batches_with_gradients(job: Job) -> Outcome:
+    """No gradient of it is asked for."""
+    model = net()
+    model, optimizer = job.distribute(model, sgd(model))
+    for _ in range(2):
+        for inputs, targets in job.shard(batches()):
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+        for held, _ in job.shard(batches(size=3, count=8, seed=7)):
+            model(held)
+    return weights(model)
+
+
+@loop
 def evaluation_after_every_step(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
