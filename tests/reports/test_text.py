@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,10 @@ NAMES = {
     "one": ["solo, 1 thread"],
     "four": ["solo, 1 thread", "solo, 2 threads", "sync, 2 workers", "hogwild, 2 workers"],
     "twelve": [f"strategy{number}, 2 workers" for number in range(12)],
+    "ten, with long ones": [
+        *(f"strategy{number}, 2 workers" for number in range(8)),
+        *(f"{name}, 2 workers, {LONG}" for name in ("easgd_sync", "paramserver")),
+    ],
     "four long": [f"{name}, 2 workers, {LONG}" for name in ("solo", "sync", "easgd_sync", "paramserver")],
 }
 
@@ -108,3 +113,52 @@ def test_a_pipe_gets_one_line_for_each_row_with_all_columns_and_no_lines_of_dash
             *("12,345", f"{1.25 + number:.2f}", f"{0.75 + number:.2f}", "62%", "98.76", "765.43"),
         ]
     assert not set("─━│…") & set(stream.getvalue())
+
+
+def with_failures(names: list[str], failed: set[int]) -> Results:
+    """Results of which some rows have no runs that ended."""
+    found = results(names)
+    none = {"seconds": None, "spread": None, "samples_per_s": None, "speed_up": None, "speed_up_all": None}
+    none |= {"efficiency": None, "accuracy": None, "to_target": None}
+    found.__dict__["rows"] = tuple(
+        replace(row, finished=0, error="Traceback ...\nValueError: a reason of its own", **none)
+        if number in failed
+        else row
+        for number, row in enumerate(found.rows)
+    )
+    return found
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_failed_ways_are_in_the_table_and_explained_below_it(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = on_terminal(with_failures(NAMES["twelve"], {3, 11}), width, monkeypatch)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    for number in (3, 11):
+        (row,) = [line for line in lines if line.startswith(f" strategy{number}, ") and "-" in line]
+        assert not any(word.replace(".", "").isdecimal() for word in row.split("-", 1)[1].split())
+        assert f"strategy{number}, 2 workers failed: ValueError: a reason of its own" in text
+
+
+def test_a_pipe_gets_as_many_words_for_a_way_that_failed() -> None:
+    stream = io.StringIO()
+    show(with_failures(NAMES["twelve"], {3, 11}), stream)
+    lines = stream.getvalue().splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    for number in (3, 11):
+        (line,) = [line for line in lines if line.startswith(f"strategy{number}, 2 workers (0 of 3 runs) ")]
+        assert line.split("runs) ")[1].split() == ["2", *["-"] * 8]
+
+
+def test_a_terminal_too_narrow_for_all_numbers_still_shows_ways_seconds_and_speed_ups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = on_terminal(results(NAMES["twelve"]), 40, monkeypatch)
+    assert max(map(len, lines)) <= 40
+    for number in range(12):
+        (row,) = [line.split() for line in lines if f" {1234.56 + 10 * number:.2f} " in line]
+        assert row[0] == f"strategy{number},"
+        assert row[-1] == f"{1.25 + number:.2f}"
+    assert "accuracy" in " ".join(lines[-4:])

@@ -27,8 +27,17 @@ APART_NOTE: Final = (
 NAME_COLUMNS: Final = 28
 """Columns of text, a third of the terminal at most, below which names are not folded for numbers."""
 
+FOLDED_COLUMNS: Final = 12
+"""Columns of text below which names are not folded for the last numbers."""
+
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
 """Columns that are left out, one after the other, where a terminal has no room for all."""
+
+_ALWAYS: Final = ("way to train", "seconds", "speed-up")
+"""Columns that a terminal of any width shows."""
+
+_NONE: Final = "-"
+"""What stands in a table where there is no number, so that each row has as many words as the others."""
 
 _GAP: Final = 2
 """Columns of text between two columns of a table."""
@@ -155,8 +164,8 @@ def _columns(comparison: Comparison, rows: Sequence[Row], console: Console) -> l
         heads(comparison), zip(*(cells(comparison, row) for row in rows), strict=True), strict=True
     )
     found = [_Column(way, names, min(max(map(len, (way, *names))), NAME_COLUMNS, console.width // 3))]
-    for head, values in numbers:
-        words = head.split() if console.is_terminal else [head]
+    for head, given in numbers:
+        words, values = head.split() if console.is_terminal else [head], [value or _NONE for value in given]
         found.append(_Column(head, values, max(map(len, (*values, *words)))))
     return found
 
@@ -164,8 +173,10 @@ def _columns(comparison: Comparison, rows: Sequence[Row], console: Console) -> l
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
     """The columns that a terminal of some width has room for."""
     found = list(columns)
-    for head in _FIRST_TO_GO:
-        if _room_beside(found, width) >= 0:
+    others = [column.head for column in reversed(columns) if column.head not in (*_FIRST_TO_GO, *_ALWAYS)]
+    for head in (*_FIRST_TO_GO, *others):
+        foldable = max(0, columns[0].least - FOLDED_COLUMNS) if head in others else 0
+        if _room_beside(found, width) + foldable >= 0:
             break
         found = [column for column in found if column.head != head]
     return found
