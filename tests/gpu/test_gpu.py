@@ -150,21 +150,6 @@ def test_a_run_of_the_gpu_is_profiled_and_evaluated_on_the_cpu_too(tmp_path) -> 
         assert main(["evaluate", str(tmp_path / "run"), "-n", "1", "--device", device]) == 0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "plan cnn --device cuda --budget 10",
-        "verify cnn --device cuda --steps 5",
-        "compare cnn --devices cpu,cuda --strategies solo --repeats 1 --epochs 1",
-    ],
-)
-def test_commands_that_measure_work_on_the_gpu(
-    command: str, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(command.split()) == 0
-
-
 def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_trained() -> None:
     torch.cuda.manual_seed(1)
     expected = torch.rand(3, device="cuda")

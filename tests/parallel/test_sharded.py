@@ -49,3 +49,21 @@ def test_teams_with_samples_of_their_own_follow_it_too() -> None:
     )
     assert deviation(found["lenet"], alone(LENET)) < TOLERANCE
     assert deviation(found["plan"], alone(MLP)) < TOLERANCE
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["alike", "larger", "longer", "behind", "within"])
+def test_ranks_that_use_different_layers_are_told_so_and_what_to_do(way: str) -> None:
+    forked: Run = {"model": "tests.parallel.models:forked", "model_options": {"way": way}}
+    refused = on_ranks(2, {"run": MLP | SHARDED | forked})["run"].refused
+    assert refused.startswith("BadModel: the ranks went through different layers of the model: ")
+    assert "leave --parallel out" in refused
+    if way == "alike":
+        assert "rank 0 came to 'left' where rank 1 came to 'right.0'" in refused
+    if way == "within":
+        assert "rank 0 came to 'scales.one' where rank 1 came to 'scales.other'" in refused
+
+
+def test_layers_that_no_rank_uses_are_no_difference() -> None:
+    config: Run = {"model": "tests.parallel.models:residual", "model_options": {}, "steps": 2}
+    assert not on_ranks(2, {"run": MLP | SHARDED | config})["run"].refused

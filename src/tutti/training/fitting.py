@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tutti.data.batches import Batches
 from tutti.data.dealing import Queue
 from tutti.data.parts import Part
-from tutti.errors import BadModel, BadOption
+from tutti.errors import BadModel, BadOption, TuttiError
 from tutti.training.arithmetic import FP32, Arithmetic
 from tutti.training.evaluate import evaluating
 from tutti.training.losses import Loss, check_labels, fit_check
@@ -102,6 +102,8 @@ def _naming(what: str, inputs: Tensor) -> Iterator[None]:
     """Turn an error about shapes or types into one that names who was given what, and where."""
     try:
         yield
+    except TuttiError:
+        raise  # of the ranks, or of a model that is not as it must be: it names what is wrong itself
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shape, kind = tuple(inputs.shape), str(inputs.dtype).removeprefix("torch.")
         raise BadModel(
