@@ -165,9 +165,9 @@ def _named(name: str | None) -> str:
 def _apart(what: str) -> BadModel:
     return BadModel(
         f"the ranks went through different layers of the model: {what}. With --parallel sharded all ranks "
-        "must use the same layers, in the same order, in every pass, as they hold each of them together; use "
-        "all layers on all ranks, times 0 where one is not to count, or leave --parallel out: with --strategy "
-        "sync ranks may use different layers"
+        "must use the same layers, in the same order, in every pass, as they hold each of them together; "
+        "use all layers on all ranks, times 0 where one is not to count, or leave --parallel out: with "
+        "--strategy sync ranks may use different layers"
     )
 
 
