@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.optim import Optimizer
 
-from tutti.centre import AddRule, Centre, Desk, OptimizerRule, Outcome, Receipt, Rule, join_centre, serve
+from tutti.centre import (
+    AddRule,
+    Centre,
+    Desk,
+    OptimizerRule,
+    Outcome,
+    Receipt,
+    Remedy,
+    Rule,
+    join_centre,
+    serve,
+)
 from tutti.centre.protocol import ANSWER, BODY, REQUEST, WEIGHTS
 from tutti.centre.rounds import Rounds
 from tutti.centre.shared import CLOSED_TAG, SharedCentre, slots_for
@@ -161,6 +174,57 @@ def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
     assert VirtualWorld(2, 1, network, servers=1).run(visit, program) == [[0.0] * LENGTH] * 2
 
 
+def test_what_is_under_way_does_not_reach_weights_that_come_after_it() -> None:
+    def program(visitor: Visitor) -> list[float]:
+        into = torch.zeros(LENGTH, dtype=torch.float64)
+        if visitor.comm.rank:
+            visitor.push()
+        visitor.centre.overwrite([torch.full_like(into, 100.0)])
+        visitor.centre.read([into])
+        return into.tolist()
+
+    # The message of the worker on the other host is half a second under way.
+    network = Network(latency_s=0.5, bandwidth_bytes_per_s=1e9)
+    assert VirtualWorld(2, 1, network, servers=1).run(visit, program) == [[100.0] * LENGTH] * 2
+
+
+@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
+def test_who_waits_for_a_slower_worker_goes_on_when_that_leaves(servers: int) -> None:
+    def program(visitor: Visitor) -> tuple[float, int | None]:
+        if visitor.comm.rank:
+            visitor.comm.compute(5.0)
+            return 0.0, 0
+        ticked = visitor.centre.tick(0, [torch.zeros(LENGTH, dtype=torch.float64)])
+        return ticked.wait_s, ticked.staleness
+
+    (wait_s, staleness), _ = VirtualWorld(2, servers=servers).run(visit, program)[:2]
+    assert wait_s == pytest.approx(5.0, abs=0.01)
+    assert staleness == 0
+
+
+@pytest.mark.parametrize("make", [OptimizerRule, partial(Rounds, workers=1)], ids=["optimizer", "rounds"])
+def test_the_optimizers_seconds_are_told(make: Callable[[Optimizer, Replica], Rule]) -> None:
+    def train(comm: Communicator) -> float:
+        class Slow(optim.SGD):
+            def step(self, closure: None = None) -> None:  # type: ignore[override]
+                comm.compute(2.0)
+
+        replica = place(module(), comm, Home.PRIVATE)
+        rule = make(Slow(replica.module.parameters(), lr=1.0), replica)
+        return Visitor(comm, SharedCentre(comm, replica.flats, rule)).push().update_s
+
+    assert VirtualWorld(1).run(train) == [pytest.approx(2.0, abs=0.01)]
+
+
+@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
+def test_no_message_is_dropped_where_no_rule_drops_it(servers: int) -> None:
+    def program(visitor: Visitor) -> list[bool]:
+        ticked = visitor.centre.tick(0, [torch.zeros(LENGTH, dtype=torch.float64)])
+        return [one.dropped for one in (visitor.push(), visitor.exchange(), visitor.pull(), ticked)]
+
+    assert VirtualWorld(1, servers=servers).run(visit, program)[0] == [False] * 4
+
+
 @pytest.mark.parametrize("optimizes", [False, True])
 def test_who_comes_while_another_is_there_waits(optimizes: bool) -> None:
     def train(comm: Communicator) -> tuple[float, float]:
@@ -265,11 +329,10 @@ def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
             return self
 
     rule = Silent()
-    assert not any(
-        (rule.compares, rule.holds, rule.remembers, rule.consumes, rule.brings_weights, rule.optimizes)
-    )
+    assert not any((rule.compares, rule.remembers, rule.consumes, rule.brings_weights, rule.optimizes))
     assert (rule.most_slots(), rule.inbox(0), rule.settings()) == (None, None, [])
     assert Desk(0, (), (), None).staleness == 0
+    assert (Remedy.compares, Remedy.scales) == (False, False)
 
 
 def test_messages_of_different_kinds_have_different_tags() -> None:

@@ -129,7 +129,7 @@ def test_two_levels_lose_no_message(make: object, expected: float, climb_every: 
         VirtualWorld(3),
         VirtualWorld(3, servers=1),
         VirtualWorld(3, servers=2),
-        VirtualWorld(5, (2, 3), servers=1, levels=2, climb_every=2),
+        VirtualWorld(3, (1, 2), servers=1, levels=2, climb_every=2),
     ],
     ids=["shared", "1 server", "2 servers", "2 levels"],
 )

@@ -58,6 +58,15 @@ class Summing(Own):
         return group["lr"] / group["sum"] * grad
 
 
+class Forgetting(Own):
+    """Keeps every other gradient, and nothing in between."""
+
+    def move(self, group: dict, state: dict, grad: Tensor) -> Tensor:
+        last = state.get("last")
+        state["last"] = grad.clone() if last is None else None
+        return group["lr"] * (grad if last is None else grad + last)
+
+
 class Late(Own):
     """Remembers something from its third step on."""
 
@@ -81,7 +90,7 @@ def by_hand(kind: type[Own], steps: int) -> Tensor:
 
 
 @pytest.mark.parametrize("servers", [0, 1, 2])
-@pytest.mark.parametrize("kind", [Rebinding, Counting])
+@pytest.mark.parametrize("kind", [Rebinding, Counting, Forgetting])
 def test_what_an_optimizer_keeps_is_kept_for_all_workers(kind: type[Own], servers: int) -> None:
     found = run(
         Setting(Downpour(), lambda module: kind(module.parameters())), VirtualWorld(3, servers=servers)

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -80,7 +81,6 @@ class Rule(ABC):
 
     Attributes:
         compares: whether `Desk.then` is wanted.
-        holds: whether a message may be `HELD`.
         remembers: whether a worker's last message may be applied again.
         consumes: whether a message is used up: it is zero afterwards, unless the answer was written there.
         brings_weights: whether the messages are weights; else they are moves or gradients.
@@ -88,7 +88,6 @@ class Rule(ABC):
     """
 
     compares: bool = False
-    holds: bool = False
     remembers: bool = False
     consumes: bool = False
     brings_weights: bool = False
@@ -98,7 +97,7 @@ class Rule(ABC):
         """Cut a flat vector into `parts` consecutive slices, each of which the rule can be applied to."""
         lines = len(flat.weights) // ALIGNMENT
         edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
-        return [slice(edges[part], edges[part + 1]) for part in range(parts)]
+        return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def most_slots(self) -> int | None:
         """How many slots the rule can work with at the most; None: any number."""

@@ -228,7 +228,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
 def _check_parted(optimizer: Optimizer, replica: Replica) -> None:
     """Each param group and each dtype is stepped by itself: right if each parameter is."""
     groups, dtypes = len(optimizer.param_groups), len(replica.flats)
-    if groups * dtypes > 1 and not is_parameterwise(optimizer):
+    if max(groups, dtypes) > 1 and not is_parameterwise(optimizer):
         raise BadOption(
             f"the optimizer {type(optimizer).__name__}, which is not one of torch's, has {groups} param "
             f"groups for a model of {dtypes} dtypes, and a parameter centre steps these one by one: what it "

@@ -51,7 +51,6 @@ class Rounds(Rule):
         spoiled: whether it is of no use, so that its round makes no step.
     """
 
-    holds = True
     consumes = True
     optimizes = True
 

@@ -59,7 +59,8 @@ class SharedCentre(Centre):
         count = len(self.slots)
         # As a memoryview an element is read in 0.1 us; as a tensor it takes ten times that.
         self._versions = comm.shared(count, dtype=torch.int64).numpy().data
-        self._waiting = comm.shared(count, comm.size, dtype=torch.int64)
+        # Whether a worker sleeps until a slot moves; a row for each slot.
+        self._waiting = comm.shared(count, comm.size, dtype=torch.int64).numpy().data
         *self._locks, self.guard = comm.locks(count + 1)
         self._steps = SharedSteps(comm)
         self._seen = [0] * count
@@ -114,20 +115,21 @@ class SharedCentre(Centre):
                 outcome = rule.apply(desk)
                 if rule.optimizes:
                     update_s += clock() - entered
+                sleepers = []
                 if outcome is Outcome.APPLIED:
                     self._versions[number] += 1
                     self._seen[number] += 1
+                    sleepers = self._wake(number)
                 dropped = dropped or outcome is Outcome.DROPPED
                 if answer is not None and outcome is not Outcome.HELD:
                     self._answer(desk)
             if rule.consumes and answer is not desk.message:
                 for part in desk.message:
                     part.zero_()
-            if outcome is Outcome.HELD:
-                if answer is not None:
-                    held.append(desk)
-            elif outcome is Outcome.APPLIED:
-                self._wake(number)
+            for sleeper in sleepers:
+                self._comm.send(self._note, sleeper, tag=CLOSED_TAG + number)
+            if outcome is Outcome.HELD and answer is not None:
+                held.append(desk)
         for desk in held:
             wait_s += self._wait(desk)
         self._staleness, age_s = staleness, clock() - self._seen_at
@@ -150,13 +152,12 @@ class SharedCentre(Centre):
                 self._waiting[number, self._comm.rank] = 1
             self._comm.recv(self._note, tag=CLOSED_TAG + number)
 
-    def _wake(self, number: int) -> None:
-        if self._rule.holds:
-            with self._locks[number]:
-                sleepers = self._waiting[number].nonzero().flatten().tolist()
-                self._waiting[number].zero_()
-            for sleeper in sleepers:
-                self._comm.send(self._note, sleeper, tag=CLOSED_TAG + number)
+    def _wake(self, number: int) -> list[int]:
+        """Those who have slept until the slot moved; each is to be sent a note."""
+        sleepers = [rank for rank in range(self._comm.size) if self._waiting[number, rank]]
+        for rank in sleepers:
+            self._waiting[number, rank] = 0
+        return sleepers
 
     @override
     @torch.no_grad()

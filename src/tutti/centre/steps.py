@@ -17,7 +17,7 @@ import torch
 
 from tutti.comm.base import Communicator
 
-STEP_TAG: Final = (1 << 20) - 1
+STEP_TAG: Final = 1 << 19
 
 GONE: Final = 1 << 62
 """The count of a worker that nobody waits for."""
