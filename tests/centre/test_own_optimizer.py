@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from tests.centre.test_states import LR, Summing
 from tests.own_loop.custom import Counting
 from tests.strategies.alone import Point, assert_close, sgd, start
 from tutti.centre import OptimizerRule, Rounds
@@ -39,7 +40,7 @@ class Loop:
             if rounds
             else OptimizerRule(self.optimizer, self.replica, comm=comm)
         )
-        self.centre = SharedCentre(comm, self.replica.flats, self.rule)
+        self.centre = SharedCentre(comm, self.replica.flats, self.rule, parts=2)
 
     def step(self) -> None:
         (flat,) = self.replica.flats
@@ -115,6 +116,23 @@ def test_reading_a_state_dict_does_not_undo_a_change_unnoticed() -> None:
             loop.step()
 
     VirtualWorld(2).run(train)
+
+
+def test_tensors_that_a_param_group_counts_in_may_stay_as_they_are() -> None:
+    """Each of the two parameters adds one to the sum that its step is divided by."""
+
+    def train(comm: Communicator) -> Tensor:
+        loop = Loop(comm, lambda module: Summing(module.parameters()))
+        comm.compute(float(comm.rank))
+        loop.step()
+        loop.step()
+        comm.barrier()
+        loop.centre.pull([loop.replica.flats[0].weights])
+        return loop.moved
+
+    moves = [-LR * sum(1 / (2 * step + one) for step in range(4)) for one in (1, 2)]
+    for found in VirtualWorld(2).run(train):
+        assert_close(found, torch.tensor([moves[0]] * 3 + [moves[1]] * 2, dtype=torch.float64))
 
 
 def test_each_param_group_keeps_what_its_own_options_make_it_keep() -> None:

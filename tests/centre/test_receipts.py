@@ -202,6 +202,46 @@ def test_who_waits_for_a_slower_worker_goes_on_when_that_leaves(servers: int) ->
     assert staleness == 0
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
+def test_who_is_back_first_waits_for_the_other_and_is_waited_for_no_sooner(servers: int, first: int) -> None:
+    def program(visitor: Visitor) -> float:
+        into = [torch.zeros(LENGTH, dtype=torch.float64)]
+        centre, is_first, wait_s = visitor.centre, visitor.comm.rank == first, 0.0
+        if not is_first:
+            visitor.comm.compute(3.0)
+            wait_s = centre.tick(0, into).wait_s
+        centre.leave()
+        centre.rejoin()
+        if is_first:
+            return centre.tick(0, into).wait_s
+        visitor.comm.compute(5.0)
+        centre.tick(0, into)
+        return wait_s
+
+    found = VirtualWorld(2, servers=servers).run(visit, program)
+    assert (found[first], found[1 - first]) == (pytest.approx(5.0, abs=0.01), pytest.approx(0.0, abs=0.01))
+
+
+def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None:
+    """The third worker has left, and holds the weights from 2 s to 4 s."""
+
+    def train(comm: Communicator) -> float:
+        into = [torch.zeros(LENGTH, dtype=torch.float64)]
+        rule = Slow(comm, optimizes=False)
+        visitor = Visitor(comm, SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, rule))
+        if comm.rank == 0:
+            return visitor.centre.tick(0, into).wait_s
+        if comm.rank == 1:
+            comm.compute(3.0)
+            return visitor.centre.tick(0, into).wait_s
+        visitor.centre.leave()
+        comm.compute(2.0)
+        return visitor.push().wait_s
+
+    assert VirtualWorld(3).run(train) == [pytest.approx(wait, abs=0.01) for wait in (4.0, 1.0, 0.0)]
+
+
 @pytest.mark.parametrize("make", [OptimizerRule, partial(Rounds, workers=1)], ids=["optimizer", "rounds"])
 def test_the_optimizers_seconds_are_told(make: Callable[[Optimizer, Replica], Rule]) -> None:
     def train(comm: Communicator) -> float:
@@ -292,7 +332,7 @@ def in_rounds(comm: Communicator) -> tuple[Visitor, Rounds]:
     """A visitor of a centre that moves by the sum of all workers' gradients."""
     replica = place(module(), comm, Home.PRIVATE)
     rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size)
-    return Visitor(comm, SharedCentre(comm, replica.flats, rule)), rule
+    return Visitor(comm, SharedCentre(comm, replica.flats, rule, 2)), rule
 
 
 def test_a_move_counts_for_the_others_and_a_copy_for_nobody() -> None:

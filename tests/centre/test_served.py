@@ -116,9 +116,9 @@ def test_every_message_is_applied_on_processes(
 
 
 @pytest.mark.parametrize("climb_every", [1, 3, 100])
-@pytest.mark.parametrize(("make", "expected"), [(add, 1.0 + 5 * 8), (sgd, 1.0 - 5 * 4)])
+@pytest.mark.parametrize(("make", "expected"), [(add, 1.0 + 4 * 8), (sgd, 1.0 - 4 * 4)])
 def test_two_levels_lose_no_message(make: object, expected: float, climb_every: int) -> None:
-    world = VirtualWorld(5, (2, 3), servers=1, levels=2, climb_every=climb_every)
+    world = VirtualWorld(4, (1, 3), servers=1, levels=2, climb_every=climb_every)
     for found, _ in world.run(pushing, make, 8):
         assert found == {expected}
 
@@ -127,11 +127,11 @@ def test_two_levels_lose_no_message(make: object, expected: float, climb_every: 
     "world",
     [
         VirtualWorld(3),
-        VirtualWorld(3, servers=1),
+        VirtualWorld(1, servers=1),
         VirtualWorld(3, servers=2),
         VirtualWorld(3, (1, 2), servers=1, levels=2, climb_every=2),
     ],
-    ids=["shared", "1 server", "2 servers", "2 levels"],
+    ids=["shared", "1 worker", "2 servers", "2 levels"],
 )
 def test_messages_after_other_weights_are_added_to_those(world: VirtualWorld) -> None:
     def train(comm: Communicator) -> tuple[set[float], int | None] | None:

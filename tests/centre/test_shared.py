@@ -174,18 +174,20 @@ def test_the_state_of_an_optimizer_that_counts_in_numbers_is_shared() -> None:
     assert VirtualWorld(3).run(train)[0] == {1.0 - (1 + 2 + 3 + 4 + 5 + 6)}
 
 
-def test_a_state_that_cannot_be_shared_is_refused() -> None:
+@pytest.mark.parametrize(("in_group", "where"), [(False, "each parameter"), (True, "its param group")])
+def test_a_state_that_cannot_be_shared_is_refused(in_group: bool, where: str) -> None:
     class Remembering(optim.SGD):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
-            for parameter in self.param_groups[0]["params"]:
-                self.state[parameter]["past"] = ["anything"]
+            for group in self.param_groups:
+                for home in [group] if in_group else map(self.state.__getitem__, group["params"]):
+                    home["past"] = ["anything"]
 
     def train(comm: Communicator) -> None:
         replica = place(TwoTypes().double(), comm, Home.PRIVATE)
         rule = OptimizerRule(Remembering(replica.module.parameters(), lr=0.1), replica)
         SharedCentre(comm, replica.flats, rule)
 
-    with pytest.raises(BadOption, match="Remembering keeps 'past' of type list"):
+    with pytest.raises(BadOption, match=f"Remembering keeps 'past' of type list for {where}"):
         VirtualWorld(2).run(train)
 
 

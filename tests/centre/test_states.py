@@ -24,7 +24,7 @@ class Own(optim.Optimizer):
     move: Callable[..., Tensor]
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": LR, "steps": 0, "sum": torch.zeros(())})
+        super().__init__(parameters, {"lr": LR, "steps": 0, "sum": torch.zeros((), dtype=torch.float64)})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

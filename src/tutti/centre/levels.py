@@ -112,7 +112,6 @@ class LevelledCentre(Centre):
     @override
     @torch.no_grad()
     def overwrite(self, weights: Vectors) -> None:
-        self._comm.barrier()  # No host's centre is on its way.
         self._host.overwrite(weights)
         if self._comm.node.rank == 0:
             _copy(self._known, weights)

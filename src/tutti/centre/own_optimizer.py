@@ -155,7 +155,7 @@ class OwnOptimizer:
         """What the optimizer itself has counted in its groups."""
         assert self._shared is not None
         groups = self._optimizer.param_groups
-        return [groups[entry.group].get(entry.name) for entry in self._shared.of_groups]
+        return [groups[entry.number].get(entry.name) for entry in self._shared.of_groups]
 
     def _take_counts(self) -> None:
         """Read what others have counted in the optimizer's groups."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -44,8 +44,8 @@ class Entry:
 
     Attributes:
         holder: the number of the optimizer.
-        parameter: which of its parameters has it; None: a group.
-        group: which; 0 for a parameter.
+        in_group: whether a param group has it, not a parameter.
+        number: which of the optimizer's groups or of its parameters that is.
         name: what the optimizer calls it.
         shape: the tensor's; None for a number or for nothing.
         dtype: the tensor's, or float64.
@@ -53,8 +53,8 @@ class Entry:
     """
 
     holder: int
-    parameter: int | None
-    group: int
+    in_group: bool
+    number: int
     name: str
     shape: tuple[int, ...] | None
     dtype: torch.dtype
@@ -96,7 +96,7 @@ class SharedState:
     def __init__(self, presence: Tensor, cells: list[tuple[Entry, Tensor]]) -> None:
         self._presence, self._cells = presence.numpy().data, cells
         self._known = bytes(len(cells))
-        self.of_groups = [entry for entry, _ in cells if entry.parameter is None]
+        self.of_groups = [entry for entry, _ in cells if entry.in_group]
 
     def step(self, holders: Sequence[Holder], move: Callable[[], object]) -> None:
         """Call `move`, which steps the optimizers, on the state that they share.
@@ -148,7 +148,7 @@ class SharedState:
         kept = 0
         for entry, _ in self._cells:
             value = _value(holders, entry)
-            kept += value is not _NOTHING and entry.parameter is not None
+            kept += value is not _NOTHING and not entry.in_group
             if value is not _NOTHING and value is not None and not _is_like(value, entry):
                 raise _kept_otherwise(holders[entry.holder])
         for holder in holders:
@@ -169,11 +169,11 @@ class SharedState:
         """What there is for each of these, the parameters of the only optimizer, in memory of its own."""
         found: dict[Any, dict[str, Any]] = {}
         for (entry, cell), here in zip(self._cells, self._presence, strict=True):
-            if entry.parameter is not None and here:
+            if here and not entry.in_group:
                 value: object = None
                 if here == Presence.HERE:
                     value = cell.clone() if entry.kind is Tensor else entry.kind(cell.item())
-                found.setdefault(parameters[entry.parameter], {})[entry.name] = value
+                found.setdefault(parameters[entry.number], {})[entry.name] = value
         return found
 
 
@@ -183,9 +183,9 @@ _NOTHING: Final = object()
 def _value(holders: Sequence[Holder], entry: Entry) -> Any:
     """What the optimizer itself has of an entry, or `_NOTHING`."""
     holder = holders[entry.holder]
-    if entry.parameter is None:
-        return holder.optimizer.param_groups[entry.group].get(entry.name, _NOTHING)
-    state = holder.optimizer.state.get(holder.parameters[entry.parameter])
+    if entry.in_group:
+        return holder.optimizer.param_groups[entry.number].get(entry.name, _NOTHING)
+    state = holder.optimizer.state.get(holder.parameters[entry.number])
     return state.get(entry.name, _NOTHING) if state else _NOTHING
 
 
@@ -222,11 +222,11 @@ def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[Entr
                 )
         for at, parameter in enumerate(holder.parameters):
             for name, value in optimizer.state.get(parameter, {}).items():
-                entries.append(_entry(kind, number, at, 0, name, value))
+                entries.append(_entry(kind, number, False, at, name, value))
         for at, (old, new) in enumerate(zip(options[number], optimizer.param_groups, strict=True)):
             for name, value in new.items():
                 if name != "params" and old.get(name) != _versions({name: value})[name]:
-                    entries.append(_entry(kind, number, None, at, name, value))
+                    entries.append(_entry(kind, number, True, at, name, value))
     return entries
 
 
@@ -246,17 +246,16 @@ def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
 
 def allocate_states(described: Sequence[list[Entry]], allocate: Allocate) -> list[SharedState]:
     """Set memory aside for several states (collective)."""
-    lengths: dict[torch.dtype, int] = {}
+    lengths, taken = Counter[torch.dtype](), Counter[torch.dtype]()
     for entry in (entry for entries in described for entry in entries):
-        lengths[entry.dtype] = lengths.get(entry.dtype, 0) + entry.length
+        lengths[entry.dtype] += entry.length
     vectors = {dtype: allocate(length, dtype) for dtype, length in lengths.items()}
-    taken = dict.fromkeys(lengths, 0)
     states = []
     for entries in described:
         cells = []
         for entry in entries:
             start = taken[entry.dtype]
-            taken[entry.dtype] = start + entry.length
+            taken[entry.dtype] += entry.length
             count = torch.Size(entry.shape or ()).numel()
             cell = vectors[entry.dtype][start : start + count].view(entry.shape or ())
             cells.append((entry, cell))
@@ -264,14 +263,12 @@ def allocate_states(described: Sequence[list[Entry]], allocate: Allocate) -> lis
     return states
 
 
-def _entry(
-    optimizer: type, holder: int, parameter: int | None, group: int, name: str, value: object
-) -> Entry:
+def _entry(optimizer: type, holder: int, in_group: bool, number: int, name: str, value: object) -> Entry:
     if isinstance(value, Tensor):
-        return Entry(holder, parameter, group, name, tuple(value.shape), value.dtype, Tensor)
+        return Entry(holder, in_group, number, name, tuple(value.shape), value.dtype, Tensor)
     if value is None or isinstance(value, bool | int | float):
-        return Entry(holder, parameter, group, name, None, torch.float64, type(value))
-    where = "its param group" if parameter is None else "each parameter"
+        return Entry(holder, in_group, number, name, None, torch.float64, type(value))
+    where = "its param group" if in_group else "each parameter"
     raise BadOption(
         f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for {where}, which "
         f"the workers cannot share; only tensors and numbers can be. {BY_ITSELF}"
@@ -281,7 +278,7 @@ def _entry(
 def _home(holders: Sequence[Holder], entry: Entry) -> dict[str, Any]:
     """Where the optimizer itself looks for an entry."""
     holder = holders[entry.holder]
-    if entry.parameter is None:
-        return holder.optimizer.param_groups[entry.group]
-    state: dict[str, Any] = holder.optimizer.state[holder.parameters[entry.parameter]]
+    if entry.in_group:
+        return holder.optimizer.param_groups[entry.number]
+    state: dict[str, Any] = holder.optimizer.state[holder.parameters[entry.number]]
     return state
