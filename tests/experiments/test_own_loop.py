@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import LBFGS, SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
@@ -230,6 +230,12 @@ def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
             tutti.distribute(model, SGD(model.parameters(), lr=0.1), **{name: limit})
 
 
+def test_an_optimizer_that_evaluates_several_times_is_refused_where_passes_are_gathered() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(BadOption, match="every=2"):
+        tutti.distribute(model, LBFGS(model.parameters()), strategies.Sync(every=2))
+
+
 def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(BadOption, match="no parameter of this model"):
         tutti.distribute(nn.Linear(2, 1), SGD(nn.Linear(2, 1).parameters(), lr=0.1))
@@ -242,6 +248,9 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         lambda: tutti.mean(cast("Any", "x")),
         lambda: tutti.mean(torch.zeros(3)),
         lambda: tutti.mean(1.0, -1),
+        lambda: tutti.total(cast("Any", "x")),
+        lambda: tutti.total(torch.zeros(3)),
+        lambda: tutti.shard(tutti.shard([torch.zeros(3)])),
     ],
 )
 def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Figures that are asked for after a loop are those of all its batches."""
+"""Figures over the ranks: what they are of, and of which type."""
 
 from __future__ import annotations
 
@@ -79,3 +79,15 @@ def _lengths(comm: Communicator) -> list[int]:
 
 def test_one_sample_stands_in_where_a_rank_that_trains_has_none(worlds: Worlds) -> None:
     assert worlds.call(_lengths, 3) == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
+
+
+def _of_integers(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+    _begin(comm)
+    return own_loop.mean(torch.tensor(comm.rank)), own_loop.total(torch.tensor(True))
+
+
+def test_a_mean_of_integers_has_a_fraction_and_truth_values_are_counted(worlds: Worlds) -> None:
+    for mean, total in worlds.call(_of_integers, 2):
+        assert mean.item() == 0.5
+        assert total.item() == 2
+        assert total.dtype == torch.int64

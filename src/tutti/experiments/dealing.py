@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", float, Tensor)
 
+Values = Tensor | list[Any] | tuple[Any, ...]
+"""One of the things that a batch consists of: an item for each of its samples."""
+
+PLAIN = (int, float, str, bytes)
+"""What a program may have as a list beside the tensors of a batch."""
+
 AHEAD = 32
 """Batches of indices that are drawn from a loader's sampler at a time, if it draws no random numbers then."""
 
@@ -175,11 +181,14 @@ class OwnLoop:
     def mean(self, value: Number, count: int) -> Number:
         """The mean of a figure over the ranks, of which this one's counts so many times (collective)."""
         sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
-        return _like(value, (sums[0] / sums[1]).item())
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        return _like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
 
     def total(self, value: Number) -> Number:
         """The sum of a figure over the ranks that have samples of what it is of (collective)."""
-        return _like(value, self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)[0].item())
+        sums = self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)
+        flag = isinstance(value, Tensor) and value.dtype == torch.bool
+        return _like(value, sums[0].item(), torch.int64 if flag else None)
 
     def whole_loss(self, loss: Number, batches: Sequence[Dealt], sums: bool) -> Number:
         """What the losses that the ranks' closures return are together (collective).
@@ -454,7 +463,12 @@ def own_part(batch: Any, job: OwnLoop) -> Any:
     _check_lengths(batch, length)
     part = cut(length, comm.size)[comm.rank]
     deal = Dealt(part.stop - part.start, length)
-    return _deal(_map(batch, lambda x: (x[part] if deal.own else x[:1]) if x.dim() else x), deal, job)
+
+    def own(values: Values) -> Values:
+        of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == length
+        return (values[part] if deal.own else values[:1]) if of_samples else values
+
+    return _deal(_map(batch, own), deal, job)
 
 
 def _check_lengths(batch: Any, length: int) -> None:
@@ -466,8 +480,10 @@ def _check_lengths(batch: Any, length: int) -> None:
             )
 
 
-def _like(value: Number, figure: float) -> Number:
-    return torch.full_like(value, figure, requires_grad=False) if isinstance(value, Tensor) else figure
+def _like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
+    if not isinstance(value, Tensor):
+        return figure
+    return torch.full_like(value, figure, dtype=dtype, requires_grad=False)
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
@@ -482,23 +498,32 @@ def _deal(batch: Any, deal: Dealt, job: OwnLoop) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
     job.deal(deal)
     if deal.own == 0 and not torch.is_grad_enabled():
-        return _map(batch, lambda x: x[:0] if x.dim() else x)
+        return _map(batch, _none_of)
     if job.comm.size > 1:
         for tensor in _tensors(batch):
             job.deals[tensor] = deal
     return batch
 
 
-def _map(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def _none_of(values: Values) -> Values:
+    """The empty part of one sample."""
+    of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == 1
+    return values[:0] if of_samples else values
+
+
+def _map(batch: Any, function: Callable[[Values], Values]) -> Any:
+    """Apply `function` to all tensors in a batch, and to the lists and tuples of numbers or text."""
     if isinstance(batch, Tensor):
         return function(batch)
-    if batch is None or isinstance(batch, (int, float, str, bytes)):
+    if batch is None or isinstance(batch, PLAIN):
         return batch
     if isinstance(batch, dict):
         return {key: _map(value, function) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_map(value, function) for value in batch))
     if isinstance(batch, (tuple, list)):
+        if batch and all(isinstance(value, PLAIN) for value in batch):
+            return function(batch)
         return type(batch)(_map(value, function) for value in batch)
     raise BadOption(
         f"shard() can cut tensors, and tuples, lists and dicts of them, not {type(batch).__name__}"

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from typing_extensions import override
 
 from tutti.errors import BadOption
@@ -142,9 +143,10 @@ class LateHooks:
 def adder(parameter: nn.Parameter) -> Any:
     """What adds gradients to a parameter's. It lives while somebody knows it, and its hooks with it."""
     trained = parameter.requires_grad
-    parameter.requires_grad_(True)
-    with torch.enable_grad():
+    # The loop may evaluate in inference mode now, or call the model inside of `torch.func.grad`.
+    with torch.inference_mode(False), torch.enable_grad(), temporarily_clear_interpreter_stack():
+        parameter.requires_grad_(True)
         found = parameter.view_as(parameter).grad_fn
-    parameter.requires_grad_(trained)
+        parameter.requires_grad_(trained)
     assert found is not None, "it is a function of a parameter that is trained"
     return found.next_functions[0][0]

@@ -171,7 +171,8 @@ class Meetings:
         key = (purpose, *details, -1, *touched)
         known = self._known.get(key)
         if known is None:
-            words = torch.zeros(self._width, dtype=torch.int64)
+            with torch.inference_mode(False):  # they outlive an evaluation that begins with a meeting
+                words = torch.zeros(self._width, dtype=torch.int64)
             words[0] = purpose
             for at, detail in enumerate(details, 1):
                 words[at] = detail
@@ -191,7 +192,8 @@ class Meetings:
             return table
         if self._tables is None:
             # Two tables, used in turn: who writes to one has met all who have read it.
-            self._tables = self._comm.node.shared(2, self._comm.size, self._width, dtype=torch.int64)
+            with torch.inference_mode(False):
+                self._tables = self._comm.node.shared(2, self._comm.size, self._width, dtype=torch.int64)
         self._turn ^= 1
         table = self._tables[self._turn]
         table[self._comm.rank].copy_(mine)

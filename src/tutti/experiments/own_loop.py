@@ -156,6 +156,11 @@ def _joint(
     model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: OwnLoop
 ) -> JointStepper:
     comm = job.comm
+    if strategy.passes > 1 and isinstance(optimizer, torch.optim.LBFGS):
+        raise BadOption(
+            f"LBFGS evaluates its closure several times for one step, and strategy '{strategy.name}' with "
+            f"every={strategy.passes} gathers the passes of {strategy.passes} steps; give Sync()"
+        )
     known = [one for one in job.steppers if isinstance(one, JointStepper) and one.replica.module is model]
     if known:
         replica, copies, gradients = known[0].replica, known[0].copies, known[0].gradients
@@ -263,7 +268,8 @@ def mean(value: Number, samples: int | None = None) -> Number:
             this batch or, after the loop, of all its batches.
 
     Returns:
-        The same on all ranks, of the type of `value`. NaN if no rank has a sample.
+        The same on all ranks, of the type of `value`, or of the default type for a tensor of integers. NaN if
+        no rank has a sample.
 
     Raises:
         BadOption: `value` is no single number, or `samples` no number of samples.
@@ -273,9 +279,7 @@ def mean(value: Number, samples: int | None = None) -> Number:
     count = job.samples if samples is None else samples
     if not isinstance(count, int) or count < 0:
         raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
-    single = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
-    if not single:
-        raise BadOption("mean() takes a number, or a tensor of one element, which this rank's figure is not")
+    _check_figure(value, "mean")
     return job.mean(value, count)
 
 
@@ -287,10 +291,22 @@ def total(value: Number) -> Number:
             number, or a tensor of one element. Where it was dealt no sample of that, it does not count.
 
     Returns:
-        The same on all ranks, of the type of `value`.
+        The same on all ranks, of the type of `value`; an integer for truth values.
+
+    Raises:
+        BadOption: `value` is no single number.
     """
     init()
+    _check_figure(value, "total")
     return _current().total(value)
+
+
+def _check_figure(value: object, function: str) -> None:
+    single = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
+    if not single:
+        raise BadOption(
+            f"{function}() takes a number, or a tensor of one element, which this rank's figure is not"
+        )
 
 
 class shard:
@@ -306,11 +322,17 @@ class shard:
     Args:
         batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
             any iterable, also a loader of an `IterableDataset`, that yields the same batches on every rank:
-            tensors, or tuples, lists and dicts of them.
+            tensors, or tuples, lists and dicts of them. A list or tuple of as many numbers or words as there
+            are samples has one for each of them.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
         given: object = batches
+        if isinstance(given, shard):
+            raise BadOption(
+                "shard() was given what shard() has returned, and would deal parts of this rank's part; give "
+                "it the loader itself"
+            )
         if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
             raise BadOption(
                 f"shard() takes a DataLoader, or another iterable of batches, but was given {batches!r}"

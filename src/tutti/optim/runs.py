@@ -70,6 +70,9 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
         return bool(group.get("fused"))
     if group.get("differentiable") or group.get("capturable"):
         return False
+    # Where the rate is a tensor, torch rounds to its type, which a fused kernel does not.
+    if isinstance(group.get("lr"), Tensor) and group["lr"].dtype != torch.float64:
+        return False
     # torch 2.13's fused SGD of the CPU leaves most weights of two bytes as they are.
     return all(
         p.dtype in (torch.float32, torch.float64) and type(optimizer) in FUSED.get(p.device.type, ())
