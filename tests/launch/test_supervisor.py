@@ -50,23 +50,6 @@ def test_each_rank_knows_its_place_and_the_result_of_rank_0_comes_back() -> None
     assert wait_until_gone(one["pid"] for one in ranks) == []
 
 
-def test_more_ranks_than_cores_work() -> None:
-    plan = make_plan(5, cores=Cores(((0,), (1,))))
-    expected = sum(range(plan.workers))
-    assert start("tests.launch.entries:sum_of_ranks", b"", plan) == expected
-
-
-def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RankFailed) as caught:
-        start("tests.launch.entries:fail", str(tmp_path).encode(), make_plan(3))
-    assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
-    assert caught.value.rank == 1
-    lines = caught.value.traceback.rstrip().splitlines()
-    assert lines[-1] == "ValueError: seven is not a colour"
-    assert "in fail" in lines[1], "the first frame is the entry's"
-    assert not any(lives(int((tmp_path / f"pid-{rank}").read_text())) for rank in range(3))
-
-
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12, expected 0 to 9; check the file$"):
         start("tests.launch.entries:bad_data", b"", make_plan(2))
@@ -102,6 +85,26 @@ def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
     child = start("tests.launch.entries:leave_a_child", b"", make_plan(2))
     assert isinstance(child, int)
     assert not lives(child)
+
+
+# More ranks than cores take a fork server of their own.
+
+
+def test_more_ranks_than_cores_work() -> None:
+    plan = make_plan(5, cores=Cores(((0,), (1,))))
+    expected = sum(range(plan.workers))
+    assert start("tests.launch.entries:sum_of_ranks", b"", plan) == expected
+
+
+def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        start("tests.launch.entries:fail", str(tmp_path).encode(), make_plan(3))
+    assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
+    assert caught.value.rank == 1
+    lines = caught.value.traceback.rstrip().splitlines()
+    assert lines[-1] == "ValueError: seven is not a colour"
+    assert "in fail" in lines[1], "the first frame is the entry's"
+    assert not any(lives(int((tmp_path / f"pid-{rank}").read_text())) for rank in range(3))
 
 
 def test_signals_to_the_supervisor_leave_no_rank_behind(tmp_path: Path) -> None:
