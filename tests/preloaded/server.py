@@ -50,10 +50,12 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
         listener.listen(64)
+        gc.disable()
         for module in PRELOADED:
             importlib.import_module(module)
         # Else each process, at its end, goes through all that they have made.
         gc.freeze()
+        gc.enable()
         os.write(sys.stdout.fileno(), b"ready\n")
         job = serve(listener)
     if job is not None:
