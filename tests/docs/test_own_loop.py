@@ -1,0 +1,117 @@
+"""Programs that the pages on own loops and on losses show do what the pages say, on one rank and on two."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tutti
+from tests.own_loop.worlds import Worlds
+from tutti.comm.base import Communicator
+from tutti.experiments import dealing, own_loop
+
+DOCS = Path(__file__).parents[2] / "docs"
+COUNT = 23
+"""Samples: with batches of 6, the last has 5."""
+
+
+def block(page: str, beginning: str) -> str:
+    """The only block of a page that begins like this."""
+    found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    (one,) = [text for text in found if beginning in text]
+    return str(one)
+
+
+USUAL = block("own-loop.md", "import tutti\n\nmodel, optimizer = tutti.distribute(model, optimizer)\n")
+PLATEAU = block("own-loop.md", "# ReduceLROnPlateau")
+SUMS = block("own-loop.md", 'reduction="sum")\nfor')
+PER_TOKEN = block("losses.md", "def per_token")
+
+
+def test_no_program_of_these_pages_is_left_out() -> None:
+    for page, tried in (("own-loop.md", [USUAL, PLATEAU, SUMS]), ("losses.md", [PER_TOKEN])):
+        assert (DOCS / page).read_text(encoding="utf-8").count("```python") == len(tried)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    started = Worlds()
+    yield started
+    started.close()
+
+
+def names(batches: int = 6) -> dict[str, Any]:
+    """What the programs take for granted, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(COUNT, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 3, (COUNT,), generator=generator)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(TensorDataset(inputs, targets), batches)
+    return {
+        "nn": nn, "torch": torch, "tutti": tutti, "model": model, "optimizer": optimizer,
+        "loader": loader, "validation": loader, "total": 0.0, "samples": 0,
+        "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+    }
+
+
+def plain(program: str) -> str:
+    """The same program without tutti."""
+    text = re.sub(r"^import tutti\n|^model, optimizer = tutti.*\n", "", program, flags=re.M)
+    text = re.sub(r"tutti\.shard\((\w+)\)", r"\1", text)
+    text = re.sub(r"tutti\.total\((\(targets != 0\)\.sum\(\))\)", r"\1", text)
+    text = re.sub(r"tutti\.mean\((.*), samples\)\)", r"\1)", text)
+    assert "tutti" not in text
+    return text
+
+
+def run(program: str, given: Callable[[], dict[str, Any]] = names) -> dict[str, Any]:
+    found = given()
+    exec(compile(program, "page", "exec"), found)
+    return found
+
+
+def ended(found: dict[str, Any]) -> tuple[list[Tensor], float]:
+    """The weights at the end, and the best loss that the scheduler was told."""
+    return [p.detach().clone() for p in found["model"].parameters()], float(found["scheduler"].best)
+
+
+def _on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], float]:
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    try:
+        return ended(run(program))
+    finally:
+        own_loop._job = None
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("program", [USUAL, PLATEAU, SUMS], ids=["usual", "plateau", "sums"])
+def test_a_program_ends_as_the_one_with_plain_torch(worlds: Worlds, program: str, size: int) -> None:
+    weights, best = ended(run(plain(program)))
+    before, nothing_told = ended(names())
+    moved = not torch.equal(weights[0], before[0])
+    assert moved == (program is not PLATEAU)
+    assert (best != nothing_told) == (program is PLATEAU)
+    for found in worlds.call(partial(_on_rank, program=program), size):
+        for mine, wanted in zip(found[0], weights, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
+        assert found[1] == pytest.approx(best, rel=1e-12)
+
+
+def test_a_loss_with_a_denominator_is_a_mean_over_the_tokens_that_count() -> None:
+    per_token = run(PER_TOKEN)["per_token"]
+    outputs = torch.randn(5, 3, 7, dtype=torch.float64)
+    targets = torch.arange(35).reshape(5, 7) % 3
+    wanted = nn.functional.cross_entropy(outputs, targets, ignore_index=0)
+    total, weight = per_token(outputs, targets)
+    assert (total / weight).item() == pytest.approx(wanted.item(), rel=1e-12)
+    assert 0 < weight < 35
