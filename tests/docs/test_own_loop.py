@@ -58,8 +58,15 @@ def names(batches: int = 6) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(TensorDataset(inputs, targets), batches)
     return {
-        "nn": nn, "torch": torch, "tutti": tutti, "model": model, "optimizer": optimizer,
-        "loader": loader, "validation": loader, "total": 0.0, "samples": 0,
+        "nn": nn,
+        "torch": torch,
+        "tutti": tutti,
+        "model": model,
+        "optimizer": optimizer,
+        "loader": loader,
+        "validation": loader,
+        "total": 0.0,
+        "samples": 0,
         "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
     }
 

@@ -1,0 +1,59 @@
+"""Every command that the pages show is one that the command line takes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tutti.cli.command import Command
+from tutti.cli.commands import COMMANDS
+from tutti.cli.options import config_from
+from tutti.experiments.config import Options, TrainConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def shown() -> list[tuple[str, str]]:
+    """The page and the words of each command, in blocks of code and, with options, in sentences."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL):
+            found += re.findall(r"^(?:\$ |mpirun -n \d+ )?tutti (.*)$", block, flags=re.MULTILINE)
+        found += re.findall(r"`tutti (\w+ [^`.]*--?[^`.]*)`", text)
+        found = [(page.name, one) if isinstance(one, str) else one for one in found]
+    return found
+
+
+def test_commands_of_all_kinds_are_found() -> None:
+    assert {words.split()[0] for _, words in shown()} >= set(COMMANDS) - {"run", "doctor"}
+    assert len(shown()) > 25
+
+
+@pytest.mark.parametrize(("page", "words"), shown())
+def test_a_command_of_a_page_is_parsed_and_its_configuration_has_no_wrong_value(
+    page: str, words: str
+) -> None:
+    name, *rest = shlex.split(words, comments=True)
+    command: Command = import_module(f"tutti.cli.{name}").COMMAND
+    seen: list[tuple[argparse.Namespace, dict[str, Options]]] = []
+
+    def note(given: argparse.Namespace, dotted: dict[str, Options]) -> int:
+        seen.append((given, dotted))
+        return 0
+
+    assert replace(command, run=note)(rest) == 0
+    if "--help" in rest:
+        return
+    ((given, dotted),) = seen
+    known = TrainConfig.__dataclass_fields__
+    fields = {field: value for field, value in vars(given).items() if field in known}
+    if name in ("train", "plan", "verify", "layouts"):
+        config_from(fields, dotted)
