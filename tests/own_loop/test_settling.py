@@ -76,3 +76,29 @@ def test_the_passes_that_are_left_over_make_the_last_update(worlds: Worlds, size
     wanted = plain([(inputs[:9], targets[:9]), (inputs[9:], targets[9:])])
     for found in worlds.call(_accumulated, size):
         assert differences(found, wanted) == []
+
+
+def _scaled(comm: Communicator) -> list[dict[str, Tensor]]:
+    """The scale doubles from pass to pass, and the second pass overflows."""
+    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    model = net()
+    model, optimizer = own_loop.distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), Sync(every=EVERY)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
+    for number, batch in enumerate(own_loop.shard(loader())):
+        optimizer.zero_grad()
+        scaler.scale(fit(model, *batch) * (float("inf") if number == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return weights(model)
+
+
+@SIZES
+def test_each_pass_behind_an_update_is_unscaled_by_its_own_scale(worlds: Worlds, size: int) -> None:
+    batches = [batch for number, batch in enumerate(loader()) if number != 1]
+    model = net()
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    update(model, torch.optim.SGD(model.parameters(), lr=0.1), (inputs, targets))
+    for found in worlds.call(_scaled, size):
+        assert differences(found, weights(model)) == []

@@ -134,9 +134,11 @@ class JointStepper(Stepper):
         self._meet()
         if self._passes > 1:
             loss = _evaluate(closure)
-            self._gather()
-            if self._calls == self._passes:
-                self._use_gathered()
+            with _unscaled(self._optimizer) as overflown:
+                if not overflown:
+                    self._gather()
+                    if self._calls == self._passes:
+                        self._use_gathered()
             return loss
         if closure is None:
             self._limit()
