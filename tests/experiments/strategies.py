@@ -38,3 +38,11 @@ class Free(Alone):
 
     name: ClassVar[str] = "free"
     pace: ClassVar[Pace] = Pace.FREE
+
+
+@dataclass(frozen=True)
+class Together(Alone):
+    """The same; each of its workers has a part of every batch."""
+
+    name: ClassVar[str] = "together"
+    pace: ClassVar[Pace] = Pace.TOGETHER

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.experiments.strategies import Alone, Free
+from tests.experiments.strategies import Alone, Free, Together
 from tutti.comm.base import Communicator
 from tutti.comm.virtual import VirtualWorld
 from tutti.errors import BadOption
@@ -238,3 +238,15 @@ def test_batches_are_noted_for_the_innermost_closure_alone() -> None:
         assert outer == [deals[0], deals[2]]
 
     VirtualWorld(1).run(work)
+
+
+def test_the_share_of_gathered_passes_is_that_of_their_samples(job_of_each_rank) -> None:
+    """The last two batches have seven samples, of which the first rank has two of each."""
+
+    def work(comm: Communicator) -> float:
+        job_of_each_rank[greenlet.getcurrent()] = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        model, optimizer = make(Together(every=2))
+        train(model, optimizer, own_loop.shard(loader()))
+        return own_loop._current().steppers[0].worker.share
+
+    assert VirtualWorld(2).run(work) == [4 / 7, 3 / 7]
