@@ -47,10 +47,10 @@ def world_size(comm: Communicator, payload: bytes) -> object:
 
 
 def watches_for_garbage(comm: Communicator, payload: bytes) -> object:
-    """Whether a rank's garbage collector looks at a class of torch, and at one of its own objects."""
+    """Whether a rank collects garbage, and looks for it at a class of torch, and at an object of its own."""
     own: list[object] = []
     watched = {id(one) for one in gc.get_objects()}
-    return id(torch.nn.Module) in watched, id(own) in watched
+    return gc.isenabled(), id(torch.nn.Module) in watched, id(own) in watched
 
 
 def sum_of_ranks(comm: Communicator, payload: bytes) -> object:

@@ -41,7 +41,7 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
 
 
 def test_ranks_do_not_look_for_garbage_in_what_was_imported_before_them() -> None:
-    assert start("tests.launch.entries:watches_for_garbage", b"", TWO) == (False, True)
+    assert start("tests.launch.entries:watches_for_garbage", b"", TWO) == (True, False, True)
 
 
 def test_ranks_see_folder_path_and_arguments_as_they_are_now(
