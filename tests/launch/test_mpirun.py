@@ -143,6 +143,11 @@ def test_a_killed_rank_is_named() -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
+def test_a_launcher_that_was_killed_is_what_is_named() -> None:
+    with pytest.raises(TuttiError, match=r"mpirun\b.*killed by signal 9 \(SIGKILL\)"):
+        outcome([], -9, "")
+
+
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):

@@ -30,7 +30,7 @@ from tutti.launch.hosts import Host
 from tutti.launch.letters import Arrived, Letterbox
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.plan import Plan
-from tutti.launch.reports import Death, Report, cause
+from tutti.launch.reports import Death, Report, cause, killed_by
 from tutti.launch.signals import SignalWatch, act_on
 from tutti.launch.sweep import JOB, Guard, wait_for_exit
 
@@ -263,6 +263,8 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
         raise error
     if returncode == UserError.exit_code:
         raise UserError("a rank on another host found that the input is wrong; its message stands above")
+    if returncode < 0:
+        raise TuttiError(f"mpirun, which had started the ranks, was {killed_by(-returncode)}")
     if returncode != 0:
         raise TuttiError(
             f"mpirun ended with exit code {returncode}; what it said stands above. "

@@ -81,13 +81,17 @@ class Death:
         """What is known, such as "killed by signal 9 (SIGKILL)"."""
         if self.returncode >= 0:
             return f"exited with code {self.returncode} before it was done"
-        number = -self.returncode
-        text = f"killed by signal {number}{' (' + _NAMES[number] + ')' if number in _NAMES else ''}"
+        text, number = killed_by(-self.returncode), -self.returncode
         if self.out_of_memory:
             text += "; the kernel ran out of memory: use fewer workers or a smaller model or batch"
         elif number == signal.SIGKILL:
             text += "; if nobody sent it, the memory may have run out: look for 'oom' in the output of dmesg"
         return text
+
+
+def killed_by(number: int) -> str:
+    """What a signal has done, such as "killed by signal 9 (SIGKILL)"."""
+    return f"killed by signal {number}{' (' + _NAMES[number] + ')' if number in _NAMES else ''}"
 
 
 def without_launcher(frames: TracebackType | None) -> TracebackType | None:
