@@ -56,10 +56,7 @@ class Stepper(ABC):
         native = optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
-            loss = self.step(native, closure)
-            # torch's schedulers look at this to warn of `scheduler.step()` before `optimizer.step()`.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
-            return loss
+            return self.step(native, closure)
 
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
