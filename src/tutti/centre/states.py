@@ -159,7 +159,6 @@ class SharedState:
     def clear(self) -> None:
         """Nobody has stepped any parameter."""
         self._presence[:] = bytes(len(self._cells))
-        self.forget()
 
     def forget(self) -> None:
         """Note that the optimizers have none of the shared tensors."""
