@@ -58,7 +58,10 @@ TESTS: Final = {
         "own_loop/test_loading.py",
     ),
     "experiments/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
-    "experiments/steppers.py": (*OWN_LOOPS, "own_loop/test_strategies_of_several.py"),
+    "experiments/steppers.py": (
+        *OWN_LOOPS,
+        *(f"own_loop/test_strategies_of_{how}.py" for how in ("one", "several")),
+    ),
     "experiments/dealing.py": (
         *OWN_LOOPS,
         "own_loop/test_strategies_of_several.py",
