@@ -187,3 +187,23 @@ def test_a_loaded_state_of_another_kind_is_refused(value: object) -> None:
             loop.rule.adopt()
 
     VirtualWorld(2).run(train)
+
+
+def test_an_optimizer_that_cannot_step_a_parameter_of_no_group_is_refused() -> None:
+    class Both(Point):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.eye(2, dtype=torch.float64))
+
+    def refuse(comm: Communicator) -> str:
+        module = Both()
+        optimizer = optim.Muon([module.matrix], lr=LR)
+        replica = place(module, comm, Home.PRIVATE)
+        replica.in_own_loop = True
+        with pytest.raises(BadOption) as refused:
+            SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, comm=comm), parts=2)
+        return str(refused.value)
+
+    for message in VirtualWorld(2).run(refuse):
+        assert "Muon has parameters of the model in no param group" in message
+        assert "requires_grad_(False)" in message

@@ -78,11 +78,23 @@ class OwnOptimizer:
             for group in self._optimizer.param_groups
         ]
         known = {id(p) for group in groups for p in group["params"]}
-        groups[0]["params"] += [copy for copy in copies.values() if id(copy) not in known]
+        # Parameters of no group: `add_param_group` may bring them later.
+        absent = [copy for copy in copies.values() if id(copy) not in known]
+        groups[0]["params"] += absent
         for copy in copies.values():
             copy.grad = torch.zeros_like(copy)
         stepped = bare_copy(self._optimizer, groups)
-        return describe([Holder(stepped, list(copies.values()))], lambda: type(stepped).step(stepped))
+        try:
+            return describe([Holder(stepped, list(copies.values()))], lambda: type(stepped).step(stepped))
+        except (RuntimeError, ValueError) as error:
+            if not absent:
+                raise
+            shapes = ", ".join(sorted({str(tuple(copy.shape)) for copy in absent}))
+            raise BadOption(
+                f"{type(stepped).__name__} has parameters of the model in no param group (of shape {shapes}) "
+                f"and cannot step them: {error}. Freeze them (requires_grad_(False)), use an optimizer for "
+                "all parameters, or a strategy without a centre, such as tutti.Sync()"
+            ) from error
 
     @torch.no_grad()
     def adopt(self) -> None:
