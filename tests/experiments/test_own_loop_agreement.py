@@ -301,7 +301,7 @@ def test_a_copy_of_a_model_that_is_watched_for_its_batches_can_be_pickled_and_is
         model, _ = own_loop.distribute(*make())
         list(own_loop.shard(DataLoader(TensorDataset(INPUTS), 4)))
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-        assert all(one._forward_pre_hooks for one in (model, *copies))
+        assert all(one._forward_hooks for one in (model, *copies))
         return tuple(one(INPUTS).detach() - model(INPUTS).detach() for one in copies)
 
     for differences in worlds.run(2, work):

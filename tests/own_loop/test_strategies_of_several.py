@@ -162,6 +162,7 @@ def _is_stepped_otherwise(comm: Communicator, strategy: Strategy, count: int) ->
                 optimizer.step()
                 optimizer.zero_grad()
     except BadOption as error:
+        comm.close()  # The other rank, which waits for the end, is told that this one is gone.
         return str(error)
     own_loop.finish(model)
     return f"finished, moved: {job.moved}"
