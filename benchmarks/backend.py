@@ -132,7 +132,7 @@ def work_on_hosts(path: str, rounds: int) -> None:
     import torch.distributed as dist
 
     import tutti  # noqa: F401
-    from tutti.backend import group as tutti_group
+    from tutti.torch_backend import group as tutti_group
 
     dist.init_process_group("gloo")
     groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}

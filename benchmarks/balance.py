@@ -27,7 +27,7 @@ WANTED = 1.4
 
 def main() -> None:
     from measure import describe_machine, table
-    from tutti.launch.plan import make_plan
+    from tutti.launch.placement import make_plan
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -77,11 +77,11 @@ def train(comm, part, model: str, strategy: str, balance: str) -> dict[str, floa
     import torch
 
     from tutti import models, strategies
-    from tutti.experiments.config import TrainConfig
-    from tutti.experiments.pacing import deal
+    from tutti.run.config import TrainConfig
+    from tutti.run.pacing import deal
     from tutti.strategies.base import Pace
-    from tutti.training.loop import Trainer
     from tutti.training.losses import LOSSES
+    from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
     chosen = strategies.named(strategy)()

@@ -23,9 +23,9 @@ import torch
 from torch import nn, optim
 
 from measure import describe_machine, interleave, table
-from tutti.centre import OptimizerRule
-from tutti.centre.shared import SharedCentre, slots_for
-from tutti.comm.host import HostCommunicator
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.parameter_server import OptimizerRule
+from tutti.parameter_server.shared_memory import SharedCentre, slots_for
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from measure import describe_machine, interleave, medians, table
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Part, open_data
 
 BATCH_SIZE = 128

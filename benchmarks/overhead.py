@@ -24,7 +24,7 @@ WANTED = {"stages": 0.01, "trace": 0.02}
 
 def main() -> None:
     from measure import describe_machine, table
-    from tutti.launch.plan import make_plan
+    from tutti.launch.placement import make_plan
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -76,10 +76,10 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
     from tutti import models, strategies
     from tutti.comm.traced import traced
     from tutti.data import Batches
-    from tutti.tracing import Trace
-    from tutti.training.loop import Trainer
+    from tutti.records.trace import Trace
     from tutti.training.losses import LOSSES
-    from tutti.training.stages import Stages
+    from tutti.training.timers import Stages
+    from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
     trace = Trace() if side == "trace" else None
@@ -123,7 +123,7 @@ def blind(stages: type):
     """Stages that look at the clock where an epoch begins and ends, and between two stages do not."""
     from time import perf_counter
 
-    from tutti.training.stages import EXCHANGE
+    from tutti.training.timers import EXCHANGE
 
     class BlindStages(stages):
         def lap(self, stage: str, *others) -> float:

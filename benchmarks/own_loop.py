@@ -41,7 +41,7 @@ def work(comm, payload):
     """On each rank: time every side of every model, in turn."""
     import torch.distributed as dist
 
-    from tutti.launch.join import adopt
+    from tutti.launch.world import adopt
 
     settings = json.loads(payload)
     address = f"tcp://127.0.0.1:{settings['port']}"

@@ -18,10 +18,10 @@ import numpy as np
 
 from measure import describe_machine
 from tutti.comm.base import Communicator
-from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import Outcome, TrainJob
-from tutti.launch.plan import make_plan
+from tutti.launch.placement import make_plan
 from tutti.launch.start import start
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import RunOutcome, TrainJob
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp 2048-2048-2048 (10 M)": {"model": "mlp", "model_options": {"hidden": [2048] * 3}, "batch_size": 128},
@@ -45,12 +45,12 @@ def images() -> tuple[Any, Any]:
 
 def run(comm: Communicator, payload: bytes) -> dict[str, float]:
     """Samples per second of each run (entry point of the ranks)."""
-    from tutti.experiments.train import work
+    from tutti.run.train import work
 
     found = {}
     for name, config in pickle.loads(payload).items():
         job = TrainJob(TrainConfig.from_json(config), quiet=True, write=False)
-        outcome = cast("Outcome", work(comm, pickle.dumps(job)))
+        outcome = cast("RunOutcome", work(comm, pickle.dumps(job)))
         found[name] = outcome.summary.samples_per_s
     return found
 
@@ -67,7 +67,7 @@ def on_ranks(entry: str, way: str, steps: int) -> dict[str, Any]:
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     print(describe_machine())
-    memory = {way: on_ranks("tutti.experiments.allocated:measure_all", way, 2) for way in WAYS}
+    memory = {way: on_ranks("tests.model_parallel.allocated:measure_all", way, 2) for way in WAYS}
     rates: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(repeats):
         for way, found in rates.items():

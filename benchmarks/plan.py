@@ -42,9 +42,9 @@ def main() -> None:
 
 def judge(model: str, budget_s: float, truth_s: float) -> list[str]:
     """Plan, measure everything, and compare."""
-    from tutti.experiments.config import TrainConfig
-    from tutti.experiments.plan import plan
-    from tutti.experiments.race import gap, leader
+    from tutti.run.config import TrainConfig
+    from tutti.studies.autotune.plan import plan
+    from tutti.studies.autotune.race import gap, leader
 
     data = f"{Path(__file__).resolve()}:{MODELS[model]}"
     config = TrainConfig(model=model, data=data, batch_size=BATCH, validation=0.0)

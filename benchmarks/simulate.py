@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from measure import describe_machine, table
 from tutti.comm.base import Communicator
-from tutti.comm.host import HostCommunicator
 from tutti.comm.network import Network
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, Part, open_data
 from tutti.strategies import Clip, Strategy, named, place
 from tutti.strategies.base import Pace

@@ -49,7 +49,7 @@ def timed(entry, description, models):
         models: those measured by default.
     """
     from measure import describe_machine
-    from tutti.launch.plan import make_plan
+    from tutti.launch.placement import make_plan
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(

@@ -122,7 +122,7 @@ def _number(value: float | None) -> str:
 
 
 def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest: object) -> Any:
-    from tutti.launch.plan import make_plan
+    from tutti.launch.placement import make_plan
     from tutti.launch.start import start
 
     with socket.socket() as probe:
@@ -243,7 +243,7 @@ def _forward_backward(samples: int, precision: str):
     import torch
 
     from tutti import models
-    from tutti.training.arithmetic import Arithmetic
+    from tutti.training.precision import Arithmetic
 
     arithmetic = Arithmetic(precision)
     torch.manual_seed(0)
@@ -335,8 +335,8 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
 
     from tutti import models
     from tutti.data import Batches, open_data
-    from tutti.training.arithmetic import Arithmetic
     from tutti.training.losses import LOSSES
+    from tutti.training.precision import Arithmetic
 
     given = json.loads(payload)
     _join_gloo(comm, given["port"])
@@ -366,7 +366,7 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
 
 
 def _accuracy(module, part, comm) -> float:
-    from tutti.training.evaluate import evaluate
+    from tutti.training.evaluation import evaluate
     from tutti.training.losses import LOSSES
     from tutti.training.metrics import METRICS
 

@@ -26,7 +26,7 @@ SIDES = ("none", "pause", "distributed", "background")
 
 def main() -> None:
     from measure import describe_machine, table
-    from tutti.launch.plan import make_plan
+    from tutti.launch.placement import make_plan
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -81,8 +81,8 @@ def train(comm, parts, settings, side: str) -> dict[str, float]:
 
     from tutti import models, strategies
     from tutti.data import Batches
-    from tutti.training.loop import Trainer
     from tutti.training.losses import LOSSES
+    from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
     chosen = strategies.named(settings["strategy"])()

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from tutti.comm.host import HostCommunicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, open_data
 from tutti.errors import NotFinite
 from tutti.strategies import Clip, Downpour, place
-from tutti.training.evaluate import evaluate
-from tutti.training.loop import Trainer
+from tutti.training.evaluation import evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.trainer import Trainer
 
 REMEDIES = {
     "none": Downpour(),

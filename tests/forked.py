@@ -30,9 +30,9 @@ set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
         "torch.distributed.tensor.parallel",
-        "tutti.backend.group",
-        "tutti.comm.host",
-        "tutti.experiments.train",
+        "tutti.torch_backend.group",
+        "tutti.comm.shm.communicator",
+        "tutti.run.train",
     ]
 )
 

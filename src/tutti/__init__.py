@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tutti.backend.registration import register_with_torch
-from tutti.launch.ancestors import follow_launcher
 from tutti.launch.environment import meeting
+from tutti.launch.orphans import follow_launcher
+from tutti.torch_backend.registration import register_with_torch
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
         UnknownName,
         UserError,
     )
-    from tutti.experiments.api import Result, train
-    from tutti.experiments.config import TrainConfig
-    from tutti.experiments.own_loop import distribute, finish, init, mean, settled, shard, total
-    from tutti.records import EpochRecord, Evaluation, Summary
+    from tutti.own_loop.distribute import distribute, finish, init, mean, settled, shard, total
+    from tutti.records.run import EpochRecord, Evaluation, Summary
+    from tutti.run.api import Result, train
+    from tutti.run.config import TrainConfig
     from tutti.strategies import (
         ADPSGD,
         EASGD,
@@ -65,10 +65,10 @@ _HOMES = {
         "UnknownName",
         "UserError",
     ),
-    "tutti.experiments.api": ("Result", "train"),
-    "tutti.experiments.config": ("TrainConfig",),
-    "tutti.experiments.own_loop": ("distribute", "finish", "init", "mean", "settled", "shard", "total"),
-    "tutti.records": ("EpochRecord", "Evaluation", "Summary"),
+    "tutti.run.api": ("Result", "train"),
+    "tutti.run.config": ("TrainConfig",),
+    "tutti.own_loop.distribute": ("distribute", "finish", "init", "mean", "settled", "shard", "total"),
+    "tutti.records.run": ("EpochRecord", "Evaluation", "Summary"),
     "tutti.strategies": (
         "ADPSGD",
         "EASGD",

@@ -1,10 +1,134 @@
-"""Tables and bars on a terminal, by rich."""
+"""Standard output and standard error, and tables and bars on a terminal, by rich.
+
+Output outlasts a full disk: what cannot be written is lost, work goes on. A reader that has gone is another
+matter (`tutti ... | head`): whoever prints is told, by `BrokenPipeError`.
+"""
 
 from __future__ import annotations
 
-from typing import IO, Final
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Final
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+_DESCRIPTORS: Final = (0, 1, 2)
+
+
+class LastingFile(io.FileIO):
+    """A file whose writes never fail, but for a reader that has gone.
+
+    Args:
+        descriptor: of the file; it stays open.
+
+    Attributes:
+        problem: why the first write that failed did so; None as long as none did.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.problem: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write `data`, or lose it; returns its length."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.problem = self.problem or error
+            return len(memoryview(data).cast("B"))
+
+
+class Output:
+    """What this process prints.
+
+    Args:
+        files: standard output, and standard error; None: somebody else sees to it.
+    """
+
+    def __init__(self, files: dict[str, LastingFile]) -> None:
+        self._files = files
+
+    @property
+    def problem(self) -> str | None:
+        """Why something is missing on standard output, in the words of the system; None: nothing is."""
+        stdout = self._files.get("stdout")
+        return None if stdout is None or stdout.problem is None else stdout.problem.strerror
+
+
+def say_last(text: str) -> None:
+    """Write out what is buffered, and then `text` to standard error: the process is about to be gone.
+
+    What cannot be written is lost, whatever the program has made of its streams.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # None, closed, or of a class that fails in its own way
+            stream.flush()
+    data = text.encode(errors="backslashreplace")
+    with suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    """What tells whether two descriptors lead to the same file, pipe or terminal.
+
+    Raises:
+        OSError: the descriptor is closed.
+    """
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino
+
+
+@contextmanager
+def lasting_output() -> Iterator[Output]:
+    """Have what this process prints outlast a full disk, inside of the block.
+
+    Streams that are not those that the process began with, as in a notebook, are left alone. A descriptor
+    that was closed (`>&-`) becomes one of /dev/null: the next file to be opened would be taken for it else.
+    """
+    for descriptor in _DESCRIPTORS:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is this one.
+            os.open(os.devnull, os.O_RDWR)
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    files: dict[str, LastingFile] = {}
+    for descriptor, (name, stream) in enumerate(before.items(), start=1):
+        if stream is None or (stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper)):
+            files[name] = LastingFile(descriptor)
+            setattr(sys, name, _text_on(files[name], stream))
+    try:
+        yield Output(files)
+    finally:
+        for name in files:
+            # Its reader may have gone; and the program may have closed the stream.
+            with suppress(BrokenPipeError, ValueError):
+                getattr(sys, name).flush()
+            setattr(sys, name, before[name])
+
+
+def _text_on(file: LastingFile, like: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    """A text stream to a file; what its encoding does not have is written out."""
+    if like is not None:
+        with suppress(OSError):
+            like.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=None if like is None else like.encoding,
+        errors="backslashreplace",
+        line_buffering=True if like is None else like.line_buffering,
+    )
+
 
 WIDE: Final = 160
 """Columns of text where there is no terminal."""

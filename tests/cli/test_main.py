@@ -16,7 +16,7 @@ import pytest
 from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
 from tutti.errors import PeerLost, RankFailed
-from tutti.experiments.config import TrainConfig, flag
+from tutti.run.config import TrainConfig, flag
 from tutti.strategies import EASGD, STRATEGIES
 
 
@@ -124,7 +124,7 @@ def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "tutti: interrupted\n"
 
 
-@pytest.mark.parametrize("module", ["tutti.cli.commands", "tutti.cli.train", "tutti.experiments.plan"])
+@pytest.mark.parametrize("module", ["tutti.cli.commands", "tutti.cli.train", "tutti.studies.autotune.plan"])
 def test_ctrl_c_while_the_command_is_being_imported_is_one_line(module: str) -> None:
     program = f"""
 import os, signal, sys

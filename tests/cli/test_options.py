@@ -13,7 +13,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import command_words, config_from, parse_value, split_dotted
 from tutti.cli.train import COMMAND, config_of
 from tutti.errors import BadOption, UnknownName
-from tutti.experiments.config import TrainConfig
+from tutti.run.config import TrainConfig
 
 
 def parsed(*words: str) -> TrainConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.main import main
-from tutti.experiments import plan as planning
+from tutti.studies.autotune import plan as planning
 
 SMALL = ("mlp", "--model.hidden", "16")
 

@@ -10,12 +10,12 @@ import pytest
 
 import tutti
 from tutti.cli.main import main
-from tutti.comm.host import HostCommunicator
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption
-from tutti.experiments.config import TrainConfig
-from tutti.experiments.job import ProfiledSteps, TrainJob
-from tutti.experiments.recording import Recording
-from tutti.tracing import Trace
+from tutti.records.trace import Trace
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import ProfiledSteps, TrainJob
+from tutti.run.recording import Recording
 
 RUN = ("train", "mlp", "--data", "digits", "--batch-size", "64", "--steps", "30")
 
@@ -101,7 +101,7 @@ def test_without_a_run_folder_there_is_nowhere_to_write(asked: dict, option: str
 def test_a_trace_that_is_full_says_so(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tutti.experiments.recording.Trace", partial(Trace, limit=50))
+    monkeypatch.setattr("tutti.run.recording.Trace", partial(Trace, limit=50))
     assert main([*RUN, "-n", "1", "--trace", "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "tutti: warning: the trace of rank 0 is full: " in said

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.forked import ForkedRanks
-from tutti.comm.arena import Arena
-from tutti.comm.control import Layout, control_bytes
-from tutti.comm.host import HostCommunicator
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.comm.shm.layout import ControlLayout, control_bytes
 
 
 class World(ForkedRanks):
@@ -37,7 +37,7 @@ class World(ForkedRanks):
         self.size = size
         self.arena = Arena.create()
         block = self.arena.allocate(control_bytes(size))
-        self.words = self.arena.words(block, Layout(size).words)
+        self.words = self.arena.words(block, ControlLayout(size).words)
         address, joined = self.arena.address, list[HostCommunicator]()
 
         def join(rank: int) -> HostCommunicator:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tutti.comm.anonymous import FIXED
-from tutti.comm.arena import PAGE, SMALLEST, Arena
+from tutti.comm.shm.arena import PAGE, SMALLEST, Arena
+from tutti.comm.shm.memfd import FIXED
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -63,7 +63,7 @@ def test_allocations_are_page_aligned_zero_and_apart(arena: Arena) -> None:
 def test_processes_allocate_at_the_same_time(arena: Arena) -> None:
     code = """if True:
         import sys
-        from tutti.comm.arena import Arena
+        from tutti.comm.shm.arena import Arena
         arena = Arena.attach(int(sys.argv[1]))
         sys.stdin.readline()
         print(*[arena.allocate(100) for _ in range(300)])"""
@@ -78,8 +78,8 @@ def test_processes_allocate_at_the_same_time(arena: Arena) -> None:
 def test_the_arena_is_made_and_attached_without_torch(arena: Arena) -> None:
     code = """if True:
         import sys
-        from tutti.comm.arena import Arena
-        from tutti.comm.control import control_bytes
+        from tutti.comm.shm.arena import Arena
+        from tutti.comm.shm.layout import control_bytes
         arena = Arena.attach(int(sys.argv[1]))
         arena.words(arena.allocate(control_bytes(4)), 1)[0] = 1
         print('torch' in sys.modules)"""
@@ -91,8 +91,8 @@ def test_another_process_opens_the_arena_by_its_address(arena: Arena) -> None:
     arena.words(offset, 2)[1] = 41
     code = """if True:
         import sys
-        from tutti.comm.anonymous import FileAddress
-        from tutti.comm.arena import Arena
+        from tutti.comm.shm.memfd import FileAddress
+        from tutti.comm.shm.arena import Arena
         words = Arena.open(FileAddress.parse(sys.argv[1])).words(int(sys.argv[2]), 2)
         words[0] = words[1] + 1"""
     run(code, arena.address, offset)
@@ -167,7 +167,7 @@ def test_an_arena_is_smaller_where_files_are_limited() -> None:
     code = """if True:
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 35, 1 << 35))
-        from tutti.comm.arena import Arena
+        from tutti.comm.shm.arena import Arena
         import os
         arena = Arena.create()
         arena.words(arena.allocate(1 << 34), 1)[0] = 1
@@ -215,7 +215,7 @@ def test_a_lock_of_a_dead_process_is_free(arena: Arena) -> None:
     offset = arena.allocate(8)
     code = """if True:
         import sys
-        from tutti.comm.arena import Arena
+        from tutti.comm.shm.arena import Arena
         with Arena.attach(int(sys.argv[1])).lock(int(sys.argv[2])):
             print("locked", flush=True)
             sys.stdin.readline()"""

@@ -16,8 +16,8 @@ import torch
 from tests.comm.ranks import World
 from tests.contracts.communicator import CHECKS
 from tutti.comm.base import ANY, keep_servers
-from tutti.comm.control import LEFT, LOST, PID, Layout
-from tutti.comm.host import HostCommunicator
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.comm.shm.layout import LEFT, LOST, PID, ControlLayout
 from tutti.errors import PeerLost
 
 # The ranks cannot import this page by its name: its functions travel by value.
@@ -338,7 +338,7 @@ def test_a_rank_that_dies_before_all_have_come_is_named() -> None:
     with World(3, absent=[2]) as world:
         world.start(lambda comm: comm.barrier())
         deadline = time.monotonic() + SOON_S
-        while not all(world.words[Layout(3).line(rank) + PID] for rank in (0, 1)):
+        while not all(world.words[ControlLayout(3).line(rank) + PID] for rank in (0, 1)):
             assert time.monotonic() < deadline
         world.kill(1)
         lost = world.outcome(0, SOON_S)
@@ -559,7 +559,7 @@ def test_a_world_of_one_closes_what_it_opened() -> None:
 def test_leaving_is_written_down() -> None:
     with World(2) as world:
         world.run(leave)
-        assert [world.words[Layout(2).line(rank) + LEFT] for rank in (0, 1)] == [1, 1]
+        assert [world.words[ControlLayout(2).line(rank) + LEFT] for rank in (0, 1)] == [1, 1]
 
 
 # --- processors that do not keep stores in order
@@ -567,10 +567,10 @@ def test_leaving_is_written_down() -> None:
 
 def test_the_contract_holds_with_fences() -> None:
     def switch_fences(comm: HostCommunicator, ordered: bool) -> None:
-        import tutti.comm.fence
-        import tutti.comm.roll_call
+        import tutti.comm.shm.barrier
+        import tutti.comm.shm.fence
 
-        tutti.comm.fence.ORDERED = tutti.comm.roll_call.ORDERED = ordered
+        tutti.comm.shm.fence.ORDERED = tutti.comm.shm.barrier.ORDERED = ordered
 
     with World(2) as world:
         world.run(switch_fences, False)

@@ -9,37 +9,37 @@ import pytest
 import torch
 
 from tests.comm.interleavings import Broken, Execution, Order, Programs, SharedArena, Store, Words, explore
-from tutti.comm import pieces, roll_call, rows
-from tutti.comm.arena import Arena
-from tutti.comm.calls import Call, Kind
-from tutti.comm.control import CALLS, LINE, Layout
 from tutti.comm.reductions import SUM
-from tutti.comm.rows import Rows
+from tutti.comm.shm import barrier, collectives
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.barrier import Call, Kind
+from tutti.comm.shm.collectives import HostCollectives
+from tutti.comm.shm.layout import CALLS, LINE, ControlLayout
 
 ROW = 32
 """Bytes of a row: two elements of float64 in each half of it."""
 
-Act = Callable[[Rows, Execution], None]
+Act = Callable[[HostCollectives, Execution], None]
 
 
 @pytest.fixture(autouse=True)
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "ROW", ROW)
-    monkeypatch.setattr(rows, "HALF", ROW // 2)
-    monkeypatch.setattr(rows, "ONE_HOP", 8)
+    monkeypatch.setattr(collectives, "ROW", ROW)
+    monkeypatch.setattr(collectives, "HALF", ROW // 2)
+    monkeypatch.setattr(collectives, "ONE_HOP", 8)
 
 
 def ranks_that(
-    monkeypatch: pytest.MonkeyPatch, size: int, *acts: Act, kind: type[Rows] = Rows
+    monkeypatch: pytest.MonkeyPatch, size: int, *acts: Act, kind: type[HostCollectives] = HostCollectives
 ) -> Callable[[Execution], Programs]:
     """What makes ranks that do so, one act after the other."""
 
     def build(execution: Execution) -> Programs:
-        words = cast("memoryview", Words(execution, Layout(size).words))
+        words = cast("memoryview", Words(execution, ControlLayout(size).words))
         arena = SharedArena(execution, 2 * size * ROW)
-        for module, name in ((rows, "move_few"), (pieces, "move")):
+        for module, name in ((collectives, "move_few"), (collectives, "move")):
             monkeypatch.setattr(module, name, arena.move)
-        monkeypatch.setattr(roll_call, "fence", execution.fence)
+        monkeypatch.setattr(barrier, "fence", execution.fence)
 
         def program(rank: int) -> None:
             group = kind(cast("Arena", arena), 0, words, rank, range(size), crowded=True)
@@ -54,7 +54,7 @@ def ranks_that(
 def summing(number: int, length: int = 1) -> Act:
     """An all-reduce of a vector of so many elements; those of rank r are `number` (r + 1), + 1, ..."""
 
-    def act(group: Rows, execution: Execution) -> None:
+    def act(group: HostCollectives, execution: Execution) -> None:
         base = torch.arange(length, dtype=torch.float64)
         vector = base + number * (group.rank + 1)
         execution.finish(group.all_reduce(vector, SUM))
@@ -66,7 +66,7 @@ def summing(number: int, length: int = 1) -> Act:
 
 
 def broadcasting(number: int, root: int) -> Act:
-    def act(group: Rows, execution: Execution) -> None:
+    def act(group: HostCollectives, execution: Execution) -> None:
         vector = torch.tensor([float(number * (group.rank + 1))], dtype=torch.float64)
         execution.finish(group.broadcast(vector, root))
         assert vector.tolist() == [number * (root + 1)]
@@ -75,7 +75,7 @@ def broadcasting(number: int, root: int) -> Act:
 
 
 def gathering(number: int) -> Act:
-    def act(group: Rows, execution: Execution) -> None:
+    def act(group: HostCollectives, execution: Execution) -> None:
         outputs = [torch.zeros(1, dtype=torch.float64) for _ in range(group.size)]
         execution.finish(
             group.all_gather(torch.tensor([float(number + group.rank)], dtype=torch.float64), outputs)
@@ -86,7 +86,7 @@ def gathering(number: int) -> Act:
 
 
 def telling(number: int) -> Act:
-    def act(group: Rows, execution: Execution) -> None:
+    def act(group: HostCollectives, execution: Execution) -> None:
         found: list[list[list[int]]] = []
 
         def steps() -> Iterator[bool]:
@@ -101,7 +101,7 @@ def telling(number: int) -> Act:
 def meeting(arrived: dict[int, int]) -> Act:
     """A barrier that nobody passes before all have come."""
 
-    def act(group: Rows, execution: Execution) -> None:
+    def act(group: HostCollectives, execution: Execution) -> None:
         mine = arrived[group.rank] = arrived.get(group.rank, 0) + 1
         execution.finish(group.barrier())
         assert all(arrived.get(rank, 0) >= mine for rank in range(group.size))
@@ -124,7 +124,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(
 
 @pytest.mark.parametrize("order", Order)
 def test_two_ranks_have_the_same_sums_in_every_order(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    monkeypatch.setattr(roll_call, "ORDERED", order is not Order.PARTIAL_STORE)
+    monkeypatch.setattr(barrier, "ORDERED", order is not Order.PARTIAL_STORE)
     assert explore(ranks_that(monkeypatch, 2, summing(1), summing(10), summing(100)), order) > 500
 
 
@@ -148,7 +148,7 @@ def test_three_ranks_have_the_same_results_in_every_order(monkeypatch: pytest.Mo
 
 
 def test_ranks_that_call_different_things_are_told_so_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def differing(group: Rows, execution: Execution) -> None:
+    def differing(group: HostCollectives, execution: Execution) -> None:
         with pytest.raises(ValueError, match=r"rank \d called"):
             (summing(1) if group.rank else gathering(1))(group, execution)
 
@@ -181,13 +181,13 @@ def test_a_fence_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         explore(ranks_that(monkeypatch, 2, summing(1), summing(10)), Order.PARTIAL_STORE)
 
 
-class OneSet(Rows):
+class OneSet(HostCollectives):
     """Always the same rows."""
 
     _set = property(lambda self: 0, lambda self, value: None)
 
 
-class OneWord(Rows):
+class OneWord(HostCollectives):
     """Every meeting is told in the same word."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -196,6 +196,6 @@ class OneWord(Rows):
 
 
 @pytest.mark.parametrize("kind", [OneSet, OneWord])
-def test_two_sets_are_needed(monkeypatch: pytest.MonkeyPatch, kind: type[Rows]) -> None:
+def test_two_sets_are_needed(monkeypatch: pytest.MonkeyPatch, kind: type[HostCollectives]) -> None:
     with pytest.raises(Broken):
         explore(ranks_that(monkeypatch, 2, gathering(1), telling(3), gathering(10), kind=kind))

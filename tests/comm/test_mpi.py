@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
-from tutti.comm.waiting import LEFT_EARLY
+from tutti.comm.shm.liveness import LEFT_EARLY
 from tutti.errors import PeerLost
 
 pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]

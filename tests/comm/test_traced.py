@@ -13,12 +13,12 @@ from tests.contracts.communicator import CHECKS
 from tests.contracts.strategy import NAMES, brisk, needs_centre, on_several_hosts
 from tests.contracts.training import Run, train
 from tutti.comm.base import Communicator
-from tutti.comm.clocks import compare_clocks
+from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.network import Network
 from tutti.comm.traced import traced
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.records.trace import Lane, Reading, Trace, chrome_trace
 from tutti.strategies import STRATEGIES
-from tutti.tracing import Lane, Reading, Trace, chrome_trace
 
 SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, local_latency_s=1e-4)
 

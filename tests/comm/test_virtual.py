@@ -11,7 +11,7 @@ import torch
 from tests.contracts.communicator import CHECKS
 from tutti.comm.base import ANY, Communicator
 from tutti.comm.network import Network
-from tutti.comm.virtual import Deadlock, Fault, VirtualCommunicator, VirtualWorld
+from tutti.comm.virtual.world import Deadlock, Fault, VirtualCommunicator, VirtualWorld
 from tutti.errors import PeerLost
 
 WORLDS = {

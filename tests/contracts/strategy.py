@@ -38,7 +38,7 @@ from tests.contracts.training import (
     train_alone,
 )
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import Fault, VirtualWorld
+from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.data import Batches
 from tutti.errors import PeerLost
 from tutti.replica import Replica

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tutti.centre import Centre
 from tutti.comm.base import Communicator
-from tutti.comm.host import HostCommunicator
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches, Part, open_data
-from tutti.records import EpochRecord
+from tutti.parameter_server import Centre
+from tutti.records.run import EpochRecord
+from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
-from tutti.tracing import Trace
-from tutti.training.evaluate import evaluate
-from tutti.training.loop import Trainer
+from tutti.training.evaluation import evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.trainer import Trainer
 
 SPEEDS = (1.0e-3, 1.31e-3, 0.77e-3, 1.13e-3)
 """Seconds that each rank needs for a sample on the virtual clock: no two finish at the same moment."""

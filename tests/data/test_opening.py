@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import open_data
 from tutti.errors import BadData, BadOption, TuttiError
 

@@ -14,7 +14,7 @@ import pytest
 from tutti.cli.command import Command
 from tutti.cli.commands import COMMANDS
 from tutti.cli.options import config_from
-from tutti.experiments.config import Options, TrainConfig
+from tutti.run.config import Options, TrainConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

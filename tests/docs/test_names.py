@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tutti.data.builtin import BUILT_IN
-from tutti.experiments import arguments
-from tutti.experiments.config import TrainConfig
 from tutti.models import MODELS
+from tutti.run import arguments
+from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
 from tutti.training.loggers import PLACES
 from tutti.training.losses import LOSSES

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tutti
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 
 DOCS = Path(__file__).parents[2] / "docs"
 COUNT = 23
@@ -93,11 +93,11 @@ def ended(found: dict[str, Any]) -> tuple[list[Tensor], float]:
 
 
 def _on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], float]:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     try:
         return ended(run(program))
     finally:
-        own_loop._job = None
+        distribute._job = None
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import UnknownName
-from tutti.experiments import api
-from tutti.experiments.config import TrainConfig
+from tutti.run import api
+from tutti.run.config import TrainConfig
 
 pytest.importorskip("mypy")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tutti.cli.main import main
-from tutti.comparisons import FILE
+from tutti.records.comparison import FILE
 from tutti.reports.results import read_results
 
 DEVICES = pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tests.ecosystem.outcomes import DEVICE, RANKS, assert_same_on_every_rank
 from tutti.cli.main import main
 from tutti.errors import NotFinite
 from tutti.models import build
-from tutti.training import captured
-from tutti.training.arithmetic import Arithmetic
+from tutti.training import cuda_graph
+from tutti.training.precision import Arithmetic
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -102,9 +102,9 @@ def test_options_work_on_the_gpu(options: dict) -> None:
 
 def test_a_model_of_torchs_layers_is_recorded_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = []
-    record = captured.Cuda.record
+    record = cuda_graph.Cuda.record
     monkeypatch.setattr(
-        captured.Cuda, "record", lambda self, work: recorded.append(work) or record(self, work)
+        cuda_graph.Cuda, "record", lambda self, work: recorded.append(work) or record(self, work)
     )
     trained(epochs=2, steps=None)
     trained(own)

@@ -16,16 +16,16 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadData
-from tutti.launch.join import join
-from tutti.launch.plan import Plan
+from tutti.launch.launcher import started_by
+from tutti.launch.placement import Placement
 from tutti.launch.servers import split_off_servers
 from tutti.launch.start import start
-from tutti.launch.surroundings import started_by
+from tutti.launch.world import join
 
 
 def describe(comm: Communicator, payload: bytes) -> object:
     """What each rank is like."""
-    nested = start("tests.launch.entries:world_size", b"", Plan(comm.size, 1))
+    nested = start("tests.launch.entries:world_size", b"", Placement(comm.size, 1))
     return comm.all_gather_objects(
         {
             "rank": comm.rank,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import tutti
-from tutti.launch.ancestors import mpi_segments
+from tutti.launch.orphans import mpi_segments
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tutti.launch.join import join
-from tutti.launch.plan import make_plan
+from tutti.launch.placement import make_plan
 from tutti.launch.start import start
+from tutti.launch.world import join
 
 
 def main() -> None:

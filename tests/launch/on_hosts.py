@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tutti.launch.plan import make_plan
+from tutti.launch.placement import make_plan
 from tutti.launch.start import start
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import pytest
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch import mpirun, sweep
+from tutti.launch import guard, mpirun
+from tutti.launch.exit_reports import Report
 from tutti.launch.hosts import Host
-from tutti.launch.letters import Arrived, Letterbox
 from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
-from tutti.launch.plan import make_plan
-from tutti.launch.reports import Report
+from tutti.launch.mpirun_channel import Arrived, Letterbox
+from tutti.launch.placement import make_plan
 from tutti.launch.start import start
 
 HERE = Path(__file__).parent
@@ -192,7 +192,7 @@ def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, t
 
 def guard_of(program: int) -> int:
     """The process that looks after what a program leaves running."""
-    children = [child for child in psutil.Process(program).children() if sweep.__file__ in child.cmdline()]
+    children = [child for child in psutil.Process(program).children() if guard.__file__ in child.cmdline()]
     return children[0].pid
 
 

@@ -12,7 +12,7 @@ from tutti.errors import BadOption, PeerLost
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.hosts import Host
 from tutti.launch.mpi_rank import workers_here
-from tutti.launch.plan import make_plan
+from tutti.launch.placement import make_plan
 from tutti.launch.servers import choose_servers, servers_per_host
 from tutti.launch.start import start
 

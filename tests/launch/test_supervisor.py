@@ -16,7 +16,7 @@ import pytest
 from tests.launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
 from tutti.errors import BadData, PeerLost, RankFailed
 from tutti.launch.cores import Cores
-from tutti.launch.plan import Plan, make_plan
+from tutti.launch.placement import Placement, make_plan
 from tutti.launch.start import start
 
 pytestmark = pytest.mark.serial
@@ -149,6 +149,6 @@ def test_one_worker_runs_in_this_process_and_leaves_it_as_it_was() -> None:
     import torch
 
     before = torch.get_num_threads()
-    ranks = start("tests.launch.entries:describe_alone", b"x", Plan(1, before + 1))
+    ranks = start("tests.launch.entries:describe_alone", b"x", Placement(1, before + 1))
     assert ranks == (os.getpid(), before + 1, 1)
     assert torch.get_num_threads() == before

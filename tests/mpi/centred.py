@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.strategies.alone import Setting, train
 from tutti.comm.base import keep_servers
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 from tutti.strategies import EASGD, GEM, Downpour, Lazy, ParamServer
 
 STRATEGIES = {

@@ -20,10 +20,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tutti.comm.base import Communicator
-from tutti.comm.clocks import compare_clocks
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.clock_offset import compare_clocks
+from tutti.comm.mpi.communicator import MpiCommunicator
 from tutti.comm.traced import traced
-from tutti.tracing import Lane, Trace, chrome_trace
+from tutti.records.trace import Lane, Trace, chrome_trace
 
 APART_S = 7.0
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.contracts.strategy import NAMES, brisk, learning, on_several_hosts, setting
 from tests.contracts.training import needs_centre, train
 from tutti.comm.base import Communicator
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 from tutti.launch.servers import split_off_servers
 from tutti.strategies import STRATEGIES
 

@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 
 from tutti.comm.base import ANY
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 
 LONG = 1 << 22
 """Bytes of a message that is not sent before somebody receives it."""

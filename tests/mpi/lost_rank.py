@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from tutti.comm.base import Communicator, keep_servers
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 from tutti.errors import PeerLost
 
 

@@ -23,7 +23,7 @@ import torch
 from tests.own_loop.jobs import Refused, differences, run_plain, run_rank
 from tests.own_loop.loops import LOOPS
 from tutti.comm.base import Communicator
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 
 
 def compare(comm: Communicator, name: str) -> list[str]:

@@ -18,7 +18,7 @@ sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.strategies.processes import STRATEGIES, large, train
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 from tutti.strategies import ADPSGD, Gossip
 
 

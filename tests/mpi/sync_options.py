@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.strategies.sequential import by_strategy
 from tests.strategies.test_sync_options import BETWEEN, SETTINGS, SHORT
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.comm.mpi import MpiCommunicator
+from tutti.comm.mpi.communicator import MpiCommunicator
 
 OPERATIONS: dict[str, Callable[[Communicator], object]] = {
     "barrier": lambda comm: comm.barrier(),

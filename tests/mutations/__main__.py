@@ -33,36 +33,36 @@ WANTED: Final = 0.9
 
 OWN_LOOPS: Final = (
     *(f"own_loop/test_{name}.py" for name in ("figures", "loops", "settling", "sums")),
-    *(f"experiments/test_own_loop{name}.py" for name in ("", "_agreement", "_paces")),
+    *(f"own_loop/test_distribute{name}.py" for name in ("", "_agreement", "_paces")),
 )
 """The tests of the code behind a user's own loop."""
 
 TESTS: Final = {
-    "rules": ("rules", "reduction"),
-    "reduction": ("reduction", "strategies/test_sync_options.py"),
-    "centre": (
-        "centre",
+    "rules": ("rules", "allreduce"),
+    "allreduce": ("allreduce", "strategies/test_sync_options.py"),
+    "parameter_server": (
+        "parameter_server",
         *(f"own_loop/test_strategies_of_{how}.py" for how in ("one", "several")),
         *(f"strategies/test_{name}.py" for name in ("downpour", "easgd", "lazy", "paramserver")),
     ),
     "strategies": (
         "strategies",
         "optim/test_missing.py",
-        "training/test_stages.py",
+        "training/test_timers.py",
         "own_loop/test_strategies_of_one.py",
     ),
-    "strategies/divided.py": ("strategies/test_divided.py", *OWN_LOOPS),
+    "own_loop/divided_optimizer.py": ("strategies/test_divided.py", *OWN_LOOPS),
     "strategies/joint_gradients.py": (
         "strategies/test_joint_gradients.py",
         *OWN_LOOPS,
         "own_loop/test_loading.py",
     ),
-    "experiments/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
-    "experiments/steppers.py": (
+    "own_loop/gradient_exchange.py": (*OWN_LOOPS, "own_loop/test_loading.py"),
+    "own_loop/steppers.py": (
         *OWN_LOOPS,
         *(f"own_loop/test_strategies_of_{how}.py" for how in ("one", "several")),
     ),
-    "experiments/dealing.py": (
+    "own_loop/shard.py": (
         *OWN_LOOPS,
         "own_loop/test_strategies_of_several.py",
         "own_loop/test_ways_apart.py",

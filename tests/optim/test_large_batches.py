@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tests.strategies.sequential import Case, by_strategy, distance, sequential
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.optim import LAMB, LARS, LinearScalingLR, RMSpropWarmup, build, schedule
 from tutti.optim.lamb import trust_ratio

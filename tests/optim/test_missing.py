@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from tests.comm.ranks import World
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim.missing import MissingGradients
 from tutti.replica import Replica
 from tutti.strategies import Local, Solo, Strategy, Sync

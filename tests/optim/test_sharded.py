@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.optim.kernels import kernel_of
 from tutti.optim.runs import ELEMENTWISE, FUSED, is_plain
-from tutti.optim.sharded import PIECE, Piece, ShardedOptimizer, own_slices
+from tutti.optim.sharded import PIECE, FlatPiece, ShardedOptimizer, own_slices
 from tutti.replica import ALIGNMENT, Flat, Replica
 
 
@@ -201,7 +201,7 @@ def test_a_subclass_is_never_moved_by_its_parents_kernel() -> None:
     replica = Replica(mlp())
     optimizer = Own(replica.module.parameters())
     length = len(replica.flats[0].weights)
-    (run,) = Piece(optimizer, replica.flats[0], replica.flats[0].grads, slice(0, length)).runs
+    (run,) = FlatPiece(optimizer, replica.flats[0], replica.flats[0].grads, slice(0, length)).runs
     assert run.optimizer.param_groups[0]["fused"] is None
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tutti import errors
 from tutti.comm.base import Communicator
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 from tutti.strategies import Strategy
 
 Outcome: TypeAlias = Any
@@ -84,7 +84,7 @@ class Distributed(_Watched):
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
-        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+        distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
         self.rank = comm.rank
         self.strategy = strategy
 
@@ -92,13 +92,13 @@ class Distributed(_Watched):
         self, model: nn.Module, optimizer: Optimizer, reduction: str = "mean"
     ) -> tuple[nn.Module, Optimizer]:
         self.watch(model)
-        return own_loop.distribute(model, optimizer, self.strategy, reduction=reduction)
+        return distribute.distribute(model, optimizer, self.strategy, reduction=reduction)
 
     def shard(self, batches: Iterable[Any]) -> Iterable[Any]:
-        return own_loop.shard(batches)
+        return distribute.shard(batches)
 
     def total(self, value: Tensor) -> Tensor:
-        return own_loop.total(value)
+        return distribute.total(value)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def run_rank(comm: Communicator, loop: Loop, strategy: Strategy | None = None) -
             raise
         return Refused(type(error).__name__, str(error))
     finally:
-        own_loop._job = None
+        distribute._job = None
 
 
 def _plain(value: Outcome) -> Outcome:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 
 VALUES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0], dtype=torch.float64)
 """In batches of 4 the last has one sample, of which rank 0 alone has a part."""
@@ -21,16 +21,16 @@ def _loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 
 
 def _begin(comm: Communicator) -> None:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
 
 
 def _figures(comm: Communicator) -> tuple[float, float]:
     _begin(comm)
     sum_, samples = 0.0, 0
     with torch.no_grad():
-        for (values,) in own_loop.shard(_loader()):
+        for (values,) in distribute.shard(_loader()):
             sum_, samples = sum_ + values.sum().item(), samples + len(values)
-    return own_loop.total(sum_), own_loop.mean(sum_ / samples)
+    return distribute.total(sum_), distribute.mean(sum_ / samples)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -42,8 +42,8 @@ def test_figures_after_a_loop_are_those_of_all_its_batches(worlds: Worlds, size:
 def _one_batch(comm: Communicator, gradients: bool) -> float:
     _begin(comm)
     with nullcontext() if gradients else torch.no_grad():
-        (values,) = next(iter(own_loop.shard([(VALUES[:1],)])))
-    return own_loop.total(values.sum().item())
+        (values,) = next(iter(distribute.shard([(VALUES[:1],)])))
+    return distribute.total(values.sum().item())
 
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["to train on", "to evaluate"])
@@ -54,11 +54,11 @@ def test_a_sample_that_stands_in_is_in_no_figure(worlds: Worlds, gradients: bool
 def _inside(comm: Communicator) -> list[float]:
     _begin(comm)
     found, loader = [], _loader()
-    for (values,) in own_loop.shard(loader):
+    for (values,) in distribute.shard(loader):
         with torch.no_grad():
-            for _ in own_loop.shard(loader):
+            for _ in distribute.shard(loader):
                 pass
-        found.append(own_loop.total(values.sum().item()))
+        found.append(distribute.total(values.sum().item()))
     return found
 
 
@@ -73,7 +73,7 @@ def _lengths(comm: Communicator) -> list[int]:
     for gradients in (True, False):
         with nullcontext() if gradients else torch.no_grad():
             for batches in (DataLoader(TensorDataset(VALUES[:2]), 2), [(VALUES[:2],)]):
-                found += [len(values) for (values,) in own_loop.shard(batches)]
+                found += [len(values) for (values,) in distribute.shard(batches)]
     return found
 
 
@@ -83,7 +83,7 @@ def test_one_sample_stands_in_where_a_rank_that_trains_has_none(worlds: Worlds) 
 
 def _of_integers(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
     _begin(comm)
-    return own_loop.mean(torch.tensor(comm.rank)), own_loop.total(torch.tensor(True))
+    return distribute.mean(torch.tensor(comm.rank)), distribute.total(torch.tensor(True))
 
 
 def test_a_mean_of_integers_has_a_fraction_and_truth_values_are_counted(worlds: Worlds) -> None:

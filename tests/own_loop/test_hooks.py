@@ -9,15 +9,15 @@ from tests.own_loop.loops.base import batches, net, sgd
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 
 
 def _narrow(comm: Communicator) -> None:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = net()
-    model, optimizer = own_loop.distribute(model, sgd(model))
+    model, optimizer = distribute.distribute(model, sgd(model))
     model[2].bias.register_hook(lambda grad: grad.sum(0, keepdim=True))
-    for inputs, targets in own_loop.shard(batches()):
+    for inputs, targets in distribute.shard(batches()):
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
 

@@ -13,7 +13,7 @@ from tests.own_loop.jobs import Distributed, differences
 from tests.own_loop.loops.base import net, train, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.replica import Replica
 from tutti.strategies import Sync
 from tutti.strategies.base import Clip

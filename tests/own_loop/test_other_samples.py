@@ -17,8 +17,8 @@ from tests.own_loop.loops.base import FEATURES, fit, net, samples, sgd
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.experiments import dealing, own_loop
-from tutti.experiments.fingerprints import looked, of_dataset
+from tutti.own_loop import distribute, shard
+from tutti.own_loop.fingerprints import looked, of_dataset
 
 Make = Callable[[int], Iterable[Any]]
 """What a rank gives `shard`, by the seed of its split."""
@@ -122,21 +122,21 @@ def test_what_a_data_set_keeps_of_samples_it_has_read_is_not_compared() -> None:
 
 def train(comm: Communicator, make: Make, split: bool) -> str:
     """What a rank is told, and whether it has moved the weights."""
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = net()
-    model, optimizer = own_loop.distribute(model, sgd(model))
+    model, optimizer = distribute.distribute(model, sgd(model))
     before = model[0].weight.detach().clone()
     told = ""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
-            for inputs, targets in own_loop.shard(make(comm.rank if split else 1)):
+            for inputs, targets in distribute.shard(make(comm.rank if split else 1)):
                 optimizer.zero_grad()
                 fit(model, inputs, targets).backward()
                 optimizer.step()
         except BadOption as error:
             told = str(error)
-    own_loop._job = None
+    distribute._job = None
     moved = not torch.equal(before, model[0].weight)
     return ("moved" if moved else "") + told + "".join(str(one.message) for one in seen)
 

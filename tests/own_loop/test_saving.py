@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 from tutti.strategies import STRATEGIES
 
 SLACK = 300
@@ -62,13 +62,13 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
 
 
 def _sizes(comm: Communicator, strategy: str) -> dict[str, tuple[int, int, int]]:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = made()
-    model, optimizer = own_loop.distribute(
+    model, optimizer = distribute.distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1), STRATEGIES[strategy]()
     )
     step(model, optimizer)
-    own_loop.finish(model)
+    distribute.finish(model)
     return sizes(model)
 
 
@@ -84,9 +84,9 @@ def test_files_and_copies_are_as_large_as_with_plain_torch(worlds: Worlds, size:
 
 
 def _loaded(comm: Communicator) -> tuple[Tensor, list[int]]:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = made()
-    model, optimizer = own_loop.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = distribute.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, optimizer)
     weights = torch.load(io.BytesIO(saved(model.state_dict())))
     storages = [tensor.untyped_storage().nbytes() - tensor.nbytes for tensor in weights.values()]

@@ -11,7 +11,7 @@ from tests.own_loop.jobs import differences
 from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 from tutti.strategies import Sync
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3])
@@ -38,16 +38,16 @@ def plain(batches: list[tuple[Tensor, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def _settled(comm: Communicator) -> list[list[dict[str, Tensor]]]:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = net()
-    model, optimizer = own_loop.distribute(model, sgd(model))
+    model, optimizer = distribute.distribute(model, sgd(model))
     inside = []
     for _ in range(2):
-        for batch in own_loop.shard(loader()):
+        for batch in distribute.shard(loader()):
             update(model, optimizer, batch)
-        with own_loop.settled(model):
+        with distribute.settled(model):
             inside.append(weights(model))
-    own_loop.finish(model)
+    distribute.finish(model)
     return [*inside, weights(model)]
 
 
@@ -60,12 +60,12 @@ def test_settled_and_finished_weights_are_those_of_the_updates_so_far(worlds: Wo
 
 
 def _accumulated(comm: Communicator) -> list[dict[str, Tensor]]:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = net()
-    model, optimizer = own_loop.distribute(model, sgd(model), Sync(every=EVERY))
-    for batch in own_loop.shard(loader()):
+    model, optimizer = distribute.distribute(model, sgd(model), Sync(every=EVERY))
+    for batch in distribute.shard(loader()):
         update(model, optimizer, batch)
-    own_loop.finish(model)
+    distribute.finish(model)
     return weights(model)
 
 
@@ -80,13 +80,13 @@ def test_the_passes_that_are_left_over_make_the_last_update(worlds: Worlds, size
 
 def _scaled(comm: Communicator) -> list[dict[str, Tensor]]:
     """The scale doubles from pass to pass, and the second pass overflows."""
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = net()
-    model, optimizer = own_loop.distribute(
+    model, optimizer = distribute.distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), Sync(every=EVERY)
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
-    for number, batch in enumerate(own_loop.shard(loader())):
+    for number, batch in enumerate(distribute.shard(loader())):
         optimizer.zero_grad()
         scaler.scale(fit(model, *batch) * (float("inf") if number == 1 else 1.0)).backward()
         scaler.step(optimizer)

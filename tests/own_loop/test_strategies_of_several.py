@@ -24,7 +24,7 @@ from tests.own_loop.test_strategies_of_one import TRIED
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.experiments import own_loop
+from tutti.own_loop import distribute
 from tutti.strategies import (
     ADPSGD,
     EASGD,
@@ -75,7 +75,7 @@ def _reads(comm: Communicator, strategy: Strategy) -> tuple[list[Any], float]:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
     train(job, model, optimizer)
-    own_loop.finish(model)
+    distribute.finish(model)
     read = copy.deepcopy(optimizer.state_dict()["state"])
     comm.barrier()
     return [weights(model), read], float(read[0]["step"])
@@ -95,7 +95,7 @@ def _goes_back(comm: Communicator, strategy: Strategy) -> tuple[Any, Any]:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
     train(job, model, optimizer, epochs=1)
-    with own_loop.settled(model):
+    with distribute.settled(model):
         saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
     train(job, model, optimizer, epochs=1)
     model.load_state_dict(saved[0])
@@ -103,7 +103,7 @@ def _goes_back(comm: Communicator, strategy: Strategy) -> tuple[Any, Any]:
     found = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
     comm.barrier()  # Nobody trains on while another reads.
     train(job, model, optimizer, epochs=1)
-    own_loop.finish(model)
+    distribute.finish(model)
     steps = float(optimizer.state_dict()["state"][0]["step"])
     assert steps == float(saved[1]["state"][0]["step"]) + 3
     return differences(found, saved), steps
@@ -123,7 +123,7 @@ def _changes_state(comm: Communicator, strategy: Strategy, how: str) -> str:
         model, Counting(model.parameters(), lr=0.1) if how == "count" else sgd(model)
     )
     train(job, model, optimizer, epochs=1)
-    with own_loop.settled(model):
+    with distribute.settled(model):
         pass
     if how == "count":
         optimizer.param_groups[0]["k"] = 0
@@ -164,7 +164,7 @@ def _is_stepped_otherwise(comm: Communicator, strategy: Strategy, count: int) ->
     except BadOption as error:
         comm.close()  # The other rank, which waits for the end, is told that this one is gone.
         return str(error)
-    own_loop.finish(model)
+    distribute.finish(model)
     return f"finished, moved: {job.moved}"
 
 
@@ -206,7 +206,7 @@ def _drawn_one_by_one(comm: Communicator, strategy: Strategy, count: int, own: b
             optimizer.zero_grad()
             fit(model, *batch).backward()
             optimizer.step()
-    own_loop.finish(model)
+    distribute.finish(model)
     return weights(model)
 
 
@@ -226,7 +226,7 @@ def _goes_on(comm: Communicator, strategy: Strategy) -> str:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
     train(job, model, optimizer, epochs=1)
-    own_loop.finish(model)
+    distribute.finish(model)
     fit(model, *samples(2).tensors).backward()
     try:
         optimizer.step()
@@ -258,7 +258,7 @@ def _leaves_one_out(comm: Communicator, strategy: Strategy) -> str:
         fit(model, *batch).backward()
         optimizer.step()
     try:
-        own_loop.finish(model)
+        distribute.finish(model)
     except BadOption as error:
         return str(error)
     return ""
@@ -283,7 +283,7 @@ def _overflows(comm: Communicator, strategy: Strategy) -> tuple[Any, float]:
         scaler.scale(fit(model, bad, labels)).backward()
         scaler.step(optimizer)
         scaler.update()
-    own_loop.finish(model)
+    distribute.finish(model)
     return weights(model), scaler.get_scale()
 
 
@@ -314,7 +314,7 @@ def _decays_alone(comm: Communicator, strategy: Strategy) -> list[dict[str, Tens
     model, optimizer = job.distribute(model, sgd(model))
     if comm.rank == 0:
         _decay(model, optimizer)
-    own_loop.finish(model)
+    distribute.finish(model)
     return weights(model)
 
 
@@ -357,8 +357,8 @@ def _shifts_at_the_end(comm: Communicator, shift: float, settled: bool = False) 
             optimizer.step()
         for parameter in model.parameters():
             parameter.data.add_(shift)
-    with own_loop.settled(model) if settled else nullcontext():
-        own_loop.finish(model)
+    with distribute.settled(model) if settled else nullcontext():
+        distribute.finish(model)
     return weights(model)
 
 
@@ -384,7 +384,7 @@ def _pairs_decay(comm: Communicator) -> list[dict[str, Tensor]]:
         for parameter in model.parameters():
             parameter.data.zero_()
         optimizer.step()
-    own_loop.finish(model)
+    distribute.finish(model)
     return weights(model)
 
 

@@ -16,7 +16,7 @@ from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 
 
 def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[str, Tensor]]:
@@ -24,10 +24,10 @@ def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[
     optimizers = [sgd(first), sgd(second)]
     loader = DataLoader(samples(count), batch_size)
     if comm is not None:
-        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
-        own_loop.distribute(first, optimizers[0])
-        own_loop.distribute(second, optimizers[1], reduction="sum")
-    for inputs, targets in loader if comm is None else own_loop.shard(loader):
+        distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+        distribute.distribute(first, optimizers[0])
+        distribute.distribute(second, optimizers[1], reduction="sum")
+    for inputs, targets in loader if comm is None else distribute.shard(loader):
         for optimizer in optimizers:
             optimizer.zero_grad()
         mean = fit(first, inputs, targets)
@@ -54,9 +54,9 @@ def _search(comm: Communicator | None, count: int, averaged: bool = False) -> li
     optimizer: Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
     loader: Iterable[list[Tensor]] = DataLoader(samples(count), 4)
     if comm is not None:
-        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
-        own_loop.distribute(model, optimizer)
-        loader = own_loop.shard(loader)
+        distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+        distribute.distribute(model, optimizer)
+        loader = distribute.shard(loader)
 
     def closure() -> float:
         optimizer.zero_grad()
@@ -64,7 +64,7 @@ def _search(comm: Communicator | None, count: int, averaged: bool = False) -> li
         for inputs, targets in loader:
             loss = fit(model, inputs, targets) / 3
             loss.backward()
-            whole += own_loop.mean(loss.item()) if averaged and comm is not None else loss.item()
+            whole += distribute.mean(loss.item()) if averaged and comm is not None else loss.item()
         return whole
 
     optimizer.step(closure)
@@ -94,9 +94,9 @@ def _return_nothing(comm: Communicator | None) -> list[dict[str, Tensor]]:
     optimizer = sgd(model)
     loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
     if comm is not None:
-        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
-        own_loop.distribute(model, optimizer)
-        loader = own_loop.shard(loader)
+        distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+        distribute.distribute(model, optimizer)
+        loader = distribute.shard(loader)
     for inputs, targets in loader:
         optimizer.zero_grad()
 
@@ -117,9 +117,9 @@ def _clip_in_a_closure(comm: Communicator | None, name: str, limit: float) -> li
     optimizer = sgd(model)
     loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
     if comm is not None:
-        own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
-        own_loop.distribute(model, optimizer, **{name: limit})  # type: ignore[arg-type]
-        loader = own_loop.shard(loader)
+        distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+        distribute.distribute(model, optimizer, **{name: limit})  # type: ignore[arg-type]
+        loader = distribute.shard(loader)
     for inputs, targets in loader:
 
         def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> float:

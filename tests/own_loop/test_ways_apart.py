@@ -15,23 +15,23 @@ from tests.own_loop.loops.base import batches, fit, net, sgd
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
-from tutti.experiments import dealing, own_loop
+from tutti.own_loop import distribute, shard
 from tutti.strategies import ParamServer, Strategy
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
 def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    own_loop._job = dealing.OwnLoop(comm, dealing.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
     model = net()
-    return own_loop.distribute(model, sgd(model), strategy)
+    return distribute.distribute(model, sgd(model), strategy)
 
 
 def train(
     comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, out: int = -1
 ) -> None:
     """Make `steps` steps; leave out the batch of number `out`."""
-    for number, (inputs, targets) in enumerate(own_loop.shard(list(batches(2, 14)))):
+    for number, (inputs, targets) in enumerate(distribute.shard(list(batches(2, 14)))):
         if number == steps:
             break
         if number != out:
@@ -47,35 +47,35 @@ def refusal(comm: Communicator, way: Loop, strategy: Strategy | None = None) -> 
     except BadOption as error:
         return str(error)
     finally:
-        own_loop._job = None
+        distribute._job = None
     return "nothing"
 
 
 def averages_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    own_loop.mean(1.0)
+    distribute.mean(1.0)
 
 
 def finishes_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    own_loop.finish(model)
+    distribute.finish(model)
 
 
 def evaluates_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    with own_loop.settled(model):
+    with distribute.settled(model):
         pass
 
 
 def loads_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    next(iter(own_loop.shard(batches())))
+    next(iter(distribute.shard(batches())))
 
 
 def distributes_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
     other = net()
-    own_loop.distribute(other, sgd(other))
+    distribute.distribute(other, sgd(other))
 
 
 def leaves_a_batch_out(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -130,8 +130,8 @@ def test_workers_of_a_parameter_server_that_wait_for_each_other_are_told_so(
 
 def step_in_another_order(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     other = net(4)
-    _, last = own_loop.distribute(other, sgd(other), ParamServer())
-    inputs, targets = next(iter(own_loop.shard(list(batches()))))
+    _, last = distribute.distribute(other, sgd(other), ParamServer())
+    inputs, targets = next(iter(distribute.shard(list(batches()))))
     (fit(model, inputs, targets) + fit(other, inputs, targets)).backward()
     for each in (optimizer, last) if comm.rank else (last, optimizer):
         each.step()
@@ -165,7 +165,7 @@ def test_whoever_waits_for_a_rank_that_left_is_told_when_that_was() -> None:
 
 
 def _look_alone(comm: Communicator) -> int:
-    return dealing.OwnLoop(comm, dealing.Dealt(1, 2)).comm.size if comm.rank == 1 else 0
+    return shard.OwnLoop(comm, shard.Dealt(1, 2)).comm.size if comm.rank == 1 else 0
 
 
 def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:

@@ -22,9 +22,9 @@ from pathlib import Path
 PRELOADED = (
     # torch imports its compiler when the first optimizer is made, which takes seconds in every process.
     "torch._dynamo",
-    "tutti.backend.group",
-    "tutti.comm.host",
-    "tutti.experiments.train",
+    "tutti.torch_backend.group",
+    "tutti.comm.shm.communicator",
+    "tutti.run.train",
 )
 PR_SET_PDEATHSIG = 1
 NAMESPACES = ("uts", "net", "mnt")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tutti.json_lines import append_line, to_json
-from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World, now
-from tutti.usage import UsageRecord, usage_file
+from tutti.records.json_lines import append_line, to_json
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World, now
+from tutti.records.usage import UsageRecord, usage_file
 
 SAMPLES = 1000
 """Of an epoch."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.reports.recorded import write_run
-from tutti.bubbles import BACKWARD, FORWARD, PipelineRecord, Span
-from tutti.comparisons import STRONG, WEAK, Combination, Comparison, run_folder
-from tutti.json_lines import to_json
-from tutti.records import Evaluation, RankRecord
-from tutti.usage import RankUsage, UsageRecord
+from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, run_folder
+from tutti.records.json_lines import to_json
+from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord, PipelineSpan
+from tutti.records.run import Evaluation, RankRecord
+from tutti.records.usage import RankUsage, UsageRecord
 
 WAYS = (
     Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG),
@@ -28,10 +28,10 @@ PIPELINE = PipelineRecord(
     layers=[["0"], ["1"]],
     idle=[0.5, 0.25],
     spans=[
-        Span(0, 0, FORWARD, 0, 0.0, 0.001),
-        Span(1, 1, FORWARD, 0, 0.001, 0.002),
-        Span(1, 1, BACKWARD, 0, 0.002, 0.004),
-        Span(0, 0, BACKWARD, 0, 0.004, 0.006),
+        PipelineSpan(0, 0, FORWARD, 0, 0.0, 0.001),
+        PipelineSpan(1, 1, FORWARD, 0, 0.001, 0.002),
+        PipelineSpan(1, 1, BACKWARD, 0, 0.002, 0.004),
+        PipelineSpan(0, 0, BACKWARD, 0, 0.004, 0.006),
     ],
 )
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tutti.cli.main import main
-from tutti.experiments.config import TrainConfig
-from tutti.records import EpochRecord, Evaluation, RankRecord
+from tutti.records.run import EpochRecord, Evaluation, RankRecord
 from tutti.reports.advice import FREE, TOGETHER, advice, measuring_share, stages_by_rank
+from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
 from tutti.strategies.base import Pace
 

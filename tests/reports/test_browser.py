@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.reports.recorded_comparison import write_comparison
-from tutti.comparisons import STRONG, Combination, error_file
+from tutti.records.comparison import STRONG, Combination, error_file
 from tutti.reports.figures import FIGURES
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison

@@ -10,12 +10,12 @@ import pytest
 
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
-from tutti.comparisons import STRONG, Combination, Comparison, run_folder
-from tutti.records import Evaluation
+from tutti.records.comparison import STRONG, Combination, Comparison, run_folder
+from tutti.records.run import Evaluation
+from tutti.records.usage import UsageRecord
 from tutti.reports.figures import FIGURES
 from tutti.reports.figures.base import COLOURS, coloured
 from tutti.reports.results import Results, read_comparison, read_results
-from tutti.usage import UsageRecord
 
 Table = list[dict[str, Any]]
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.reports.recorded_comparison import WAYS, write_comparison
 from tutti.cli.main import main
-from tutti.comparisons import STRONG, Combination, Comparison, error_file
 from tutti.errors import BadRunFolder, UserError
+from tutti.records.comparison import STRONG, Combination, Comparison, error_file
 from tutti.reports.figures import FIGURES
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison

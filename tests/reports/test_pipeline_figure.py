@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import PIPELINE
-from tutti.bubbles import PipelineRecord
-from tutti.experiments.config import TrainConfig
+from tutti.records.pipeline import PipelineRecord
 from tutti.reports.figures import FIGURES
 from tutti.reports.results import read_results
+from tutti.run.config import TrainConfig
 
 CONFIG = TrainConfig(workers="2", threads=1).as_json()
 

@@ -11,7 +11,7 @@ from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
-from tutti.records import Evaluation
+from tutti.records.run import Evaluation
 from tutti.reports.results import Results, read_comparison, read_results
 from tutti.reports.runs import Run, crossing
 from tutti.reports.scaling import Row

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.reports.recorded import write_run
-from tutti.comparisons import STRONG, WEAK, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadRunFolder
-from tutti.records import Evaluation
+from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, error_file, run_folder
+from tutti.records.run import Evaluation
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tutti.comparisons import STRONG, Combination, Comparison
+from tutti.records.comparison import STRONG, Combination, Comparison
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
 from tutti.reports.text import heads, show

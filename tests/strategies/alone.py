@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.replica import Replica
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.centred import Centred

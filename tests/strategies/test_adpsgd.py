@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from tests.strategies.alone import SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.rules.mixing import mean
 from tutti.strategies import ADPSGD, Clip
@@ -231,7 +231,7 @@ def test_who_comes_while_two_others_average_waits_for_them(monkeypatch: pytest.M
             mean(out, vectors)
 
         if comm.rank == 0:
-            monkeypatch.setattr("tutti.strategies.adpsgd_worker.mean", slow_mean)
+            monkeypatch.setattr("tutti.strategies.adpsgd.mean", slow_mean)
         module = nn.Linear(2, 1)
         replica = place(module, comm, ADPSGD.home)
         worker = ADPSGD().worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())

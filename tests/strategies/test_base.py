@@ -8,7 +8,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Home, Strategy, Worker

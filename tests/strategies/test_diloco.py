@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from tests.strategies.alone import Point, Setting, assert_close, batch, evaluate, gradient, run, sgd, start
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, DiLoCo, Local
 from tutti.strategies.placement import place

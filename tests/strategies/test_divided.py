@@ -14,9 +14,9 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualCommunicator, VirtualWorld
+from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
+from tutti.own_loop.divided_optimizer import MOST_PLANS, DividedOptimizer
 from tutti.strategies.base import Home
-from tutti.strategies.divided import MOST_PLANS, DividedOptimizer
 from tutti.strategies.placement import place, visible_memory
 
 LENGTHS = (40, 20, 3, 50)

@@ -22,7 +22,7 @@ from tests.strategies.alone import (
     start,
 )
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Downpour
 from tutti.strategies.placement import place

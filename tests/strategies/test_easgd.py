@@ -23,7 +23,7 @@ from tests.strategies.alone import (
     start,
 )
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies import EASGD, Clip, EASGDSync

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, Part, Queue
 from tutti.data.parts import DataSet
 from tutti.replica import Replica
@@ -34,8 +34,8 @@ from tutti.strategies import (
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
-from tutti.training.loop import Trainer
 from tutti.training.losses import LossFunction, named_loss
+from tutti.training.trainer import Trainer
 
 SAMPLES, EPOCHS, SEED = 23, 2, 5
 WEIGHTS = torch.arange(SAMPLES, dtype=torch.float64) % 3  # of the samples, in a loss with its own denominator

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import GEM, Clip
 

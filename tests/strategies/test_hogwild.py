@@ -20,7 +20,7 @@ from tests.strategies.alone import (
     start,
 )
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import Clip, Hogwild
 from tutti.strategies.placement import place

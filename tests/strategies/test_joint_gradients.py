@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tutti.allreduce import GradientLayout, Native
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualCommunicator, VirtualWorld
+from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
 from tutti.errors import BadModel
-from tutti.reduction import Layout, Native
 from tutti.replica import Replica
 from tutti.strategies import joint_gradients
 from tutti.strategies.base import Home
@@ -343,7 +343,7 @@ def test_who_has_a_slice_of_its_own_makes_a_reduction_with_others_that_have_it(
 ) -> None:
     made = []
 
-    def make(comm: Communicator, layout: Layout) -> Native:
+    def make(comm: Communicator, layout: GradientLayout) -> Native:
         made.append(layout.length)
         return Native(comm, layout)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 from tests.strategies.alone import LENGTH, SPEEDS, Point, Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies import Clip, Lazy

@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import Clip, DiLoCo, EASGDSync, Gossip, Local, Strategy
 from tutti.strategies.averaged import MOST_ROWS

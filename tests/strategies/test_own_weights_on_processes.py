@@ -10,8 +10,8 @@ import torch
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tests.strategies.alone import batch, start
 from tests.strategies.processes import EXACT, STRATEGIES, train
-from tutti.comm.virtual import VirtualWorld
-from tutti.launch.plan import Plan
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.launch.placement import Placement
 from tutti.launch.start import start as launch
 
 
@@ -26,7 +26,7 @@ def best(workers: int) -> torch.Tensor:
 def test_processes_do_what_virtual_ranks_do(workers: int) -> None:
     found = cast(
         "list[dict[str, list[float]]]",
-        launch("tests.strategies.processes:train_with_all", b"", Plan(workers, threads=1)),
+        launch("tests.strategies.processes:train_with_all", b"", Placement(workers, threads=1)),
     )
     assert all(one == found[0] for one in found)
     assert found[0].keys() == STRATEGIES.keys()

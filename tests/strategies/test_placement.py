@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
-from tutti.comm.virtual_communicator import VirtualCommunicator
+from tutti.comm.virtual.communicator import VirtualCommunicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadModel
 from tutti.replica import Memory
 from tutti.strategies import Home

@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from tests.strategies.sequential import Case, by_strategy, distance, sequential
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Solo
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tutti.records.trace import Trace
 from tutti.strategies.stopwatch import Stopwatch
-from tutti.tracing import Trace
 
 
 def test_a_new_one_has_counted_nothing() -> None:

@@ -14,11 +14,11 @@ from torch.optim import Optimizer, lr_scheduler
 
 from tests.strategies.sequential import Case, by_strategy, distance, sequential, weights_of
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.optim.clipping import STEADY
 from tutti.strategies import Clip, Home, Sync
-from tutti.strategies.base import Division
+from tutti.strategies.base import NormShare
 from tutti.strategies.placement import place
 
 SYNC = Sync()
@@ -325,7 +325,7 @@ def test_the_norm_of_a_divided_model_is_that_of_what_counts_here_and_elsewhere(
         module = mlp(torch.float64)
         replica = place(module, comm, Home.SHARED)
         others_count = module[2].weight
-        division = Division(lambda parameter: parameter is not others_count, lambda squares: squares + 7.0)
+        division = NormShare(lambda parameter: parameter is not others_count, lambda squares: squares + 7.0)
         optimizer = optim.SGD(module.parameters(), lr=1.0)
         worker = SYNC.worker(replica, comm, optimizer, Clip(norm=0.5, divided=division))
         for parameter in module.parameters():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.strategies.entries import CASES
 from tests.strategies.test_sync import TOLERANCE
-from tutti.launch.plan import Plan
+from tutti.launch.placement import Placement
 from tutti.launch.start import start
 
 
@@ -17,7 +17,7 @@ from tutti.launch.start import start
 def test_processes_agree_with_plain_torch_with_each_other_and_with_themselves(workers: int) -> None:
     found = cast(
         dict[str, tuple[float, bool, bool]],
-        start("tests.strategies.entries:follow", b"", Plan(workers, threads=1)),
+        start("tests.strategies.entries:follow", b"", Placement(workers, threads=1)),
     )
     assert found.keys() == CASES.keys()
     for name, (distance, ranks_agree, runs_agree) in found.items():

@@ -17,10 +17,10 @@ from tests.comm.ranks import World
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tests.strategies import sequential as sequential_module
 from tests.strategies.sequential import Case, by_strategy, distance, loss, sequential, weights_of
+from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK, decompress
 from tutti.comm.base import Communicator, cut
-from tutti.comm.virtual import Fault, VirtualWorld
+from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.rules.compression import Cast, Codec, Int8, Sign, TopK, decompress
 from tutti.strategies import Clip, Sync
 from tutti.strategies.joint_gradients import Incoming
 from tutti.strategies.placement import place
@@ -261,7 +261,7 @@ def test_all_that_top_k_leaves_out_arrives_in_the_end(monkeypatch: pytest.Monkey
         distance(run(case, (2, 2), Sync(compress="top_k", keep=keep)), expected) for keep in (0.01, 0.2, 0.9)
     ]
     assert losses[0] > losses[1] > losses[2]
-    monkeypatch.setattr("tutti.reduction.compressed.with_feedback", without_feedback)
+    monkeypatch.setattr("tutti.allreduce.compression.with_feedback", without_feedback)
     lost = distance(run(case, (2, 2), Sync(compress="top_k", keep=0.01)), expected)
     assert losses[0] < lost / 2
 

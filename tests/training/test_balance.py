@@ -9,15 +9,15 @@ from torch.optim import SGD, Optimizer
 
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
-from tutti.records import EpochRecord
+from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Worker
-from tutti.training.arithmetic import Arithmetic
 from tutti.training.balance import SpeedBalance
-from tutti.training.loop import Trainer
 from tutti.training.losses import LOSSES
+from tutti.training.precision import Arithmetic
+from tutti.training.trainer import Trainer
 
 TRAIN = blobs(1600)
 

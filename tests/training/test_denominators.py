@@ -14,21 +14,21 @@ from torch.optim import SGD
 from tests.comm.ranks import World
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batch, Batches
 from tutti.data.dealing import Queue
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadOption
-from tutti.records import EpochRecord
+from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer, Strategy, Sync, Worker
 from tutti.strategies.placement import place
-from tutti.training.arithmetic import Arithmetic
-from tutti.training.evaluate import evaluate
-from tutti.training.fitting import check_fit
-from tutti.training.loop import Trainer
+from tutti.training.evaluation import evaluate
 from tutti.training.losses import LOSSES, LossFunction, named_loss
 from tutti.training.metrics import METRICS
+from tutti.training.precision import Arithmetic
+from tutti.training.preflight import check_fit
+from tutti.training.trainer import Trainer
 
 BATCH, EPOCHS = 20, 2
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 0.0])

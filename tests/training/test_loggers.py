@@ -13,8 +13,8 @@ import pytest
 
 from tutti.cli.main import main
 from tutti.errors import UnknownName, UserError
-from tutti.json_lines import Json
-from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.records.json_lines import Json
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.training import loggers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters

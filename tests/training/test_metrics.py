@@ -7,13 +7,13 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, mean_absolute_error, top_k_accuracy_score
 from torch import Tensor
 
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
-from tutti.training.evaluate import evaluate
+from tutti.training.evaluation import evaluate
 from tutti.training.losses import named_loss
 from tutti.training.metrics import METRICS, named_metrics, predicted
-from tutti.training.tally import Tally
+from tutti.training.sums import Tally
 
 GENERATOR = torch.Generator().manual_seed(0)
 SCORES = torch.randn(500, 10, generator=GENERATOR)

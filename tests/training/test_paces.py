@@ -11,13 +11,13 @@ from torch.optim.lr_scheduler import LinearLR
 
 from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator, cut
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, Part, Queue
 from tutti.replica import Replica
-from tutti.training.arithmetic import Arithmetic
-from tutti.training.loop import Trainer
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.precision import Arithmetic
+from tutti.training.trainer import Trainer
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 BATCH, SEED = 20, 5

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from tutti.records import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord, Evaluation
 from tutti.training.progress import (
-    Lines,
     Live,
     Moment,
+    PlainLines,
     Progress,
+    RunLength,
     Several,
     Silent,
-    Span,
     duration,
     progress_on,
 )
@@ -42,7 +42,7 @@ class Terminal(io.StringIO):
 
 
 def show(progress: Progress) -> None:
-    progress.begin(Span(updates=24, per_epoch=8))
+    progress.begin(RunLength(updates=24, per_epoch=8))
     progress.moment(Moment(2, 12, TRAIN, 10_000.0))
     progress.epoch(RECORD)
     progress.end()
@@ -61,8 +61,8 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_epoch() -> None:
 
 def test_the_last_line_does_not_speak_of_time_left() -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
-    lines.begin(Span(updates=16, per_epoch=8))
+    lines = PlainLines(stream)
+    lines.begin(RunLength(updates=16, per_epoch=8))
     lines.epoch(RECORD)
     assert "left" not in stream.getvalue()
 
@@ -94,8 +94,8 @@ def test_other_ranks_show_nothing() -> None:
 
 
 def test_a_begun_epoch_counts() -> None:
-    assert Span(updates=17, per_epoch=8).epochs == 3
-    assert Span(updates=80, per_epoch=8).label(2) == "epoch  2/10"
+    assert RunLength(updates=17, per_epoch=8).epochs == 3
+    assert RunLength(updates=80, per_epoch=8).label(2) == "epoch  2/10"
 
 
 def test_durations_are_read_at_a_glance() -> None:
@@ -107,7 +107,7 @@ def test_a_record_that_comes_late_does_not_move_the_run_back(monkeypatch: pytest
     late, now = Terminal(), Terminal()
     for stream, records in ((late, [RECORD]), (now, [])):
         progress = Live(stream)
-        progress.begin(Span(updates=24, per_epoch=8))
+        progress.begin(RunLength(updates=24, per_epoch=8))
         progress.moment(Moment(3, 20, TRAIN, 10_000.0))
         for record in records:
             progress.epoch(record)
@@ -122,8 +122,8 @@ def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late
     times = iter([0.0, 20.0, 20.0])
     monkeypatch.setattr("time.monotonic", lambda: next(times))
     stream = io.StringIO()
-    lines = Lines(stream)
-    lines.begin(Span(updates=24, per_epoch=8))
+    lines = PlainLines(stream)
+    lines.begin(RunLength(updates=24, per_epoch=8))
     lines.moment(Moment(3, 20, TRAIN, 10_000.0))
     lines.epoch(RECORD)
     assert [line.split()[-2:] for line in stream.getvalue().splitlines()] == [["0:04", "left"]] * 2
@@ -136,7 +136,7 @@ class Noted:
         self.every_s = every_s
         self.calls: list[str] = []
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: RunLength) -> None:
         self.calls.append("begin")
 
     def moment(self, moment: Moment) -> None:
@@ -160,7 +160,7 @@ def test_several_ways_to_show_a_run_get_as_many_moments_as_they_want(
     assert both.every_s == 1.0
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    both.begin(Span(10, 10))
+    both.begin(RunLength(10, 10))
     for step in range(1, 5):
         clock[0] += 1.0
         both.moment(Moment(1, step, Evaluation(1, 0.5), 1.0))
@@ -177,15 +177,18 @@ def test_several_ways_to_show_a_run_all_hear_of_all_else() -> None:
 
 
 def test_steps_that_end_within_an_epoch_are_not_called_one() -> None:
-    assert Span(updates=50, per_epoch=400).label(1) == "50 steps"
-    assert Span(updates=1, per_epoch=400).label(1) == "1 step"
-    assert Span(updates=400, per_epoch=400).label(1) == "epoch 1/1"
-    assert [Span(updates=450, per_epoch=400).label(n) for n in (1, 2)] == ["epoch 1/2", "epoch 2/2 (part)"]
+    assert RunLength(updates=50, per_epoch=400).label(1) == "50 steps"
+    assert RunLength(updates=1, per_epoch=400).label(1) == "1 step"
+    assert RunLength(updates=400, per_epoch=400).label(1) == "epoch 1/1"
+    assert [RunLength(updates=450, per_epoch=400).label(n) for n in (1, 2)] == [
+        "epoch 1/2",
+        "epoch 2/2 (part)",
+    ]
 
 
 def test_how_far_a_part_of_an_epoch_is_is_told_of_that_part() -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
-    lines.begin(Span(updates=50, per_epoch=400))
+    lines = PlainLines(stream)
+    lines.begin(RunLength(updates=50, per_epoch=400))
     lines.moment(Moment(1, 25, RECORD.train, 100.0))
     assert stream.getvalue().startswith("50 steps   50%  ")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tutti.errors import BadModel, BadRunFolder
-from tutti.records import EpochRecord, Evaluation, Summary, World
+from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.replica import Replica
 from tutti.training import run_folder
 from tutti.training.run_folder import RunFolder, TrainedOn, check_writable

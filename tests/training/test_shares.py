@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from tests.contracts.training import Run, clouds, train
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.strategies import ParamServer, Sync
-from tutti.strategies.sync_worker import SyncWorker
+from tutti.strategies.sync import SyncWorker
 
 
 @pytest.fixture

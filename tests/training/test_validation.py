@@ -14,20 +14,20 @@ from torch.optim import SGD
 
 from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
 from tutti.errors import BadOption, UnknownName
-from tutti.records import EpochRecord
+from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
-from tutti.training import beside
-from tutti.training.arithmetic import FP32, Arithmetic
-from tutti.training.beside import Beside
-from tutti.training.evaluate import evaluate
-from tutti.training.loop import Trainer
+from tutti.training import background
+from tutti.training.background import Beside
+from tutti.training.evaluation import evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.tally import Tally
-from tutti.training.validation import Background, Task, named_validation
+from tutti.training.precision import FP32, Arithmetic
+from tutti.training.sums import Tally
+from tutti.training.trainer import Trainer
+from tutti.training.validation import Background, ValidationTask, named_validation
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 LOSS = LOSSES["cross_entropy"]
@@ -117,15 +117,15 @@ def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:
         run("backgrund", 1)
 
 
-def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> Task:
-    return Task(replica, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4, arithmetic)
+def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
+    return ValidationTask(replica, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4, arithmetic)
 
 
 @pytest.mark.parametrize("places", [1, 2, 9])
 def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_for(
     places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "MOST_SNAPSHOTS", places)
+    monkeypatch.setattr(background, "MOST_SNAPSHOTS", places)
 
     def program(comm: Communicator) -> None:
         replica = Replica(model(norm=True))

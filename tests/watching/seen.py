@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tutti.heartbeats import TRAINING, Heartbeat, write_heartbeat
-from tutti.json_lines import append_line, to_json
-from tutti.records import EpochRecord, Evaluation, RankRecord, Summary, World
-from tutti.usage import RankUsage, UsageRecord, usage_file
+from tutti.records.heartbeat import TRAINING, Heartbeat, write_heartbeat
+from tutti.records.json_lines import append_line, to_json
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.records.usage import RankUsage, UsageRecord, usage_file
 from tutti.watching.snapshot import Snapshot
 
 NOW = 1_700_000_000.0

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tests.watching.seen import NOW, beat, epoch, seen, summary, usage
-from tutti.heartbeats import FAILED, FINISHED, STARTING, VALIDATING, WAITING
-from tutti.records import EpochRecord, RankRecord
-from tutti.watching.health import Condition, Finding, Limits, examine
+from tutti.records.heartbeat import FAILED, FINISHED, STARTING, VALIDATING, WAITING
+from tutti.records.run import EpochRecord, RankRecord
+from tutti.watching.health import Condition, Limits, RankTrouble, examine
 from tutti.watching.snapshot import Snapshot
 
 LIMITS = Limits(silent_s=10.0, behind=100)
 LONG_AGO = NOW - 60.0
 
 
-def findings(run: Snapshot) -> tuple[Finding, ...]:
+def findings(run: Snapshot) -> tuple[RankTrouble, ...]:
     return examine(run, LIMITS).findings
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.watching.seen import NOW, beat, epoch, usage, write_run
 from tutti.errors import BadRunFolder
-from tutti.json_lines import append_line
-from tutti.usage import usage_file
+from tutti.records.json_lines import append_line
+from tutti.records.usage import usage_file
 from tutti.watching.snapshot import Watched
 
 

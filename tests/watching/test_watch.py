@@ -18,8 +18,8 @@ import pytest
 from tests.launch.processes import wait_for_files, wait_until_gone
 from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
-from tutti.heartbeats import FAILED, FINISHED, read_heartbeats, write_heartbeat
-from tutti.json_lines import append_line, to_json
+from tutti.records.heartbeat import FAILED, FINISHED, read_heartbeats, write_heartbeat
+from tutti.records.json_lines import append_line, to_json
 from tutti.watching.follow import Clock, follow
 from tutti.watching.health import Limits
 

@@ -14,11 +14,11 @@ from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
 from tests.mpi.mpirun import run as run_command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
-from tutti.comm.virtual import VirtualWorld
-from tutti.experiments import observing
-from tutti.heartbeats import FINISHED, read_heartbeats
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.records.heartbeat import FINISHED, read_heartbeats
+from tutti.records.usage import read_usage, usage_files
+from tutti.run import recording
 from tutti.training.run_folder import RunFolder
-from tutti.usage import read_usage, usage_files
 
 TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "1", "--model.hidden", "16"]
 
@@ -76,7 +76,7 @@ def seen_by_two(folder: RunFolder) -> list[Path | None]:
     """The folder that rank 0 has made, as the two ranks see it."""
 
     def program(comm: Communicator) -> Path | None:
-        return observing._seen(comm, folder if comm.rank == 0 else None)
+        return recording._seen(comm, folder if comm.rank == 0 else None)
 
     return VirtualWorld(2).run(program)
 
@@ -99,11 +99,11 @@ def test_a_rank_that_does_not_see_the_folder_is_not_misled_by_another_one(
     monkeypatch: pytest.MonkeyPatch,
     elsewhere: Callable[[tuple[int, ...]], tuple[int, ...]],
 ) -> None:
-    marks = [observing._mark(folder.path)]
+    marks = [recording._mark(folder.path)]
 
     def mark(path: Path) -> tuple[int, ...]:
         return marks.pop() if marks else elsewhere(found)
 
     found = marks[0]
-    monkeypatch.setattr(observing, "_mark", mark)
+    monkeypatch.setattr(recording, "_mark", mark)
     assert seen_by_two(folder) == [folder.path, None]

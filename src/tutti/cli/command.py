@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tutti.cli.options import Parser, split_dotted
 from tutti.errors import UnknownName
-from tutti.experiments.config import Options
+from tutti.run.config import Options
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from importlib import import_module
 import tutti
 from tutti.cli.command import Command
 from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, UserError, no_room, too_many_files
-from tutti.launch.allocator import keep_memory
-from tutti.launch.reports import output_closed
-from tutti.launch.surroundings import started_by
-from tutti.output import lasting_output
-from tutti.reading import printable
+from tutti.launch.exit_reports import output_closed
+from tutti.launch.launcher import started_by
+from tutti.launch.malloc import keep_memory
+from tutti.records.untrusted import printable
+from tutti.terminal import lasting_output
 
 COMMANDS = {
     "train": "train a network in parallel",

@@ -9,13 +9,13 @@ from typing import Any
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
-from tutti.comparisons import CPU, FILE, LAYOUT, SCALINGS, Comparison
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
-from tutti.experiments.compare import Question, compare, plan_comparison
-from tutti.experiments.config import Options
+from tutti.records.comparison import CPU, FILE, LAYOUT, SCALINGS, Comparison
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.text import show
+from tutti.run.config import Options
+from tutti.studies.compare import Question, compare, plan_comparison
 from tutti.training.run_folder import folder_name
 
 FOLDER = Path("comparisons")

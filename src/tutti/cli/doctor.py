@@ -6,8 +6,8 @@ import argparse
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
-from tutti.experiments.config import Options
-from tutti.experiments.doctor import examine
+from tutti.run.config import Options
+from tutti.studies.doctor import examine
 
 
 def define(parser: Parser) -> None:

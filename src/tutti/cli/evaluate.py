@@ -7,10 +7,10 @@ from typing import Any
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, add_config_options, add_trust_option, config_from
-from tutti.experiments.config import Options, TrainConfig
-from tutti.experiments.job import PARTS, EvaluateJob
-from tutti.experiments.job import run as run_job
 from tutti.launch.cores import allowed_cores
+from tutti.run.config import Options, TrainConfig
+from tutti.run.jobs import PARTS, EvaluateJob
+from tutti.run.jobs import run as run_job
 from tutti.training.run_folder import RunFolder
 
 KEPT = ("data", "workers", "hosts", "threads", "device")
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     if not _fits(trained):
         here |= {"workers": "auto", "threads": None}
     config = config_from({**here, **given}, dotted, trained)
-    run_job("tutti.experiments.evaluate:work", EvaluateJob(config, folder, part, other_data))
+    run_job("tutti.run.evaluate:work", EvaluateJob(config, folder, part, other_data))
     return 0
 
 

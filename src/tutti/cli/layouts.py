@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
-from tutti.experiments.config import Options
-from tutti.experiments.job import LayoutsJob
-from tutti.experiments.job import run as run_job
 from tutti.launch.cores import allowed_cores
-from tutti.parallel.layout import ranks_of
+from tutti.model_parallel.layout import ranks_of
+from tutti.run.config import Options
+from tutti.run.jobs import LayoutsJob
+from tutti.run.jobs import run as run_job
 
 USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", "precision", "seed")
 """The options of a training run that the memory depends on."""
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     ranks = cores if config.workers == "auto" else int(config.workers)
     alone = replace(config, workers="1", parallel=None, parallel_options={})
     job = LayoutsJob(alone, ranks, config.parallel, config.parallel_options)
-    run_job("tutti.experiments.layouts:work", job, quiet=True)
+    run_job("tutti.studies.layouts:work", job, quiet=True)
     return 0
 
 

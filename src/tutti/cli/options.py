@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tutti.errors import BadOption, UnknownName
-from tutti.experiments.config import Options, TrainConfig, flag, type_name
+from tutti.run.config import Options, TrainConfig, flag, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""

@@ -11,9 +11,9 @@ from typing import Any, Final
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, command_words, config_from
 from tutti.errors import BadOption
-from tutti.experiments.config import Options
-from tutti.experiments.plan import BUDGET_S, plan
-from tutti.json_lines import to_json
+from tutti.records.json_lines import to_json
+from tutti.run.config import Options
+from tutti.studies.autotune.plan import BUDGET_S, plan
 
 LEFT_OUT: Final = (
     *("model", "validate", "parallel", "parallel_options", "hosts", "servers", "levels", "climb_every"),

@@ -6,8 +6,8 @@ import argparse
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, add_config_options
-from tutti.experiments.config import Options, TrainConfig
-from tutti.experiments.program import run_program
+from tutti.run.config import Options, TrainConfig
+from tutti.run.script import run_program
 
 KEPT = ("workers", "hosts", "threads")
 """The options of a training run that say where it runs."""

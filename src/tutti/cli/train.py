@@ -7,14 +7,14 @@ from typing import Any
 
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, add_trust_option, config_from
-from tutti.cli.parts import strategy_help
+from tutti.cli.strategy_help import strategy_help
 from tutti.errors import BadOption
-from tutti.experiments.config import Options, TrainConfig
-from tutti.experiments.job import Outcome, ProfiledSteps, TrainJob
-from tutti.experiments.job import run as run_job
-from tutti.experiments.plan import planned
-from tutti.launch.surroundings import started_by
+from tutti.launch.launcher import started_by
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
+from tutti.run.config import Options, TrainConfig
+from tutti.run.jobs import ProfiledSteps, RunOutcome, TrainJob
+from tutti.run.jobs import run as run_job
+from tutti.studies.autotune.plan import planned
 
 _OWN = ("plan", "trace", "profile", "profile_ranks")
 """Options that are no part of the configuration."""
@@ -93,8 +93,8 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     if "plan" in arguments:
         config = planned(config, vars(arguments), lambda line: print(f"plan: {line}", flush=True))
     trace, profile = "trace" in arguments, _profiled(arguments)
-    outcome = run_job("tutti.experiments.train:work", TrainJob(config, trace=trace, profile=profile))
-    if isinstance(outcome, Outcome) and started_by().rank == 0:
+    outcome = run_job("tutti.run.train:work", TrainJob(config, trace=trace, profile=profile))
+    if isinstance(outcome, RunOutcome) and started_by().rank == 0:
         ranks = stages_by_rank(outcome.history)
         print(
             f"where the time went: {advice(ranks, outcome.config.as_json())}; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
-from tutti.experiments.config import Options
+from tutti.run.config import Options
 from tutti.watching.follow import follow, show
 from tutti.watching.health import Limits
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, Counter
-from tutti.tracing import Link, Trace
+from tutti.records.trace import SpanLink, Trace
 
 
 def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
@@ -47,12 +47,12 @@ class TracedCommunicator(Communicator):
             reach = TracedCommunicator(comm.servers.comm, trace, "workers and servers", 0)
             self.servers = replace(comm.servers, comm=reach)
 
-    def _meet(self, name: str, began: float, kind: Link = Link.MEET) -> None:
+    def _meet(self, name: str, began: float, kind: SpanLink = SpanLink.MEET) -> None:
         self._meetings += 1
         key = ("meeting", self._name, self._meetings, self.size)
         self._trace.link(name, began, self._clock(), kind, key)
 
-    def _note_message(self, name: str, began: float, kind: Link, source: int, to: int, tag: int) -> None:
+    def _note_message(self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int) -> None:
         """Messages from one rank to another with one tag keep their order, so that both ends count alike."""
         way = (source, to, tag)
         self._messages[kind, way] += 1
@@ -69,7 +69,7 @@ class TracedCommunicator(Communicator):
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         began = self._clock()
         self._comm.broadcast(vector, root)
-        self._meet("broadcast", began, Link.ROOT if self.rank == root else Link.LEAF)
+        self._meet("broadcast", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF)
 
     @override
     def all_reduce(self, vector: Tensor) -> None:
@@ -93,7 +93,7 @@ class TracedCommunicator(Communicator):
     def broadcast_object(self, value: object, root: int = 0) -> object:
         began = self._clock()
         found = self._comm.broadcast_object(value, root)
-        self._meet("broadcast_object", began, Link.ROOT if self.rank == root else Link.LEAF)
+        self._meet("broadcast_object", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF)
         return found
 
     @override
@@ -107,21 +107,21 @@ class TracedCommunicator(Communicator):
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         began = self._clock()
         self._comm.send(vector, to, tag)
-        self._note_message("send", began, Link.SEND, self.rank, to, tag)
+        self._note_message("send", began, SpanLink.SEND, self.rank, to, tag)
 
     @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         began = self._clock()
         sender = self._comm.recv(vector, source, tag)
-        self._note_message("recv", began, Link.RECEIVE, sender, self.rank, tag)
+        self._note_message("recv", began, SpanLink.RECEIVE, sender, self.rank, tag)
         return sender
 
     @override
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
         began = self._clock()
         self._comm.exchange(outgoing, to, incoming, source, tag)
-        self._note_message("exchange", began, Link.SEND, self.rank, to, tag)
-        self._note_message("", began, Link.RECEIVE, source, self.rank, tag)
+        self._note_message("exchange", began, SpanLink.SEND, self.rank, to, tag)
+        self._note_message("", began, SpanLink.RECEIVE, source, self.rank, tag)
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
@@ -199,4 +199,4 @@ class _TracedLock(AbstractContextManager[None]):
         # Before it is released, lest the next holder has it before.
         left = self._comm.clock()
         self._lock.__exit__(*error)  # type: ignore[arg-type]
-        self._comm._trace.link("locked", self._entered, left, Link.HOLD, self._key)
+        self._comm._trace.link("locked", self._entered, left, SpanLink.HOLD, self._key)

@@ -20,7 +20,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from tutti.errors import BadData
-from tutti.reading import open_file
+from tutti.records.untrusted import open_file
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZIP_MAGIC = b"PK"

@@ -19,7 +19,7 @@ from tutti.data.splits import Indices, split
 from tutti.errors import BadData, BadOption, UserError
 
 
-class Host(Protocol):
+class HostRanks(Protocol):
     """What is needed of the ranks of one host; every communicator has it."""
 
     rank: int
@@ -31,11 +31,11 @@ class Host(Protocol):
         """Zeros that every rank of the host sees."""
 
 
-class World(Protocol):
+class JobRanks(Protocol):
     """What is needed of all ranks; every communicator has it."""
 
     @property
-    def node(self) -> Host:
+    def node(self) -> HostRanks:
         """The ranks of this host."""
 
     def all_gather_objects(self, value: object) -> list[object]:
@@ -43,7 +43,7 @@ class World(Protocol):
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """What lies where in the shared arrays: train, then validation, then test. The same on every host."""
 
     name: str
@@ -61,13 +61,13 @@ class Layout:
 class _Plan:
     """A source, and the order in which its samples go into the shared arrays."""
 
-    layout: Layout
+    layout: ArrayLayout
     pieces: tuple[tuple[Arrays, Indices], ...]
 
 
 def open_data(
     data: object,
-    comm: World,
+    comm: JobRanks,
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
@@ -100,7 +100,7 @@ def open_data(
     node = comm.node
     plan = _plan_or_error(data, validation, seed, dict(options or {})) if node.rank == 0 else None
     outcome = node.broadcast_object(plan.layout if isinstance(plan, _Plan) else plan)
-    layout = _agreed(cast("Layout | UserError", outcome), comm)
+    layout = _agreed(cast("ArrayLayout | UserError", outcome), comm)
     total = sum(layout.lengths)
     inputs = node.shared(total, *layout.input_shape, dtype=layout.input_dtype)
     targets = node.shared(total, *layout.target_shape, dtype=layout.target_dtype)
@@ -132,7 +132,7 @@ def _plan(source: Source, validation: float, seed: int) -> _Plan:
     checksum = 0
     for arrays, indices in pieces:
         checksum = zlib.crc32(arrays.targets[indices].tobytes(), checksum)
-    layout = Layout(
+    layout = ArrayLayout(
         name=source.name,
         lengths=(len(pieces[0][1]), len(pieces[1][1]), len(pieces[2][1])),
         input_shape=train.inputs.shape[1:],
@@ -146,21 +146,21 @@ def _plan(source: Source, validation: float, seed: int) -> _Plan:
     return _Plan(layout, tuple(pieces))
 
 
-def _agreed(outcome: Layout | UserError, comm: World) -> Layout:
+def _agreed(outcome: ArrayLayout | UserError, comm: JobRanks) -> ArrayLayout:
     """The layout that all hosts found; or the first host's error, raised on every rank."""
-    outcomes = cast("list[Layout | UserError]", comm.all_gather_objects(outcome))
+    outcomes = cast("list[ArrayLayout | UserError]", comm.all_gather_objects(outcome))
     for rank, other in enumerate(outcomes):
         if isinstance(other, UserError):
             raise other
         if other != outcomes[0]:
             raise BadData(
-                f"the hosts read different data: rank 0 has '{_summary(cast(Layout, outcomes[0]))}', "
+                f"the hosts read different data: rank 0 has '{_summary(cast(ArrayLayout, outcomes[0]))}', "
                 f"rank {rank} has '{_summary(other)}'; copy the same files to every host"
             )
-    return cast(Layout, outcome)
+    return cast(ArrayLayout, outcome)
 
 
-def _summary(layout: Layout) -> str:
+def _summary(layout: ArrayLayout) -> str:
     train, validation, test = layout.lengths
     return (
         f"{layout.name}: {train:,} train, {validation:,} validation, {test:,} test, "
@@ -205,7 +205,7 @@ def pixel_scale(inputs: Array) -> Scale:
     return Scale(tuple((mean / PIXEL_MAX).tolist()), tuple((std / PIXEL_MAX).tolist()))
 
 
-def _data_set(layout: Layout, inputs: Tensor, targets: Tensor, scale: Scale) -> DataSet:
+def _data_set(layout: ArrayLayout, inputs: Tensor, targets: Tensor, scale: Scale) -> DataSet:
     parts: list[Part | None] = []
     start = 0
     for length in layout.lengths:

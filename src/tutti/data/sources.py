@@ -20,8 +20,8 @@ from tutti.data.contents import Contents, contents_of
 from tutti.data.files import read_path
 from tutti.data.targets import read_targets
 from tutti.errors import BadData, BadOption, UnknownName
-from tutti.imports import call_with_options, load_object, names_object, takes_option
-from tutti.reading import printable
+from tutti.load_object import call_with_options, load_object, names_object, takes_option
+from tutti.records.untrusted import printable
 
 DATA_HINT = "Or give a path (IDX, IDX.gz, NPZ, a folder), 'package.module:factory' or 'file.py:factory'."
 

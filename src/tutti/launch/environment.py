@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.errors import UserError
+from tutti.launch.arena_handover import one_file
 from tutti.launch.first_rank import find_first_rank
-from tutti.launch.handing import one_file
-from tutti.launch.surroundings import Surroundings, mpi_place
+from tutti.launch.launcher import Surroundings, mpi_place
 
 LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")

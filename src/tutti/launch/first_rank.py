@@ -112,7 +112,7 @@ def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
-    from tutti.comm.mpi import from_all, world_place
+    from tutti.comm.mpi.communicator import from_all, world_place
 
     rank, found, _ = world_place()
     if found != size:

@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from tutti.launch.leash import adopt_orphans, die_with_parent, outlive_parent
+from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 
 BOOT: Final = "TUTTI_FORK_SERVER"
 """The environment variable that holds a `Boot`; taken out of the environment first of all."""
@@ -96,7 +96,7 @@ class Descriptors:
 
     Attributes:
         arena: the host's shared memory.
-        job: the file with the pickled `tutti.launch.rank.Job`.
+        job: the file with the pickled `tutti.launch.rank_main.Job`.
         reports: the pipe for its report.
         output: what becomes its standard output.
         errors: what becomes its standard error.
@@ -133,7 +133,7 @@ class Clear:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RankEnded:
     """A rank has ended, with this exit code or by minus this signal."""
 
     rank: int
@@ -145,7 +145,7 @@ class Ready:
     """No rank is there, nor anything that one has started: said at the beginning, and after `Clear`."""
 
 
-Message = Fork | Clear | Ended | Ready
+Message = Fork | Clear | RankEnded | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Descriptors | None = None) -> None:
@@ -185,10 +185,10 @@ def main() -> None:
 
     outlive_parent()
     adopt_orphans()
-    found = ForkServer(boot).serve()
+    found = ForkServerProcess(boot).serve()
     if found is not None:
         gc.enable()
-        from tutti.launch.rank import run
+        from tutti.launch.rank_main import run
 
         run(*found)
     else:
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 @dataclass
-class ForkServer:
+class ForkServerProcess:
     """The fork server's own side."""
 
     boot: Boot
@@ -275,9 +275,9 @@ class ForkServer:
         self._ranks[process] = start.rank
         return False
 
-    def _reap(self) -> list[Ended]:
+    def _reap(self) -> list[RankEnded]:
         """The ranks that have ended; whatever else has ended is forgotten."""
-        ended: list[Ended] = []
+        ended: list[RankEnded] = []
         self._childless = False
         while True:
             try:
@@ -289,7 +289,7 @@ class ForkServer:
                 return ended
             rank = self._ranks.pop(process, None)
             if rank is not None:
-                ended.append(Ended(rank, os.waitstatus_to_exitcode(status)))
+                ended.append(RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
     def _kill_ranks(self) -> None:
         for process in self._ranks:

@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
-from tutti.launch.ancestors import follow, mpi_segments
 from tutti.launch.cores import allowed_cores
-from tutti.launch.entry import load_entry
-from tutti.launch.letters import Address, Arrived
-from tutti.launch.plan import share_host
-from tutti.launch.reports import Report, failure, without_launcher
-from tutti.launch.surroundings import started_by
-from tutti.output import lasting_output, say_last
+from tutti.launch.exit_reports import Report, failure, without_launcher
+from tutti.launch.launcher import started_by
+from tutti.launch.mpirun_channel import Address, Arrived
+from tutti.launch.orphans import follow, mpi_segments
+from tutti.launch.placement import share_host
+from tutti.launch.start import load_entry
+from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _run(start: MpiStart) -> None:
-    from tutti.launch.join import adopt, join_mpi
+    from tutti.launch.world import adopt, join_mpi
 
     comm = join_mpi(_settle_in(start))
     adopt(comm)
@@ -152,7 +152,7 @@ def _done(value: object) -> Report:
 
 def _fail(start: MpiStart, error: BaseException, frames: TracebackType | None) -> None:
     """Report the exception to the process that ran mpirun, or else say it here; end the job."""
-    from tutti.launch.join import end_mpi_job, end_ranks
+    from tutti.launch.world import end_mpi_job, end_ranks
 
     report = failure(started_by().rank, error, frames, at=time.time())
     if start.address.send(report):

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import TuttiError, UserError
-from tutti.launch.ancestors import remove_session
 from tutti.launch.cores import allowed_cores
+from tutti.launch.exit_reports import Death, Report, cause, killed_by
+from tutti.launch.guard import JOB, Guard, wait_for_exit
 from tutti.launch.hosts import Host
-from tutti.launch.letters import Arrived, Letterbox
 from tutti.launch.mpi_rank import START, MpiStart
-from tutti.launch.plan import Plan
-from tutti.launch.reports import Death, Report, cause, killed_by
+from tutti.launch.mpirun_channel import Arrived, Letterbox
+from tutti.launch.orphans import remove_session
+from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch, act_on
-from tutti.launch.sweep import JOB, Guard, wait_for_exit
 
 EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"
 """The environment variable with further arguments for mpirun."""
@@ -148,7 +148,7 @@ def is_this_machine(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
 
 
-def run_on_hosts(entry: str, payload: bytes, plan: Plan, *, prefix: bool = False) -> object:
+def run_on_hosts(entry: str, payload: bytes, plan: Placement, *, prefix: bool = False) -> object:
     """Run `entry` on the ranks of the plan, on its hosts.
 
     Args:

@@ -1,20 +1,33 @@
-"""Runs a function on the ranks of a plan, wherever they are. Imports no torch by itself."""
+"""Runs a function on the ranks of a placement, wherever they are. Imports no torch by itself."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tutti.launch.entry import load_entry
-from tutti.launch.plan import Plan
-from tutti.launch.reports import without_launcher
-from tutti.launch.surroundings import Launcher, started_by
+from tutti.launch.exit_reports import without_launcher
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import Placement
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+    Entry = Callable[[Communicator, bytes], object]
+
+
+def load_entry(name: str) -> Entry:
+    """The function that `name` stands for."""
+    module, _, function = name.partition(":")
+    found: Entry = getattr(importlib.import_module(module), function)
+    return found
 
 
 def start(
     entry: str,
     payload: bytes,
-    plan: Plan,
+    plan: Placement,
     *,
     announce: Callable[[str], None] | None = None,
     prefix: bool = False,
@@ -63,11 +76,11 @@ def start(
     return supervise(entry, payload, plan, prefix=prefix)
 
 
-def _alone(entry: str, payload: bytes, plan: Plan) -> object:
+def _alone(entry: str, payload: bytes, plan: Placement) -> object:
     """Run in this process, which keeps its number of threads afterwards."""
     import torch
 
-    from tutti.comm.host import HostCommunicator
+    from tutti.comm.shm.communicator import HostCommunicator
 
     before = torch.get_num_threads()
     torch.set_num_threads(plan.threads or before)
@@ -81,16 +94,18 @@ def _alone(entry: str, payload: bytes, plan: Plan) -> object:
 
 def _in_place(entry: str, payload: bytes) -> object:
     """Run on the communicator that this process has already."""
-    from tutti.launch.join import join
+    from tutti.launch.world import join
 
     return load_entry(entry)(join(), payload)
 
 
-def _in_mpi_job(entry: str, payload: bytes, plan: Plan, announce: Callable[[str], None] | None) -> object:
+def _in_mpi_job(
+    entry: str, payload: bytes, plan: Placement, announce: Callable[[str], None] | None
+) -> object:
     """Run as a rank of the user's MPI job; a failure ends the whole job, so that no rank hangs."""
     import torch
 
-    from tutti.launch.join import adopt, end_mpi_job, join, join_mpi, joined
+    from tutti.launch.world import adopt, end_mpi_job, join, join_mpi, joined
 
     if not joined():
         adopt(join_mpi(plan.threads))

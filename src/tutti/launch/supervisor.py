@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tutti.comm.arena import Arena
-from tutti.comm.control import control_bytes
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.layout import control_bytes
 from tutti.errors import TuttiError
-from tutti.launch.fork_server import Descriptors, Ended, Start
-from tutti.launch.forking import ForkServer, fork_server
-from tutti.launch.plan import Plan
-from tutti.launch.rank import Job
-from tutti.launch.relay import Relay
-from tutti.launch.reports import Death, Report, cause
+from tutti.launch.exit_reports import Death, Report, cause
+from tutti.launch.fork_server import Descriptors, RankEnded, Start
+from tutti.launch.fork_server_client import ForkServer, fork_server
+from tutti.launch.output_relay import Relay
+from tutti.launch.placement import Placement
+from tutti.launch.rank_main import Job
 from tutti.launch.signals import SignalWatch, act_on
 
 CAUSE_S: Final = 1.0
@@ -84,7 +84,7 @@ class RankProcess:
             self.death = Death(self.rank, time.monotonic(), returncode, starved)
 
 
-def supervise(entry: str, payload: bytes, plan: Plan, *, prefix: bool = False) -> object:
+def supervise(entry: str, payload: bytes, plan: Placement, *, prefix: bool = False) -> object:
     """Run `entry` on the ranks of the plan, on this machine.
 
     Args:
@@ -127,7 +127,7 @@ def _start_ranks(
     server: ForkServer,
     entry: str,
     payload: bytes,
-    plan: Plan,
+    plan: Placement,
     relay: Relay | None,
 ) -> None:
     arena = Arena.create()
@@ -203,7 +203,7 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, signals: SignalWatc
 def _take_note(ranks: Sequence[RankProcess], server: ForkServer, kills_before: int) -> None:
     """Hear from the fork server which rank has ended; if the server is gone, all have."""
     message = server.next_message()
-    if isinstance(message, Ended):
+    if isinstance(message, RankEnded):
         killed = message.returncode == -signal.SIGKILL
         ranks[message.rank].end(message.returncode, killed and _out_of_memory_kills() > kills_before)
     elif message is None:

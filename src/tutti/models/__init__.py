@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tutti.errors import BadModel, BadOption, UnknownName
-from tutti.imports import call_with_options, load_object, names_object, takes_option
+from tutti.load_object import call_with_options, load_object, names_object, takes_option
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption, UnknownName
-from tutti.imports import call_with_options, load_object, names_object
+from tutti.load_object import call_with_options, load_object, names_object
 from tutti.optim.lamb import LAMB
 from tutti.optim.lars import LARS
 from tutti.optim.rmsprop_warmup import RMSpropWarmup

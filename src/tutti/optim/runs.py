@@ -81,7 +81,7 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
 
 
 @dataclass(frozen=True)
-class Share:
+class ParameterSlice:
     """What a stretch holds of one of the user's parameters.
 
     Attributes:
@@ -105,7 +105,7 @@ class Stretch:
     """
 
     place: slice
-    shares: tuple[Share, ...]
+    shares: tuple[ParameterSlice, ...]
 
     def view(self, vector: Tensor, whole: bool) -> Tensor:
         """The elements of `vector` here; in the parameter's own shape when they are one whole parameter."""
@@ -113,7 +113,7 @@ class Stretch:
         return view_like(stretch, self.shares[0].parameter) if whole else stretch
 
 
-class Run:
+class GroupOptimizer:
     """Stretches of one param group and an optimizer of the user's class for them.
 
     Args:
@@ -195,7 +195,7 @@ class Run:
             for share in stretch.shares:
                 within = slice(share.at, share.at + share.elements.stop - share.elements.start)
                 place = slice(stretch.place.start + within.start, stretch.place.start + within.stop)
-                parts.append(Stretch(place, (Share(share.parameter, share.elements, 0),)))
+                parts.append(Stretch(place, (ParameterSlice(share.parameter, share.elements, 0),)))
                 states.append(_part_of(self.optimizer.state.get(parameter, {}), within))
         self._lay(parts)
         self._own["params"] = self._parameters

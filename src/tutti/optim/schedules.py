@@ -10,7 +10,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.errors import BadOption, UnknownName
-from tutti.imports import call_with_options, load_object, names_object, takes_option
+from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.optim.linear_scaling import LinearScalingLR
 
 ROOTS = {"LRScheduler", "_LRScheduler"}

@@ -29,7 +29,15 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
-from tutti.optim.runs import Run, Share, Stretch, is_elementwise, is_fused, is_parameterwise, progress
+from tutti.optim.runs import (
+    GroupOptimizer,
+    ParameterSlice,
+    Stretch,
+    is_elementwise,
+    is_fused,
+    is_parameterwise,
+    progress,
+)
 from tutti.replica import ALIGNMENT, Flat, Replica
 
 UNUSABLE: dict[type[Optimizer], str] = {
@@ -122,14 +130,14 @@ class ShardedOptimizer:
         )
         self._optimizer, self._flats, self._in_own_loop = optimizer, replica.flats, replica.in_own_loop
         self.joint = whole and own_grads and (replica.in_own_loop or not is_parameterwise(optimizer))
-        self.pieces: tuple[Piece, ...] = ()
+        self.pieces: tuple[FlatPiece, ...] = ()
         if self.joint and replica.in_own_loop:
             return
         check_hooks(optimizer)
         check_parameters(optimizer, replica)
         self._missing = MissingGradients(replica, slices)
         self.pieces = tuple(
-            Piece(optimizer, flat, vector, place, joint=self.joint)
+            FlatPiece(optimizer, flat, vector, place, joint=self.joint)
             for flat, vector, own in zip(replica.flats, vectors, slices, strict=True)
             for place in _places(optimizer, flat, own)
         )
@@ -164,7 +172,7 @@ class ShardedOptimizer:
         announce(self._optimizer)
 
 
-class Piece:
+class FlatPiece:
     """A part of one flat vector; small enough for a core's cache where the optimizer's calls are cheap.
 
     Attributes:
@@ -195,7 +203,7 @@ class Piece:
         self.flat, self.place = flat, place
         by_group = {} if joint else _stretches(optimizer, flat, place, apart)
         self.runs = tuple(
-            Run(optimizer, group, flat, grads, stretches) for group, stretches in by_group.items()
+            GroupOptimizer(optimizer, group, flat, grads, stretches) for group, stretches in by_group.items()
         )
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
@@ -234,10 +242,10 @@ def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> d
         stretches = found.setdefault(group, [])
         if joined and kind == before:
             last = stretches.pop()
-            share = Share(parameter, elements, start - last.place.start)
+            share = ParameterSlice(parameter, elements, start - last.place.start)
             stretches.append(Stretch(slice(last.place.start, stop), (*last.shares, share)))
         else:
-            stretches.append(Stretch(slice(start, stop), (Share(parameter, elements, 0),)))
+            stretches.append(Stretch(slice(start, stop), (ParameterSlice(parameter, elements, 0),)))
         before = kind
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tutti.records import STAGES, EpochRecord
+from tutti.records.run import STAGES, EpochRecord
 
 STANDS_OUT: Final = 0.1
 """A smaller share of the time is not worth a change."""

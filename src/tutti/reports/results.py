@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.comparisons import APART, FILE, Combination, Comparison, error_file, run_folder
 from tutti.errors import BadRunFolder
-from tutti.reading import printable, read_file
+from tutti.records.comparison import APART, FILE, Combination, Comparison, error_file, run_folder
+from tutti.records.untrusted import printable, read_file
 from tutti.reports.runs import SUMMARY, Run
 from tutti.reports.scaling import Row, rows
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
-from tutti.json_lines import Json, read_record
-from tutti.records import STAGES, EpochRecord, Summary, read_history
+from tutti.records.json_lines import Json, read_record
+from tutti.records.pipeline import PipelineRecord
+from tutti.records.run import STAGES, EpochRecord, Summary, read_history
+from tutti.records.usage import UsageRecord, read_usage
 from tutti.reports.advice import stages_by_rank
-from tutti.usage import UsageRecord, read_usage
 
 SUMMARY = "summary.json"
 

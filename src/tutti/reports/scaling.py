@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from tutti.comparisons import CPU, Combination, Comparison
+from tutti.records.comparison import CPU, Combination, Comparison
 from tutti.reports.runs import Run
 
 DIGITS = 2

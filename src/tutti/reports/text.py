@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tutti.comparisons import APART, STRONG, WEAK, Comparison
+from tutti.records.comparison import APART, STRONG, WEAK, Comparison
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
 from tutti.terminal import UNBOUNDED, console_on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.errors import BadOption, UnknownName
-from tutti.imports import load_object, names_object
+from tutti.load_object import load_object, names_object
 from tutti.strategies.adpsgd import ADPSGD
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.diloco import DiLoCo

@@ -1,18 +1,248 @@
-"""Asynchronous decentralized SGD: each worker averages with one other at a time, and waits for nobody."""
+"""Asynchronous decentralized SGD: each worker averages with one other at a time, and waits for nobody.
+
+On one host the two meet in shared memory, across hosts by messages.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from random import Random
 from typing import ClassVar, Final
 
+import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.adpsgd_worker import MessageWorker, Pairs, RowWorker
+from tutti.rules.mixing import half_way, mean
+from tutti.strategies.averaged import AveragedWorker
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, one_of
+
+CALL: Final = 7310
+"""Tag of the word with which an active worker announces weights, or a pause."""
+OUT: Final = 7320
+"""Tag of the first of an active worker's vectors of weights; further ones have the next numbers."""
+BACK: Final = 7340
+"""Tag of the first of the answers."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """With whom a worker averages, and when.
+
+    Attributes:
+        neighbours: the ranks that it may choose from.
+        every: batches between two averages.
+        seed: decides the random choices.
+    """
+
+    neighbours: list[int]
+    every: int
+    seed: int
+
+
+class PairWorker(AveragedWorker):
+    """A worker that chooses another at random every so many batches."""
+
+    def __init__(
+        self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(replica, comm, optimizer, clip)
+        self.neighbours = pairs.neighbours
+        self.nbytes = sum(weights.nbytes for weights in self.weights)
+        self._every, self._random = pairs.every, Random(f"{pairs.seed}/{comm.rank}")
+        self._steps, self.read_at = 0, comm.clock()
+
+    def choose(self, neighbours: list[int]) -> int | None:
+        """Count a step; the neighbour to average with in it, if one is due."""
+        self._steps += 1
+        due = self._steps % self._every == 0
+        return self._random.choice(neighbours) if due and neighbours else None
+
+
+class RowWorker(PairWorker):
+    """Averages in shared memory. The row is the worker's weights; the replica has what was last read."""
+
+    def __init__(
+        self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(pairs, replica, comm, optimizer, clip)
+        self._locks = comm.locks(comm.size)
+        self._rows = [comm.shared(comm.size, len(w), dtype=w.dtype) for w in self.weights]
+        # How often the others have moved each row.
+        self._moved, self._seen = comm.shared(comm.size, dtype=torch.int64), 0
+        for row, weights in zip(self._rows, self.weights, strict=True):
+            row[comm.rank].copy_(weights)
+        self._edits = Edits(replica)
+        comm.barrier()
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self._bring_edits()
+        partner = self.choose(self.neighbours)
+        wait_s = 0.0 if partner is None else self._meet(partner)
+        began, rank = self.comm.clock(), self.comm.rank
+        with self._locks[rank]:
+            wait_s += self.comm.clock() - began
+            for row, weights in zip(self._rows, self.weights, strict=True):
+                weights.copy_(row[rank])
+            self.move()
+            for row, weights in zip(self._rows, self.weights, strict=True):
+                row[rank].copy_(weights)
+            moved = int(self._moved[rank])
+        self._edits.note()
+        now = self.comm.clock()
+        if partner is None:
+            self.traffic.wait_s += wait_s
+        else:
+            self.traffic.add(self.nbytes, wait_s, moved - self._seen, now - self.read_at)
+        self._seen, self.read_at = moved, now
+
+    def _bring_edits(self) -> None:
+        """Move the row by what the loop has changed in the weights since they were read from it."""
+        moves = self._edits.take()
+        if moves:
+            with self._locks[self.comm.rank]:
+                for row, move in zip(self._rows, moves, strict=True):
+                    row[self.comm.rank].add_(move)
+
+    def _meet(self, partner: int) -> float:
+        """Average with `partner`; returns the seconds waited for the locks."""
+        began, rank = self.comm.clock(), self.comm.rank
+        with ExitStack() as held:
+            for one in sorted((rank, partner)):
+                held.enter_context(self._locks[one])
+            waited = self.comm.clock() - began
+            for row in self._rows:
+                mean(row[rank], [row[rank], row[partner]])
+                row[partner].copy_(row[rank])
+            self._moved[partner] += 1
+        return waited
+
+    @override
+    @torch.no_grad()
+    def agree(self) -> None:
+        self._bring_edits()
+        self.comm.barrier()  # Nobody moves another's row any more.
+        for row, weights in zip(self._rows, self.weights, strict=True):
+            weights.copy_(row[self.comm.rank])
+        super().agree()
+
+    @override
+    @torch.no_grad()
+    def adopt(self) -> None:
+        super().adopt()
+        self.comm.barrier()  # Nobody moves another's row any more.
+        for row, weights in zip(self._rows, self.weights, strict=True):
+            row[self.comm.rank].copy_(weights)
+        self._seen = int(self._moved[self.comm.rank])
+        self._edits.note()
+        self.comm.barrier()  # Nobody reads another's row before all have been overwritten.
+
+
+class MessageWorker(PairWorker):
+    """Averages by messages: even ranks ask, odd ones answer."""
+
+    def __init__(
+        self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(pairs, replica, comm, optimizer, clip)
+        self._active = comm.rank % 2 == 0
+        self._askable = [rank for rank in self.neighbours if rank % 2] if self._active else []
+        self._asked: int | None = None
+        self._pauses = 0
+        self._buffers = [torch.empty_like(weights) for weights in self.weights]
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        began, moved, sent = self.comm.clock(), 0, 0
+        if not self._active:
+            while self.comm.waiting(CALL) is not None:
+                moved += self._answer()
+            sent = moved * self.nbytes
+        elif self._asked is not None and self.comm.waiting(BACK, self._asked) is not None:
+            self._take_answer(self._asked)
+            moved = 1
+        partner = self.choose(self._askable)
+        if partner is not None and self._asked is None:
+            self._ask(partner)
+            sent += self.nbytes
+        now = self.comm.clock()
+        if moved:
+            self.traffic.add(sent, now - began, moved, now - self.read_at)
+        else:
+            self.traffic.bytes_sent += sent
+            self.traffic.wait_s += now - began
+        self.move()
+        self.read_at = self.comm.clock()
+
+    def _ask(self, partner: int) -> None:
+        self.comm.send(torch.ones(1, dtype=torch.int64), partner, CALL)
+        for number, weights in enumerate(self.weights):
+            self.comm.send(weights, partner, OUT + number)
+        self._asked = partner
+
+    def _take_answer(self, partner: int) -> None:
+        for number, (weights, buffer) in enumerate(zip(self.weights, self._buffers, strict=True)):
+            self.comm.recv(buffer, partner, BACK + number)
+            weights.sub_(buffer)
+        self._asked = None
+
+    def _answer(self) -> int:
+        """Take the next call, waiting for it if need be; returns how many averages that made, 0 or 1."""
+        call = torch.zeros(1, dtype=torch.int64)
+        source = self.comm.recv(call, tag=CALL)
+        if not int(call):
+            self._pauses += 1
+            return 0
+        for number, (weights, buffer) in enumerate(zip(self.weights, self._buffers, strict=True)):
+            self.comm.recv(buffer, source, OUT + number)
+            half_way(weights, buffer)
+            weights.add_(buffer)
+            self.comm.send(buffer, source, BACK + number)
+        return 1
+
+    @override
+    @torch.no_grad()
+    def settle(self) -> None:
+        self._come_to_rest()
+        super().settle()
+
+    @override
+    @torch.no_grad()
+    def finish(self) -> None:
+        self._come_to_rest()
+        super().finish()
+
+    @override
+    @torch.no_grad()
+    def adopt(self) -> None:
+        super().adopt()
+        new = [weights.clone() for weights in self.weights]
+        self._come_to_rest()  # Averages that were under way may move the weights once more.
+        for weights, kept in zip(self.weights, new, strict=True):
+            weights.copy_(kept)
+        self.comm.barrier()  # Nobody asks before all have theirs.
+
+    def _come_to_rest(self) -> None:
+        """Until no message is under way between any two workers (collective)."""
+        if self._active:
+            if self._asked is not None:
+                self._take_answer(self._asked)
+            for passive in range(1, self.comm.size, 2):
+                self.comm.send(torch.zeros(1, dtype=torch.int64), passive, CALL)
+            return
+        active = (self.comm.size + 1) // 2
+        while self._pauses < active:
+            self._answer()
+        self._pauses -= active
+
 
 GRAPHS: Final = ("all", "ring")
 

@@ -21,7 +21,7 @@ MOST_ROWS: Final = 8
 """How many workers read each other's rows directly. With more, each sums a slice of its own for all."""
 
 
-class Rows:
+class WeightRows:
     """Every worker's weights, as it last published them, in memory that all see.
 
     There are two sets, used in turn: a worker that writes to one has passed a barrier which all others came
@@ -68,7 +68,7 @@ class Average:
     def __init__(self, comm: Communicator, vectors: Sequence[Tensor]) -> None:
         self._comm = comm
         close = comm.hosts == 1 and 1 < comm.size <= MOST_ROWS
-        self.rows = Rows(comm, vectors) if close else None
+        self.rows = WeightRows(comm, vectors) if close else None
 
     @torch.no_grad()
     def take(self, vectors: Sequence[Tensor]) -> int:

@@ -12,10 +12,10 @@ from typing import ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from tutti.centre.base import Centre
-from tutti.centre.joining import check_reachable
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
+from tutti.parameter_server.base import Centre
+from tutti.parameter_server.connect import check_reachable
 from tutti.replica import Replica
 from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.stopwatch import Stopwatch
@@ -38,7 +38,7 @@ class Pace(Enum):
 
 
 @dataclass(frozen=True)
-class Division:
+class NormShare:
     """Which part of a gradient's norm is this rank's, where the ranks of a team hold one model together.
 
     Attributes:
@@ -64,7 +64,7 @@ class Clip:
 
     norm: float | None = None
     value: float | None = None
-    divided: Division | None = None
+    divided: NormShare | None = None
 
     def __post_init__(self) -> None:
         for name in ("norm", "value"):

@@ -10,12 +10,12 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import Centre, Receipt, Rule, serve
-from tutti.centre.shared import SharedCentre
 from tutti.comm.base import Servers
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import announce
+from tutti.parameter_server import Centre, Receipt, Rule, serve
+from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 from tutti.strategies.edits import Edits

@@ -12,7 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import (
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.optim.missing import MissingGradients
+from tutti.optim.sharded import ShardedOptimizer
+from tutti.parameter_server import (
     AdaptiveCompensation,
     AddRule,
     Compensation,
@@ -22,10 +26,6 @@ from tutti.centre import (
     Rule,
     join_centre,
 )
-from tutti.comm.base import Communicator
-from tutti.errors import BadOption
-from tutti.optim.missing import MissingGradients
-from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker

@@ -9,9 +9,9 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import ElasticRule, Rule, join_centre, visitors
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
+from tutti.parameter_server import ElasticRule, Rule, join_centre, visitors
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker

@@ -9,9 +9,9 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import AddRule, Rule, join_centre
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
+from tutti.parameter_server import AddRule, Rule, join_centre
 from tutti.replica import Replica
 from tutti.rules.energy import match_energy
 from tutti.strategies.base import Clip, Worker

@@ -13,7 +13,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.rules.mixing import GRAPHS, links, mean
-from tutti.strategies.averaged import AveragedWorker, Rows
+from tutti.strategies.averaged import AveragedWorker, WeightRows
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 from tutti.strategies.ranges import at_least, one_of
 
@@ -79,7 +79,7 @@ class _GossipWorker(AveragedWorker):
         self._strategy, self._rounds, self._mixed_at = strategy, 0, comm.clock()
         self._rows = self.average.rows
         if self._rows is None and comm.hosts == 1 and comm.size > 1 and strategy.graph != "all":
-            self._rows = Rows(comm, self.weights)
+            self._rows = WeightRows(comm, self.weights)
 
     @override
     @torch.no_grad()

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tutti.allreduce import GradientLayout, GradientReduction
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.optim.sparse import sparse_tables
-from tutti.reduction import Layout, Reduction
 from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
 
-MakeReduction = Callable[[Communicator, Layout], Reduction]
+MakeReduction = Callable[[Communicator, GradientLayout], GradientReduction]
 """Makes a reduction of vectors of a layout over the ranks of a communicator."""
 
 PIECE = 1 << 16
@@ -291,7 +291,7 @@ class ReducedGradients(JointGradients):
             elif comm.node.rank < lanes and own[comm.node.rank].start < own[comm.node.rank].stop:
                 self._owned.append((number, own[comm.node.rank]))
         self._reductions = (
-            [make(over, Layout.of(self.flats[number], own)) for number, own in self._owned]
+            [make(over, GradientLayout.of(self.flats[number], own)) for number, own in self._owned]
             if over is not None and over.size > 1
             else []
         )

@@ -11,11 +11,11 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import OptimizerRule, Receipt, Rule, join_centre
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
+from tutti.parameter_server import OptimizerRule, Receipt, Rule, join_centre
 from tutti.replica import Replica
 from tutti.rules.lazy import is_worth_sending
 from tutti.strategies.base import Clip, Worker

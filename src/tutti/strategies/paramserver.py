@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.centre import Rounds, join_centre
 from tutti.comm.base import Communicator
 from tutti.optim.missing import MissingGradients
+from tutti.parameter_server import Rounds, join_centre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.centred import Centred, CentredWorker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from tutti.tracing import Trace
+from tutti.records.trace import Trace
 
 
 class Stopwatch:

@@ -23,8 +23,8 @@ from torch.nn import functional
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadModel, BadOption, UnknownName
-from tutti.imports import load_object, names_object
-from tutti.training.meaning import check_floats, loss_for
+from tutti.load_object import load_object, names_object
+from tutti.training.target_kinds import check_floats, loss_for
 
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""

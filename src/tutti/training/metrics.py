@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption, UnknownName
-from tutti.imports import load_object, names_object
+from tutti.load_object import load_object, names_object
 from tutti.training.losses import Loss, align
-from tutti.training.meaning import are_flags
+from tutti.training.target_kinds import are_flags
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value for each sample, or their mean as a scalar."""

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from tutti.records import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord, Evaluation
 
 SHARES = ("accuracy", "top5")
 """Metrics that are shares: shown as percentages."""
@@ -20,7 +20,7 @@ LINE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Span:
+class RunLength:
     """How long a run is.
 
     Attributes:
@@ -70,14 +70,14 @@ class Progress(Protocol):
 
     every_s: float
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: RunLength) -> None:
         """Training begins."""
 
     def moment(self, moment: Moment) -> None:
         """An epoch goes on."""
 
     def doing(self, what: str) -> None:
-        """The rank does something else than to train: one of the states of `tutti.heartbeats`."""
+        """The rank does something else than to train: one of the states of `tutti.records.heartbeat`."""
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
@@ -91,7 +91,7 @@ class Silent:
 
     every_s = math.inf
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: RunLength) -> None:
         """Show nothing."""
 
     def moment(self, moment: Moment) -> None:
@@ -107,7 +107,7 @@ class Silent:
         """Show nothing."""
 
 
-class Lines:
+class PlainLines:
     """Plain lines: one for each epoch, and one every ten seconds in epochs that take longer.
 
     Args:
@@ -118,9 +118,9 @@ class Lines:
     def __init__(self, stream: TextIO, every_s: float = LINE_S) -> None:
         self.every_s = every_s
         self._stream = stream
-        self._span, self._began, self._step = Span(0, 1), 0.0, 0
+        self._span, self._began, self._step = RunLength(0, 1), 0.0, 0
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: RunLength) -> None:
         """Remember how long the run is, for the time left."""
         self._span, self._began, self._step = span, time.monotonic(), 0
 
@@ -175,9 +175,9 @@ class Live:
             *columns, console=console_on(stream, columns=None), auto_refresh=False, transient=True
         )
         self._task = self._bar.add_task("", figures="")
-        self._span, self._step = Span(0, 1), 0
+        self._span, self._step = RunLength(0, 1), 0
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: RunLength) -> None:
         """Show an empty bar."""
         self._span, self._step = span, 0
         self._bar.start()
@@ -222,7 +222,7 @@ class Several:
         self._ways = ways
         self._due = [0.0] * len(ways)
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: RunLength) -> None:
         """Training begins."""
         for way in self._ways:
             way.begin(span)
@@ -267,7 +267,7 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
     """
     if rank != 0:
         return Silent()
-    return Live(stream) if bar and stream.isatty() else Lines(stream)
+    return Live(stream) if bar and stream.isatty() else PlainLines(stream)
 
 
 def figures(evaluation: Evaluation) -> str:

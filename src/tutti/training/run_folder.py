@@ -1,13 +1,13 @@
 """The folder that a run writes.
 
     config.json           the resolved configuration, which alone repeats the run
-    config.seal           that this user has written it, where it names code: `tutti.experiments.trust`
+    config.seal           that this user has written it, where it names code: `tutti.run.trust`
     data.json             how the model saw its data: `TrainedOn`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
     tensorboard/          event files, with --log tensorboard
-    ranks/0.json          the newest sign of life of rank 0, and so on: `tutti.heartbeats`
-    usage.jsonl           cores and memory while the run went on: `tutti.usage`
+    ranks/0.json          the newest sign of life of rank 0, and so on: `tutti.records.heartbeat`
+    usage.jsonl           cores and memory while the run went on: `tutti.records.usage`
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     pipeline.json         of a pipeline: what its ranks did in one step, `PipelineRecord`
@@ -32,12 +32,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tutti.bubbles import PipelineRecord
 from tutti.errors import BadRunFolder
-from tutti.heartbeats import RANKS
-from tutti.json_lines import Json, Lines, append_line, decode, read_record, to_json
-from tutti.records import EpochRecord, Summary, read_history
-from tutti.usage import usage_files
+from tutti.records.heartbeat import RANKS
+from tutti.records.json_lines import Json, JsonLinesFile, append_line, decode, read_record, to_json
+from tutti.records.pipeline import PipelineRecord
+from tutti.records.run import EpochRecord, Summary, read_history
+from tutti.records.usage import usage_files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -180,7 +180,7 @@ class RunFolder:
         with _refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record)
 
-    def history(self) -> Lines[EpochRecord]:
+    def history(self) -> JsonLinesFile[EpochRecord]:
         """The epochs so far, and what of the file could not be read.
 
         Raises:

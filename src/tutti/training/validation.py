@@ -15,19 +15,19 @@ from typing import cast
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
 from tutti.errors import BadOption, UnknownName
-from tutti.records import Evaluation
+from tutti.records.run import Evaluation
 from tutti.replica import Replica
-from tutti.training.arithmetic import Arithmetic
-from tutti.training.beside import Beside
-from tutti.training.evaluate import tally_of
+from tutti.training.background import Beside
+from tutti.training.evaluation import tally_of
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
-from tutti.training.tally import Tally
+from tutti.training.precision import Arithmetic
+from tutti.training.sums import Tally
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is evaluated: see `tutti.training.evaluate.evaluate`."""
+class ValidationTask:
+    """What is evaluated: see `tutti.training.evaluation.evaluate`."""
 
     replica: Replica
     part: Part
@@ -55,7 +55,7 @@ class Validation(ABC):
 
     meets: bool = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ValidationTask) -> None:
         self._task = task
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Validation(ABC):
 class Pause(Validation):
     """All ranks stop, evaluate their shares, and go on when the result is known to all."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         self._tally: Tally | None = None
 
@@ -96,7 +96,7 @@ class Distributed(Validation):
 
     meets = False
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         self._newest: Tally | None = None
         self._found: list[Evaluation] = []
@@ -136,7 +136,7 @@ class Background(Validation):
         BadOption: the model does not lie in the CPU's memory.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         if task.arithmetic.device != "cpu":
             raise BadOption(

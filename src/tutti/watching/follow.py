@@ -3,18 +3,148 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+from rich import box
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from tutti.records.heartbeat import Heartbeat
+from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.untrusted import printable
 from tutti.terminal import console_on
-from tutti.training.progress import Span, epoch_text
+from tutti.training.progress import SHARES, RunLength, duration, epoch_text, figures
 from tutti.watching.health import Condition, Health, Limits, examine
-from tutti.watching.screen import headline, rank_line, remarks, screen
 from tutti.watching.snapshot import Snapshot, Watched
+
+EPOCHS: Final = 8
+"""How many of the last epochs are shown."""
+
+_STYLES: Final = {Condition.RUNNING: "green", Condition.FINISHED: "green", Condition.FAILED: "bold red"}
+
+
+def screen(run: Snapshot, health: Health) -> RenderableType:
+    """All that is to be said about a run."""
+    parts: list[RenderableType] = [Text(headline(run, health), style=_STYLES.get(health.condition, ""))]
+    front = _front(run)
+    if front is not None and health.condition is Condition.RUNNING:
+        parts.append(ProgressBar(total=front.updates, completed=front.step, width=60))
+    if run.history:
+        parts.append(_epochs(run.history[-EPOCHS:]))
+    if run.beats and health.condition is not Condition.FINISHED:
+        parts.append(_ranks(run))
+    parts += [Text(text, style="red" if bad else "yellow") for bad, text in remarks(run, health)]
+    return Group(*parts)
+
+
+def headline(run: Snapshot, health: Health) -> str:
+    """The run and how it is, in one line."""
+    config, front = run.config or {}, _front(run)
+    what = f"{printable(str(run.folder))}: "
+    if config:
+        what += f"{config.get('model')} on {config.get('data')}, {config.get('strategy')}, "
+        what += f"{run.workers} rank{'' if run.workers == 1 else 's'}, "
+    text = what + health.condition.value
+    if run.summary is not None:
+        text += f" after {duration(run.summary.seconds)}"
+        return text + (f", test {figures(run.summary.test)}" if run.summary.test else "")
+    if front is None:
+        return text
+    span = RunLength(front.updates, front.per_epoch)
+    text += f", epoch {front.epoch}/{span.epochs}" if span.updates >= span.per_epoch else ""
+    text += f", step {front.step:,} of {front.updates:,}"
+    if health.condition is Condition.RUNNING and front.began is not None and front.step:
+        left_s = (front.time - front.began) / front.step * (front.updates - front.step)
+        text += f", {duration(left_s)} left"
+    return text
+
+
+def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
+    """What is wrong, each with whether it is bad."""
+    yield from ((found.lost, str(found)) for found in health.findings)
+    if health.condition is Condition.FAILED:
+        at = f"after {len(run.history)} complete records" if run.history else "before its first epoch ended"
+        yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
+    if health.unseen and health.condition is Condition.RUNNING:
+        ranks = ", ".join(map(str, health.unseen))
+        many = len(health.unseen) > 1
+        yield (
+            False,
+            (
+                f"rank{'s' if many else ''} {ranks} leave{'' if many else 's'} no sign of life here: "
+                f"{'their hosts do' if many else 'its host does'} not see this folder"
+            ),
+        )
+    yield from ((False, printable(sentence)) for sentence in run.damage)
+
+
+def rank_line(run: Snapshot, beat: Heartbeat) -> str:
+    """A rank in one line."""
+    state, step, rate, cpu, memory, age = _cells(run, beat)
+    parts = [f"rank {beat.rank}", state, f"step {step}", f"{rate} samples/s"]
+    parts += [f"{memory}, {cpu} CPU"] if memory else []
+    return "  ".join([*parts, f"last sign {age} ago"])
+
+
+def _front(run: Snapshot) -> Heartbeat | None:
+    """The rank that says how far the run is: the first one that trains."""
+    return next((beat for beat in run.beats if beat.updates), None)
+
+
+def _epochs(records: tuple[EpochRecord, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    names = list(records[-1].train.metrics)
+    validated = any(record.validation for record in records)
+    heads = ["epoch", "loss", *names]
+    heads += ["validation loss", *(f"validation {name}" for name in names)] if validated else []
+    for head in [*heads, "samples/s", "seconds"]:
+        table.add_column(head, justify="right")
+    for record in records:
+        cells = [str(record.epoch), *_figures(record.train, names)]
+        cells += _figures(record.validation, names) if validated else []
+        table.add_row(*cells, f"{record.samples_per_s:,.0f}", f"{record.seconds['total']:.2f}")
+    return table
+
+
+def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
+    if evaluation is None:
+        return [""] * (len(names) + 1)
+    found = [f"{evaluation.loss:.4f}"]
+    for name in names:
+        value = evaluation.metrics.get(name)
+        found.append("" if value is None else f"{value:.2%}" if name in SHARES else f"{value:.4g}")
+    return found
+
+
+def _ranks(run: Snapshot) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("rank", justify="right")
+    table.add_column("host")
+    table.add_column("process", justify="right")
+    table.add_column("state", no_wrap=True)
+    for head in ("step", "samples/s", "CPU", "memory", "last sign"):
+        table.add_column(head, justify="right")
+    for beat in run.beats:
+        state, *rest = _cells(run, beat)
+        table.add_row(str(beat.rank), beat.host, str(beat.process), state, *rest)
+    return table
+
+
+def _cells(run: Snapshot, beat: Heartbeat) -> list[str]:
+    """State, step, samples per second, CPU, memory, age of the last sign."""
+    sample = run.usage_of(beat.rank)
+    cpu = "" if sample is None else f"{sample[0].cpu:.0f} %"
+    pss = None if sample is None else sample[0].pss
+    memory = "" if pss is None else f"{pss / (1 << 20):,.0f} MiB"
+    age = f"{max(0.0, run.now - beat.time):.1f} s"
+    return [beat.state, f"{beat.step:,}", f"{beat.samples_per_s:,.0f}", cpu, memory, age]
+
 
 REFRESH_S: Final = 1.0
 """How often the records are read."""
@@ -107,7 +237,7 @@ class Printer:
         if health.condition.value != self._said:
             self._said = health.condition.value
             self._print(headline(run, health))
-        span = next((Span(beat.updates, beat.per_epoch) for beat in run.beats if beat.updates), None)
+        span = next((RunLength(beat.updates, beat.per_epoch) for beat in run.beats if beat.updates), None)
         for record in run.history[self._epochs :]:
             label = span.label(record.epoch) if span else f"epoch {record.epoch}"
             self._print(f"{label}  {epoch_text(record)}")

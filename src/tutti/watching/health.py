@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tutti.heartbeats import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
-from tutti.usage import GONE, STOPPED
+from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
+from tutti.records.usage import GONE, STOPPED
 from tutti.watching.snapshot import Snapshot
 
 FRESH_S: Final = 5.0
@@ -62,7 +62,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RankTrouble:
     """Something that is wrong with a rank.
 
     Attributes:
@@ -92,7 +92,7 @@ class Health:
     """
 
     condition: Condition
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RankTrouble, ...] = ()
     unseen: tuple[int, ...] = ()
 
     @property
@@ -115,7 +115,7 @@ def examine(run: Snapshot, limits: Limits) -> Health:
     lost += _lost_servers(run)
     named = {one.rank for one in lost}
     well = [beat for beat in run.beats if beat.rank not in named]
-    slow: list[Finding] = []
+    slow: list[RankTrouble] = []
     if condition is Condition.RUNNING:
         slow = [found for beat in well if (found := _late(run, beat, well, limits)) is not None]
         slow = slow or _awaited(run, well)
@@ -154,29 +154,33 @@ def _has_ended(run: Snapshot, beat: Heartbeat) -> bool:
     return beat.state == FAILED or (beat.state != FINISHED and (gone or beat.rank in run.ended))
 
 
-def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> Finding | None:
+def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
     """What keeps the rank from training, if anything does."""
     place = f"process {beat.process} on {beat.host}"
     if beat.state == FAILED:
-        return Finding(beat.rank, True, f"failed: {beat.error}", "its traceback is the last thing printed")
+        return RankTrouble(
+            beat.rank, True, f"failed: {beat.error}", "its traceback is the last thing printed"
+        )
     if beat.state == FINISHED:
         return None
     age, sample = run.now - beat.time, run.usage_of(beat.rank)
     state = sample[0].state if sample is not None and sample[1] <= FRESH_S else None
     if state in STOPPED:
         remedy = f"somebody has stopped {place}; 'kill -CONT {beat.process}' there lets it go on"
-        return Finding(beat.rank, True, f"is stopped in step {beat.step:,}", remedy)
+        return RankTrouble(beat.rank, True, f"is stopped in step {beat.step:,}", remedy)
     if state == GONE or beat.rank in run.ended:
-        return Finding(
+        return RankTrouble(
             beat.rank, True, f"is gone since step {beat.step:,}", f"{place} has ended; see its output"
         )
     if age > limits.silent_s:
         remedy = f"is {place} stopped or dead, is the host up, and can it write this folder?"
-        return Finding(beat.rank, True, f"has been silent for {age:.0f} s, since step {beat.step:,}", remedy)
+        return RankTrouble(
+            beat.rank, True, f"has been silent for {age:.0f} s, since step {beat.step:,}", remedy
+        )
     return None
 
 
-def _lost_servers(run: Snapshot) -> list[Finding]:
+def _lost_servers(run: Snapshot) -> list[RankTrouble]:
     """Servers of a parameter centre that are stopped or gone; they leave no signs of life."""
     found = []
     for host in run.usage:
@@ -186,15 +190,15 @@ def _lost_servers(run: Snapshot) -> list[Finding]:
             server = f"(server {one.rank - run.workers}, on {host.host})"
             if one.state in STOPPED:
                 remedy = "somebody has stopped its process; 'kill -CONT' with its number there lets it go on"
-                found.append(Finding(one.rank, True, f"{server} is stopped", remedy))
+                found.append(RankTrouble(one.rank, True, f"{server} is stopped", remedy))
             elif one.state == GONE:
                 found.append(
-                    Finding(one.rank, True, f"{server} is gone", "its process has ended; see its output")
+                    RankTrouble(one.rank, True, f"{server} is gone", "its process has ended; see its output")
                 )
     return found
 
 
-def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> Finding | None:
+def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> RankTrouble | None:
     """How the rank falls behind the others, if it does."""
     others = [other for other in well if other.rank != beat.rank and other.updates]
     if not others or beat.state != TRAINING:
@@ -202,15 +206,15 @@ def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Lim
     lag = statistics.median(_step_at(beat.time, other) for other in others) - beat.step
     rate = statistics.median(other.steps_per_s for other in others)
     if lag > max(limits.behind, STEPS_LATE_S * rate):
-        return Finding(beat.rank, False, f"is {lag:,.0f} steps behind the others", _ask_about(beat))
+        return RankTrouble(beat.rank, False, f"is {lag:,.0f} steps behind the others", _ask_about(beat))
     usual = statistics.median(other.samples_per_s for other in others)
     if 0 < beat.samples_per_s < SLOW * usual:
         what = f"computes {beat.samples_per_s:,.0f} samples/s, the others {usual:,.0f}"
-        return Finding(beat.rank, False, what, _ask_about(beat))
+        return RankTrouble(beat.rank, False, what, _ask_about(beat))
     return None
 
 
-def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[Finding]:
+def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
     """The rank that all others have waited for in the last epoch: in lock-step, steps tell nothing."""
     ranks = run.history[-1].ranks if run.history else []
     shares = [rank.wait_s / (sum(rank.stages.values()) or math.inf) for rank in ranks]
@@ -222,7 +226,7 @@ def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[Finding]:
         waited, own = min(others), shares[beat.rank]
         if waited >= HELD_UP and own <= waited / 3:
             what = f"was waited for by the others, {waited:.0%} of epoch {run.history[-1].epoch} at least"
-            found.append(Finding(beat.rank, False, what, _ask_about(beat)))
+            found.append(RankTrouble(beat.rank, False, what, _ask_about(beat)))
     return found
 
 
@@ -236,7 +240,7 @@ def _step_at(time: float, beat: Heartbeat) -> float:
     return beat.step + (beat.steps_per_s * (time - beat.time) if beat.state == TRAINING else 0.0)
 
 
-def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[Finding]:
+def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[RankTrouble]:
     """The ranks that live and make no step, though no other rank keeps them from it."""
     stuck = []
     for beat in well:
@@ -248,5 +252,5 @@ def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[Finding]:
         what = f"has made no step for {beat.time - beat.moved:.0f} s"
         remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
         # The first step of a large model may take a long time.
-        found.append(Finding(beat.rank, beat.steps_per_s > 0, what, remedy))
+        found.append(RankTrouble(beat.rank, beat.steps_per_s > 0, what, remedy))
     return found

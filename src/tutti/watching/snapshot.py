@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.heartbeats import EVERY_S, RANKS, Heartbeat, read_heartbeats
-from tutti.json_lines import Json, Lines, last_record, parse_record, read_record
-from tutti.reading import MOST_RANKS, read_file
-from tutti.records import EpochRecord, Summary, read_history
-from tutti.usage import RankUsage, UsageRecord, usage_files
+from tutti.records.heartbeat import EVERY_S, RANKS, Heartbeat, read_heartbeats
+from tutti.records.json_lines import Json, JsonLinesFile, last_record, parse_record, read_record
+from tutti.records.run import EpochRecord, Summary, read_history
+from tutti.records.untrusted import MOST_RANKS, read_file
+from tutti.records.usage import RankUsage, UsageRecord, usage_files
 
 CONFIG: Final = "config.json"
 HISTORY: Final = "history.jsonl"
@@ -75,7 +75,7 @@ class Watched:
     """
 
     folder: Path
-    _history: Lines[EpochRecord] = field(default_factory=lambda: Lines([], []))
+    _history: JsonLinesFile[EpochRecord] = field(default_factory=lambda: JsonLinesFile([], []))
     _size: int = 0
 
     def check(self) -> None:

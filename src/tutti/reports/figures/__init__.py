@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tutti.comparisons import APART, STRONG, WEAK
+from tutti.records.comparison import APART, STRONG, WEAK
 from tutti.reports.figures import classes, learning, machine, pipeline, speed, stages
 from tutti.reports.figures.base import Picture
 from tutti.reports.results import Results

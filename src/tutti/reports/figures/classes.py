@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from tutti.records import Evaluation
+from tutti.records.run import Evaluation
 from tutti.reports.figures.base import (
     HEIGHT,
     WIDTH,

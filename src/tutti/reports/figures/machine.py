@@ -9,6 +9,7 @@ from typing import Any
 
 import altair as alt
 
+from tutti.records.usage import UsageRecord
 from tutti.reports.figures.base import (
     BAR,
     HEIGHT,
@@ -25,7 +26,6 @@ from tutti.reports.figures.base import (
 )
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
-from tutti.usage import UsageRecord
 
 POINTS = 300
 """So many points of a line are enough: of a longer run, as many neighbours are averaged as it takes."""

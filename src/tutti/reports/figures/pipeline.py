@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from tutti.bubbles import KINDS, PipelineRecord
+from tutti.records.pipeline import KINDS, PipelineRecord
 from tutti.reports.figures.base import WIDTH, Data, Picture, coloured, in_rows, number, pick, table
 from tutti.reports.results import Results
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import altair as alt
 
-from tutti.comparisons import APART, STRONG, WEAK
+from tutti.records.comparison import APART, STRONG, WEAK
 from tutti.reports.figures.base import (
     HEIGHT,
     WIDTH,

@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from tutti.records import STAGES
+from tutti.records.run import STAGES
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.reports.figures.base import (
     BAR,

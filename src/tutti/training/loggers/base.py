@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from tutti.errors import TuttiError, UserError
-from tutti.json_lines import Json
-from tutti.records import EpochRecord, Evaluation, Summary
+from tutti.records.json_lines import Json
+from tutti.records.run import EpochRecord, Evaluation, Summary
 
 
 class Logger(ABC):

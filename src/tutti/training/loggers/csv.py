@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from tutti.records import EpochRecord
+from tutti.records.run import EpochRecord
 from tutti.training.loggers.base import Logger, figures_of
 from tutti.training.run_folder import CSV, RunFolder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tutti.records import EpochRecord
+from tutti.records.run import EpochRecord
 from tutti.training.loggers.base import Logger
 from tutti.training.run_folder import RunFolder
 

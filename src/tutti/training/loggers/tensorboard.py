@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutti.json_lines import Json
-from tutti.records import EpochRecord, Summary
+from tutti.records.json_lines import Json
+from tutti.records.run import EpochRecord, Summary
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 from tutti.training.run_folder import TENSORBOARD, RunFolder
 

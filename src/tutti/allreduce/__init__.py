@@ -1,0 +1,20 @@
+"""Ways to sum a vector of gradients over ranks: exact, compressed, of low rank, adaptive."""
+
+from __future__ import annotations
+
+from tutti.allreduce.adasum import Adaptive
+from tutti.allreduce.base import GradientLayout, GradientReduction, Layer
+from tutti.allreduce.compression import Compressed
+from tutti.allreduce.exact import ByMessages, Native
+from tutti.allreduce.powersgd import LowRank
+
+__all__ = [
+    "Adaptive",
+    "ByMessages",
+    "Compressed",
+    "GradientLayout",
+    "GradientReduction",
+    "Layer",
+    "LowRank",
+    "Native",
+]

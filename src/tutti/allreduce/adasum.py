@@ -1,0 +1,116 @@
+"""Adaptive sums (Adasum), pair by pair: the mean of two gradients that agree, the sum of orthogonal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.allreduce.algorithms import Counted
+from tutti.allreduce.base import GradientLayout, GradientReduction
+from tutti.allreduce.ranks import TAG
+from tutti.comm.base import Communicator
+
+
+def coefficients(dot: float, first_square: float, second_square: float) -> tuple[float, float]:
+    """What to multiply two gradients by before they are added.
+
+        Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
+
+    Source: Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", arXiv 2006.02924,
+    section 3.
+
+    Args:
+        dot: a.b
+        first_square: |a|^2
+        second_square: |b|^2
+
+    Returns:
+        The coefficients of a and b; 1 for a gradient that is zero.
+    """
+    first = 1 - dot / (2 * first_square) if first_square else 1.0
+    second = 1 - dot / (2 * second_square) if second_square else 1.0
+    return first, second
+
+
+def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
+    """Adasum of two gradients, for each layer by itself, in place of the first.
+
+    Dot products are formed in float64: a gradient's square soon leaves the range of 16-bit numbers.
+
+    Args:
+        first: a gradient, one vector.
+        second: another, of the same length and dtype.
+        layers: where each layer's parameters lie; what lies in none of them is left as it was.
+    """
+    for layer in layers:
+        a, b = first[layer], second[layer]
+        wide_a, wide_b = a.double(), b.double()
+        dots = torch.dot(wide_a, wide_b), torch.dot(wide_a, wide_a), torch.dot(wide_b, wide_b)
+        of_a, of_b = coefficients(*(float(dot) for dot in dots))
+        a.mul_(of_a).add_(b, alpha=of_b)
+
+
+class Adaptive(GradientReduction):
+    """Adasum over the ranks by recursive doubling, for each layer by itself.
+
+        p = 6     0 <- 4, 1 <- 5     the ranks beyond the largest power of two, to a partner below it
+                  0 <-> 1, 2 <-> 3   both compute the same Adasum(lower rank's, higher rank's)
+                  0 <-> 2, 1 <-> 3
+                  0 -> 4, 1 -> 5
+
+    ⌊log2 p⌋ steps of one whole vector each, and two more where p is no power of two. Each worker's gradient
+    is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so it is divided
+    by that share. A worker without samples has a gradient of zero, which leaves the others' as they are.
+
+    Horovod, the authors' program, takes powers of two alone; here the surplus workers are first combined with
+    a partner each. It combines the moves that each worker's own optimizer has made; here gradients are
+    combined, before the one optimizer, which is the same with plain SGD.
+
+    Source: Maleki et al. 2020 (see `tutti.allreduce.adasum`), section 3.
+
+    Args:
+        comm: the ranks.
+        layout: of the vector.
+    """
+
+    def __init__(self, comm: Communicator, layout: GradientLayout) -> None:
+        self._comm, self._wide = comm, layout.wide
+        self._layers = [layer.place for layer in layout.layers]
+
+    @override
+    def all_reduce(self, vector: Tensor, share: float) -> int:
+        comm, wide = Counted(self._comm), vector.to(self._wide)
+        if share:
+            wide = wide / share
+        power = 1 << (comm.size.bit_length() - 1)
+        partner = comm.rank ^ power
+        if comm.rank >= power:
+            comm.send(wide, partner, TAG)
+            comm.recv(wide, partner, TAG)
+        else:
+            received = wide.new_empty(len(wide))
+            if partner < comm.size:
+                comm.recv(received, partner, TAG)
+                combine(wide, received, self._layers)
+            self._double(comm, wide, received, power)
+            if partner < comm.size:
+                comm.send(wide, partner, TAG)
+        if wide is not vector:
+            vector.copy_(wide)
+        return comm.sent.nbytes
+
+    def _double(self, comm: Counted, wide: Tensor, received: Tensor, power: int) -> None:
+        """Adasum over the ranks below `power`, a power of two."""
+        distance = 1
+        while distance < power:
+            other = comm.rank ^ distance
+            comm.exchange(wide, other, received, other, TAG)
+            if comm.rank < other:
+                combine(wide, received, self._layers)
+            else:  # in the same order as the other does it, for the same bits
+                combine(received, wide, self._layers)
+                wide.copy_(received)
+            distance *= 2

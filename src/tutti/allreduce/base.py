@@ -1,0 +1,83 @@
+"""Sums of one vector over some ranks, step after step, in different ways."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutti.replica import Flat
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A parameter, or the part of one, that lies in a vector.
+
+    Attributes:
+        place: where in the vector.
+        shape: the parameter's shape; of a part, just its length.
+    """
+
+    place: slice
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GradientLayout:
+    """What a vector of gradients consists of.
+
+    Attributes:
+        length: of the vector.
+        dtype: of its elements.
+        layers: the parameters in it, in order; between them lie gaps that are always zero.
+    """
+
+    length: int
+    dtype: torch.dtype
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def of(cls, flat: Flat, own: slice) -> GradientLayout:
+        """That of the stretch `own` of a flat vector."""
+        layers = []
+        for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+            start, stop = max(span.start, own.start), min(span.stop, own.stop)
+            if start < stop:
+                whole = stop - start == span.stop - span.start
+                shape = tuple(parameter.shape) if whole else (stop - start,)
+                layers.append(Layer(slice(start - own.start, stop - own.start), shape))
+        return cls(own.stop - own.start, flat.grads.dtype, tuple(layers))
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype to add such numbers up in: at least float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def gaps(self) -> Tensor:
+        """The places that belong to no layer."""
+        free = torch.ones(self.length, dtype=torch.bool)
+        for layer in self.layers:
+            free[layer.place] = False
+        return free.nonzero().view(-1)
+
+
+class GradientReduction(ABC):
+    """A way to sum one vector over some ranks at every step. What it remembers belongs to that vector."""
+
+    @abstractmethod
+    def all_reduce(self, vector: Tensor, share: float) -> int:
+        """Overwrite `vector` with its sum over the ranks, bit-equal on all of them (collective).
+
+        Args:
+            vector: this rank's gradient, the mean over its samples times `share`.
+            share: which part of the update's samples they are; 0 where it has none.
+
+        Returns:
+            How many bytes this rank has sent.
+        """
+
+    def forget(self) -> None:
+        """Drop what is remembered of earlier vectors, as the weights they belonged to have been replaced."""
+        return

@@ -1,0 +1,61 @@
+"""How far the clocks of hosts are apart, found by messages there and back.
+
+    rank 0                 v ──┐                         the answer was made between a and b; taking it to be
+    leader of a host   a ──┘   └── b                     in the middle is wrong by at most (b - a) / 2
+
+Source: Cristian 1989, "Probabilistic clock synchronization", Distributed Computing 3: of many such questions
+the fastest is the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.records.trace import Reading
+
+ROUNDS: Final = 32
+TAG: Final = 7400
+
+
+def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> Reading | None:
+    """How far this rank's clock is ahead of that of rank 0 (collective); None on one host, which has one.
+
+    Args:
+        comm: all ranks.
+        clock: this rank's; the same for all ranks of a host.
+    """
+    if comm.hosts == 1:
+        return None
+    node, cross = comm.node, comm.cross
+    found = None
+    if node.rank == 0:
+        assert cross is not None, "every host has a first rank"
+        found = _answer(cross, clock) if cross.rank == 0 else _ask(cross, clock)
+    return cast("Reading", node.broadcast_object(found))
+
+
+def _answer(leaders: Communicator, clock: Callable[[], float]) -> Reading:
+    value = torch.zeros(1, dtype=torch.float64)
+    for other in range(1, leaders.size):
+        for _ in range(ROUNDS):
+            leaders.recv(value, other, TAG)
+            value[0] = clock()
+            leaders.send(value, other, TAG)
+    return Reading(clock(), 0.0, 0.0)
+
+
+def _ask(leaders: Communicator, clock: Callable[[], float]) -> Reading:
+    value = torch.zeros(1, dtype=torch.float64)
+    found = []
+    for _ in range(ROUNDS):
+        asked = clock()
+        leaders.send(value, 0, TAG)
+        leaders.recv(value, 0, TAG)
+        told = clock()
+        middle = (asked + told) / 2
+        found.append(Reading(middle, middle - float(value), (told - asked) / 2))
+    return min(found, key=lambda reading: reading.residual_s)

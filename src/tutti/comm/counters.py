@@ -1,0 +1,115 @@
+"""Counters: of the ranks of one host, in their shared memory, and of the ranks of several hosts.
+
+The latter lies in the shared memory of the host of rank 0. That host's ranks add to it directly; all others
+ask rank 0, where a thread answers them, whatever the rank itself does at the time.
+
+    rank of another host  ── [number, amount] ──>  desk: a thread of rank 0  ── adds ──> the word in the arena
+                          <── [value before] ────
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy
+from typing_extensions import override
+
+from tutti.comm.base import Counter
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.liveness import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
+
+QUESTION: Final = 1
+ANSWER: Final = 2
+
+
+class HostCounter(Counter):
+    """An integer in the arena."""
+
+    def __init__(self, arena: Arena, offset: int) -> None:
+        self._word, self._lock = arena.words(offset, 1), arena.lock(offset)
+
+    @override
+    def add(self, amount: int = 1) -> int:
+        with self._lock:
+            before: int = self._word[0]
+            self._word[0] = before + amount
+        return before
+
+
+class GuardedCounter(Counter):
+    """A host's counter for a process of several threads: the kernel's locks exclude other processes alone."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter, self._lock = counter, threading.Lock()
+
+    @override
+    def add(self, amount: int = 1) -> int:
+        with self._lock:
+            return self._counter.add(amount)
+
+
+class DistantCounter(Counter):
+    """A counter on another host.
+
+    Args:
+        ask: adds an amount to the counter of a number, over there; returns the value from before.
+        number: which counter it is.
+    """
+
+    def __init__(self, ask: Callable[[int, int], int], number: int) -> None:
+        self._ask, self._number = ask, number
+
+    @override
+    def add(self, amount: int = 1) -> int:
+        return self._ask(self._number, amount)
+
+
+class CounterServer:
+    """Where the ranks of other hosts have their additions done.
+
+    Args:
+        mpi: the module `mpi4py.MPI`.
+        comm: an MPI communicator that is used for nothing else.
+        serves: whether this rank has the counters and answers; a thread does that until `close`.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, serves: bool) -> None:
+        self.counters: dict[int, Counter] = {}
+        self.comm = comm
+        self._mpi = mpi
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="tutti counter desk", daemon=True)
+        if serves:
+            self._thread.start()
+            # MPI is finalised at exit too, and must find no thread inside.
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Answer no more."""
+        if not self._closing.is_set():
+            self._closing.set()
+            if self._thread.is_alive():
+                self._thread.join()
+            atexit.unregister(self.close)
+
+    def _serve(self) -> None:
+        question, answer, found = numpy.zeros(2, numpy.int64), numpy.zeros(1, numpy.int64), self._mpi.Status()
+        last = time.monotonic()
+        try:
+            while not self._closing.is_set():
+                if self.comm.Iprobe(self._mpi.ANY_SOURCE, QUESTION, found):
+                    asker = found.Get_source()
+                    self.comm.Recv(question, asker, QUESTION)
+                    answer[0] = self.counters[int(question[0])].add(int(question[1]))
+                    self.comm.Send(answer, asker, ANSWER)
+                    last = time.monotonic()
+                else:
+                    nap_s = NAP_SHARE * (time.monotonic() - last)
+                    time.sleep(min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S))
+        except self._mpi.Exception:
+            # A rank died, or the communicator was revoked: the next operation of the rank itself says so.
+            return

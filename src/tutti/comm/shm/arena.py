@@ -1,0 +1,248 @@
+"""The memory that the processes of one host share: one mapped file that has no name in any file system.
+
+    ┌ header page ┬ control block ┬ weights ┬ gradients ┬ ... ──────────────── 16 TiB, nothing of it real
+    │ next free ──┼───────────────┼─────────┼───────────┼──▶                   until it is first written
+    └─────────────┴───────────────┴─────────┴───────────┘
+
+The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
+process ended. Processes get it as an inherited descriptor, or open it through /proc. Its length is sealed.
+
+POSIX takes all of a process's byte-range locks on a file away when the process closes *any* descriptor of
+that file. So a process keeps exactly one descriptor of an arena, and nothing here may duplicate it: mappings
+are made with the C library's mmap, because Python's keeps a duplicate of the descriptor for each mapping and
+`torch.from_file` opens another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FIXED, FileAddress
+from tutti.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PAGE: Final = mmap.PAGESIZE
+LARGEST: Final = 1 << 44
+SMALLEST: Final = 1 << 32
+
+FIRST: Final = PAGE
+"""Where the first allocation of an arena lies."""
+
+_MAGIC: Final = 0x74757474692D31
+_MAGIC_WORD, _NEXT_WORD, _SIZE_WORD = 0, 1, 2
+_HEADER_WORDS: Final = PAGE // 8
+_KEEP_SIZE_AND_PUNCH_HOLE: Final = 0x1 | 0x2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+class Arena:
+    """One host's shared memory. Make one with `create`, `attach` or `open`.
+
+    Attributes:
+        fd: the descriptor of the file, the only one of this process; for child processes, with `pass_fds`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._header = self.words(0, _HEADER_WORDS)
+        self._allocating = ByteLock(self, 0)
+
+    @classmethod
+    def create(cls, size: int = LARGEST) -> Arena:
+        """Make an empty arena.
+
+        Args:
+            size: bytes that can be allocated in all; memory is taken when it is first written. Halved until
+                the system grants it, down to 4 GiB.
+
+        Raises:
+            UserError: the system grants none.
+        """
+        fd = os.memfd_create("tutti", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            size = _grow(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED)
+            arena = cls(fd)
+        except OSError as error:
+            os.close(fd)
+            raise UserError(
+                f"the system grants no shared memory: {error.strerror}; raise the limits on the size of "
+                "files and of memory: ulimit -f unlimited -v unlimited"
+            ) from error
+        arena._header[_NEXT_WORD], arena._header[_SIZE_WORD] = FIRST, size
+        arena._header[_MAGIC_WORD] = _MAGIC
+        return arena
+
+    @classmethod
+    def attach(cls, fd: int) -> Arena:
+        """The arena behind an inherited descriptor, which now belongs to the returned object.
+
+        Raises:
+            ValueError: the descriptor is that of something else, or of another user's file.
+        """
+        memfd.check(fd, FIXED)
+        if os.fstat(fd).st_size < PAGE:
+            raise ValueError(
+                f"descriptor {fd} is no arena: the file is too short; pass on the `fd` of an Arena"
+            )
+        arena = cls(fd)
+        if arena._header[_MAGIC_WORD] != _MAGIC:
+            raise ValueError(
+                f"descriptor {fd} is no arena: its header is another; pass on the `fd` of an Arena"
+            )
+        return arena
+
+    @classmethod
+    def open(cls, address: FileAddress) -> Arena:
+        """The arena of another process of this host and user, by that process's `address`.
+
+        Not for the process that made the arena, which has its descriptor already.
+
+        Raises:
+            OSError: the process is gone, belongs to another user or lives in another container.
+            ValueError: the file is no arena of this user.
+        """
+        fd = address.open(seals=FIXED)
+        try:
+            return cls.attach(fd)
+        except ValueError:
+            os.close(fd)
+            raise
+
+    @property
+    def address(self) -> FileAddress:
+        """Where other processes of this host can open the arena, as long as this process lives."""
+        return FileAddress.of(self.fd)
+
+    def allocate(self, nbytes: int) -> int:
+        """Set memory aside; any process of the host may at any time.
+
+        Args:
+            nbytes: how much.
+
+        Returns:
+            Its offset, a multiple of the page size. All of it is zero.
+
+        Raises:
+            MemoryError: the arena is used up.
+        """
+        length = max(PAGE, -(-nbytes // PAGE) * PAGE)
+        with self._allocating:
+            offset, size = self._header[_NEXT_WORD], self._header[_SIZE_WORD]
+            if offset + length > size:
+                raise MemoryError(
+                    f"the host's shared memory has room for {size} bytes in all, {offset} are given away and "
+                    f"{nbytes} more were asked for; raise the limit on file size (ulimit -f unlimited)"
+                )
+            self._header[_NEXT_WORD] = offset + length
+        return offset
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give the pages of an allocation back to the system. They read as zero from then on."""
+        length = -(-nbytes // PAGE) * PAGE
+        if length and _libc.fallocate(self.fd, _KEEP_SIZE_AND_PUNCH_HOLE, offset, length) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot give back {length} bytes of shared memory: {os.strerror(code)}")
+
+    def words(self, offset: int, count: int) -> memoryview:
+        """`count` 64-bit integers from `offset` (a multiple of 8) on, mapped for as long as they are used."""
+        return memoryview(_map(self.fd, offset, count * 8)).cast("B").cast("q")
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over the memory from `offset` on, mapped for as long as it or a view of it is used.
+
+        Args:
+            offset: where it begins, a multiple of the item size.
+            shape: its shape; it is contiguous.
+            dtype: any dtype of torch.
+
+        Returns:
+            The tensor. Its values are what the memory holds.
+        """
+        import torch
+
+        count = 1
+        for length in shape:
+            count *= length
+        if count == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        mapped = _map(self.fd, offset, count * dtype.itemsize)
+        return torch.frombuffer(mapped, dtype=dtype).view(shape)
+
+    def lock(self, offset: int) -> ByteLock:
+        """The lock that belongs to the byte at `offset`."""
+        return ByteLock(self, offset)
+
+    def close(self) -> None:
+        """Close the descriptor, which frees this process's locks. What is in use stays mapped."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class ByteLock:
+    """A lock of the kernel on one byte of an arena, for `with`.
+
+    It excludes the other processes, not the threads of this one; waiting for it sleeps; the kernel frees it
+    when its owner dies. The byte itself is neither read nor written.
+    """
+
+    def __init__(self, arena: Arena, offset: int) -> None:
+        self._arena, self._offset = arena, offset
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._arena.fd, fcntl.LOCK_EX, 1, self._offset)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fcntl.lockf(self._arena.fd, fcntl.LOCK_UN, 1, self._offset)
+
+
+def _grow(fd: int, size: int) -> int:
+    while True:
+        try:
+            os.ftruncate(fd, size)
+            return size
+        except OSError as error:
+            if size <= SMALLEST or error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM):
+                raise
+            size //= 2
+
+
+def _map(fd: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_char]:
+    """Map a part of the file; it is unmapped when nothing uses the returned buffer any more."""
+    start = offset // PAGE * PAGE
+    length = offset + nbytes - start
+    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, start)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {length} bytes of shared memory: {os.strerror(code)}")
+    mapped = (ctypes.c_char * nbytes).from_address(address + offset - start)
+    # At exit the system unmaps; doing so here would pull the memory from under threads that still run.
+    weakref.finalize(mapped, _libc.munmap, address, length).atexit = False
+    return mapped

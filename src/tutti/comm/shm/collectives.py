@@ -1,0 +1,432 @@
+"""The collectives of the ranks of one host, over the arena and nothing else.
+
+Vectors pass through two sets of rows, one row per rank, used in turn:
+
+    rank 0   put slice 1 into row 0 of set A ┐         ┌ sum slice 0 ┐         ┌ take slice 1
+    rank 1   put slice 0 into row 1 of set A ┴ barrier ┴ sum slice 1 ┴ barrier ┴ take slice 0    set B is next
+
+A rank that is back in set A has passed a barrier in set B, which nobody enters before they are done with set
+A: no further barrier is needed. Sums are formed in rank order, each element by one rank alone or by all in
+the same way, so that they are bit-equal everywhere.
+
+Bytes are moved by the C library: it takes an address where torch would have to make a view, and it writes
+whole cache lines without fetching them first from the core that had them last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Generator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import cut
+from tutti.comm.reductions import Reduction
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.barrier import Call, Kind, RollCall, Steps, agree_on_lengths, check_sum
+from tutti.comm.shm.layout import ROW, ControlLayout
+
+move: Final = ctypes.CDLL(None).memmove
+"""Move bytes: to an address, from an address, so many. Other threads run meanwhile."""
+
+move_few: Final = ctypes.PyDLL(None).memmove
+"""The same, for so few that to let other threads run would take longer."""
+
+for _function in (move, move_few):
+    _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    _function.restype = None
+
+_Stretch = tuple[int, int, int]
+"""The address of a place in a row, the offset in bytes of its content in the vector, and its bytes."""
+
+
+class Piece:
+    """A piece of a vector, of which each rank owns a slice.
+
+    Args:
+        rank: this process's number in the group.
+        rows: of all ranks, as far as they are for this piece.
+        begin: at which element of the vector the piece begins.
+        length: how many elements it has.
+    """
+
+    def __init__(self, rank: int, rows: Sequence[Tensor], begin: int, length: int) -> None:
+        def stretch(row: Tensor, part: slice) -> _Stretch:
+            item = row.itemsize
+            at, nbytes = begin + part.start, part.stop - part.start
+            return row.data_ptr() + part.start * item, at * item, nbytes * item
+
+        slices = cut(length, len(rows))
+        own = slices[rank]
+        others = [(owner, part) for owner, part in enumerate(slices) if owner != rank]
+        self._rank, self._own = rank, slice(begin + own.start, begin + own.stop)
+        self._found = [row[own] for row in rows]
+        self._mine = stretch(rows[_home(rank)], own)
+        self._given = [stretch(rows[rank], part) for _, part in others]
+        self._made = [stretch(rows[_home(owner)], part) for owner, part in others]
+
+    def put(self, vector: int) -> None:
+        """Give the others what they own of the vector at this address."""
+        for place, offset, nbytes in self._given:
+            move(place, vector + offset, nbytes)
+
+    def fold(self, vector: Tensor, way: Reduction) -> None:
+        """Make the slice that this rank owns, here and for the others."""
+        found, own = [*self._found], vector[self._own]
+        found[self._rank] = own
+        # What is folded last cannot be the result, too.
+        result = own if self._rank < 2 else found[0]
+        way.fold(found, result)
+        if result is own:
+            place, _, nbytes = self._mine
+            move(place, own.data_ptr(), nbytes)
+        else:
+            own.copy_(result)
+
+    def take(self, vector: int) -> None:
+        """Take what the others have made of the vector at this address."""
+        for place, offset, nbytes in self._made:
+            move(vector + offset, place, nbytes)
+
+
+def _home(owner: int) -> int:
+    """The row in which the owner of a slice leaves the result: one that it has read already."""
+    return 0 if owner else 1
+
+
+_Hop = tuple[Call, list[list[tuple[list[Tensor], int]]]]
+_Plan = list[list[Piece]]
+
+ONE_HOP: Final = 64 << 10
+"""Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
+
+HALF: Final = ROW // 2
+"""Bytes of half a row, the length of a piece of a longer vector: pieces stay in the caches."""
+
+SPREAD_FROM: Final = 4 << 10
+SLOTS: Final = 32
+"""A short vector of at least so many bytes passes through so many slots of a row, if they fit, in turn: to
+write to memory that other cores have in their caches takes longer than to memory that has left them."""
+
+_PLACES: Final = 2048
+_HOPS: Final = 128
+_PLANS: Final = 64
+"""How many of the views of rows, and of the plans for vectors, are kept."""
+
+
+class HostCollectives(RollCall):
+    """One group's part of the arena, as one of its ranks sees it.
+
+    Args:
+        arena: the memory that the ranks share.
+        block: where in it the group's control block begins.
+        words: the control words.
+        rank: this process's number in the group.
+        names: what the group's ranks are called in errors: their numbers in the job.
+        crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
+        mismatch: the error that the ranks have called different things.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        block: int,
+        words: memoryview,
+        rank: int,
+        names: Sequence[int],
+        crowded: bool,
+        mismatch: type[Exception] = ValueError,
+    ) -> None:
+        super().__init__(words, rank, names, crowded, mismatch)
+        # What is made in inference mode can be written in that mode alone.
+        with torch.inference_mode(False):
+            self._memory = arena.tensor(
+                block + ControlLayout(self.size).rows, (2, self.size, ROW), torch.uint8
+            )
+        self._places: dict[tuple[torch.dtype, int, int, int, int], Tensor] = {}
+        self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
+        self._hops: dict[tuple[torch.dtype, torch.Size, int], _Hop] = {}
+
+    def _memory_of(self, dtype: torch.dtype) -> Tensor:
+        """All rows, of shape (2, size, elements)."""
+        with torch.inference_mode(False):
+            return self._memory.view(dtype)
+
+    def _place(self, dtype: torch.dtype, rank: int, length: int, begin: int = 0) -> Tensor:
+        """A part of a rank's row, of those rows that may be written now."""
+        key = dtype, self._set, rank, length, begin
+        found = self._places.get(key)
+        if found is None:
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            found = self._memory_of(dtype)[self._set, rank, begin : begin + length]
+            self._places[key] = found
+        return found
+
+    # --- reductions
+
+    def hop(self, tensor: Tensor, way: Reduction) -> Steps | None:
+        """All-reduce a short tensor, contiguous and of any shape: every rank sums all of it itself.
+
+        Begins at once and goes on as long as the others are at it, too.
+
+        Returns:
+            What is left to be done, or None.
+        """
+        key = (tensor.dtype, tensor.shape, way.number)
+        call, sets = self._hops.get(key) or self._plan_hop(*key)
+        self._set = chosen = self._set ^ 1
+        slots = sets[chosen]
+        rows, place = slots[(self._meeting >> 2) % len(slots)]
+        move_few(place, tensor.data_ptr(), tensor.nbytes)
+        if not self.knock(call):
+            return self._land(call, rows, tensor, way)
+        self._fold(rows, tensor, way)
+        return None
+
+    def _land(self, call: Call, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> Steps:
+        yield from self.linger(call)
+        self._fold(rows, tensor, way)
+
+    def _fold(self, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> None:
+        """Make the sum of rows, one of which has what `tensor` has, which this core has nearer."""
+        if self.rank == 0:
+            rows = (tensor, *rows[1:])
+        elif self.rank == 1:
+            rows = (rows[0], tensor, *rows[2:])
+        way.fold(rows, tensor)
+
+    def _plan_hop(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _Hop:
+        if len(self._hops) >= _HOPS:
+            self._hops.clear()
+        length = shape.numel()
+        nbytes = length * dtype.itemsize
+        slots = min(SLOTS, ROW // nbytes) if nbytes >= SPREAD_FROM else 1
+        places = [slice(slot * length, (slot + 1) * length) for slot in range(slots)]
+        sets = [
+            [
+                ([row[place].view(shape) for row in rows], rows[self.rank][place].data_ptr())
+                for place in places
+            ]
+            for rows in self._memory_of(dtype)
+        ]
+        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
+        self._hops[dtype, shape, number] = found
+        return found
+
+    def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
+        """Overwrite `vector` on every rank with what the ranks' vectors make together.
+
+        Each rank owns a slice of each piece. There is one barrier for each piece, as the next one is put into
+        other rows meanwhile: there are four half sets, in turn.
+
+            put 0 │ fold 0, put 1 │ take 0, fold 1, put 2 │ take 1, ...
+        """
+        if self.size == 1:
+            way.finish(vector, 1)
+            return
+        if vector.nbytes <= ONE_HOP:
+            rest = self.hop(vector, way)
+            if rest is not None:
+                yield from rest
+            return
+        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
+        sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
+        pieces = sets[self._set ^ 1]
+        self._set ^= len(pieces) + 1 >> 1 & 1
+        pieces[0].put(address)
+        yield from self._meet(call)
+        for number, piece in enumerate(pieces):
+            piece.fold(vector, way)
+            if number + 1 < len(pieces):
+                pieces[number + 1].put(address)
+            yield True
+            yield from self._meet(call)
+            piece.take(address)
+        yield True
+
+    def _plan(self, dtype: torch.dtype, length: int) -> _Plan:
+        """The half rows that the pieces of a vector pass through, by the set that the first piece is in."""
+        found = self._plans.get((dtype, length))
+        if found is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            most = HALF // dtype.itemsize
+            halves = self._memory_of(dtype).view(2, self.size, 2, most).transpose(1, 2)
+            found = [
+                [
+                    Piece(
+                        self.rank,
+                        list(halves[first ^ number >> 1 & 1, number & 1]),
+                        begin,
+                        min(most, length - begin),
+                    )
+                    for number, begin in enumerate(range(0, length, most))
+                ]
+                for first in range(2)
+            ]
+            self._plans[dtype, length] = found
+        return found
+
+    def reduce(self, vector: Tensor, way: Reduction, root: int) -> Steps:
+        """Overwrite `vector` on rank `root` with what the ranks' vectors make together."""
+        if self.size == 1:
+            way.finish(vector, 1)
+            return
+        call = Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=way.number, root=root)
+        for piece in _cut(vector, ROW // vector.itemsize):
+            self._set ^= 1
+            self._place(piece.dtype, self.rank, len(piece)).copy_(piece)
+            yield from self._meet(call)
+            if self.rank == root:
+                way.fold([self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece)
+            yield True
+
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, way: Reduction) -> Steps:
+        """Overwrite `output` with what the ranks' vectors for this rank make together.
+
+        Args:
+            inputs: one vector for each rank.
+            output: this rank's.
+            way: what is made of them.
+        """
+        if self.size == 1:
+            output.copy_(inputs[0])
+            way.finish(output, 1)
+            return
+        lengths, dtype, rank = [len(vector) for vector in inputs], output.dtype, self.rank
+        call = Call.of(
+            Kind.REDUCE_SCATTER, dtype, sum(lengths), reduction=way.number, root=check_sum(lengths)
+        )
+        most = ROW // dtype.itemsize // self.size
+        for begin in range(0, max(*lengths, 1), most):
+            self._set ^= 1
+            for other in self._others:
+                piece = _part(inputs[other], begin, most)
+                self._place(dtype, rank, len(piece), other * most).copy_(piece)
+            yield from self._meet(call)
+            target, mine = _part(output, begin, most), _part(inputs[rank], begin, most)
+            if len(target):
+                found = [self._place(dtype, other, len(target), rank * most) for other in range(self.size)]
+                found[rank] = mine
+                # What is summed last may be the target itself.
+                result = target if rank < 2 else found[0]
+                way.fold(found, result)
+                if result is not target:
+                    target.copy_(result)
+            yield True
+
+    # --- moves
+
+    def broadcast(self, vector: Tensor, root: int) -> Steps:
+        """Overwrite `vector` on every rank with that of rank `root`."""
+        if self.size == 1:
+            return
+        call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
+        for piece in _cut(vector, ROW // vector.itemsize):
+            self._set ^= 1
+            place = self._place(piece.dtype, root, len(piece))
+            if self.rank == root:
+                place.copy_(piece)
+            yield from self._meet(call)
+            if self.rank != root:
+                piece.copy_(place)
+            yield True
+
+    def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
+        """Overwrite `outputs` with the ranks' vectors, which may differ in length."""
+        lengths, dtype, rank = [len(output) for output in outputs], vector.dtype, self.rank
+        call = Call.of(Kind.ALL_GATHER, dtype, sum(lengths), root=check_sum(lengths))
+        if outputs[rank].data_ptr() != vector.data_ptr():
+            outputs[rank].copy_(vector)
+        if self.size == 1:
+            return
+        most = ROW // dtype.itemsize
+        for begin in range(0, max(*lengths, 1), most):
+            self._set ^= 1
+            mine = _part(vector, begin, most)
+            self._place(dtype, rank, len(mine)).copy_(mine)
+            yield from self._meet(call)
+            for other in self._others:
+                piece = _part(outputs[other], begin, most)
+                piece.copy_(self._place(dtype, other, len(piece)))
+            yield True
+
+    def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
+        """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
+        dtype, rank = vector.dtype, self.rank
+        call = Call.of(Kind.GATHER, dtype, vector.numel(), root=root)
+        if rank == root:
+            outputs[root].copy_(vector)
+        most = ROW // dtype.itemsize
+        for begin in range(0, max(len(vector), 1), most):
+            self._set ^= 1
+            mine = _part(vector, begin, most)
+            if rank != root:
+                self._place(dtype, rank, len(mine)).copy_(mine)
+            yield from self._meet(call)
+            if rank == root:
+                for other in self._others:
+                    _part(outputs[other], begin, most).copy_(self._place(dtype, other, len(mine)))
+            yield True
+
+    def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
+        """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
+        dtype, rank = vector.dtype, self.rank
+        call = Call.of(Kind.SCATTER, dtype, vector.numel(), root=root)
+        if rank == root:
+            vector.copy_(inputs[root])
+        most = ROW // dtype.itemsize
+        for begin in range(0, max(len(vector), 1), most):
+            self._set ^= 1
+            mine = _part(vector, begin, most)
+            if rank == root:
+                for other in self._others:
+                    self._place(dtype, other, len(mine)).copy_(_part(inputs[other], begin, most))
+            yield from self._meet(call)
+            if rank != root:
+                mine.copy_(self._place(dtype, rank, len(mine)))
+            yield True
+
+    def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
+        """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
+        dtype, rank = inputs[0].dtype, self.rank
+        call = Call.of(Kind.ALL_TO_ALL, dtype)
+        table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
+        agree_on_lengths(table, self._names, self._mismatch)
+        most = ROW // dtype.itemsize // self.size
+        outputs[rank].copy_(inputs[rank])
+        for begin in range(0, max(map(max, table)), most):
+            self._set ^= 1
+            for other in self._others:
+                piece = _part(inputs[other], begin, most)
+                self._place(dtype, rank, len(piece), other * most).copy_(piece)
+            yield from self._meet(call)
+            for other in self._others:
+                piece = _part(outputs[other], begin, most)
+                piece.copy_(self._place(dtype, other, len(piece), rank * most))
+            yield True
+
+    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        """Tell all ranks some whole numbers, as part of `call`.
+
+        Returns:
+            The numbers of each rank.
+        """
+        self._set ^= 1
+        rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
+        rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))
+        yield from self._meet(call)
+        return [row.tolist() for row in rows]
+
+
+def _cut(vector: Tensor, most: int) -> Sequence[Tensor]:
+    """A vector in pieces of `most` elements."""
+    return (vector,) if len(vector) <= most else torch.split(vector, most)
+
+
+def _part(vector: Tensor, begin: int, most: int) -> Tensor:
+    """At most `most` elements of a vector, from `begin` on."""
+    return vector if not begin and len(vector) <= most else vector[begin : begin + most]

@@ -1,0 +1,295 @@
+"""Waiting for the other processes of a host: first quick, then cheap, and never for one that is gone.
+
+spin         yield        naps of 20 us, growing with the time waited so far, to 1 ms
+|------------|------------|-- --- ---- ------ --------- ---------------- ...
+not with more ranks       from 1 ms naps on, each nap ends at once when a peer's process ends
+than cores
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, Protocol
+
+from tutti.comm.shm.layout import LEFT, LINE, LOST, PID
+from tutti.errors import PeerLost
+
+SPINS: Final = 1000
+SPIN_S: Final = 200e-6
+YIELD_S: Final = 1e-3
+CROWDED_YIELD_S: Final = 50e-6
+SHORTEST_NAP_S: Final = 20e-6
+LONGEST_NAP_S: Final = 1e-3
+NAP_SHARE: Final = 0.1
+"""A nap is this share of the time waited so far: waking up late costs at most that share."""
+
+LEFT_EARLY: Final = "it left while others still waited for it"
+"""Why a rank is lost that ended, or closed its communicator, in an orderly way."""
+
+_PR_SET_TIMERSLACK: Final = 29
+
+
+class Peers:
+    """The processes of the job on this host: who lives, who has left, who is lost.
+
+    Args:
+        words: the control words of the job's communicator.
+        rank: this process's rank.
+        size: how many ranks there are.
+        names: what each rank is called in errors: its number in the whole job.
+        join_timeout_s: how long to wait for the others to come.
+        cores: how many cores the host's ranks have, or None for those that their affinities allow.
+
+    Raises:
+        PeerLost: somebody died or did not come in time.
+    """
+
+    def __init__(
+        self,
+        words: memoryview,
+        rank: int,
+        size: int,
+        names: Sequence[int],
+        join_timeout_s: float,
+        cores: int | None,
+    ) -> None:
+        self.names = tuple(names)
+        self._words, self._rank, self._size = words, rank, size
+        self._watch: Watch = _watch()
+        words[LINE * (1 + rank) + PID] = os.getpid()
+        try:
+            pids = self._meet(join_timeout_s)
+        except BaseException:
+            self._watch.close()
+            raise
+        self.crowded = size > (_allowed_cores(pids) if cores is None else cores)
+        # A sleeping thread is woken up to 50 us late unless it asks for better.
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+    def _meet(self, timeout_s: float) -> list[int]:
+        deadline = time.monotonic() + timeout_s
+        pids = [0] * self._size
+        missing = list(range(self._size))
+        while True:
+            for rank in list(missing):
+                pids[rank] = self._words[LINE * (1 + rank) + PID]
+                if pids[rank]:
+                    missing.remove(rank)
+                    if rank != self._rank:
+                        self._watch.add(rank, pids[rank])
+            if not missing:
+                return pids
+            if time.monotonic() > deadline:
+                raise PeerLost([self.names[rank] for rank in missing], f"did not come within {timeout_s:g} s")
+            self._watch.ended(LONGEST_NAP_S)
+            self.check()
+
+    def check(self) -> None:
+        """Raise if a rank of the job died.
+
+        Raises:
+            PeerLost: one did.
+        """
+        for rank in self._watch.ended(0.0):
+            if self._words[LINE * (1 + rank) + LEFT]:
+                self._watch.remove(rank)
+            elif not self._words[LOST]:
+                self._words[LOST] = 1 + rank
+        lost = self._words[LOST]
+        if lost > 0:
+            raise PeerLost([self.names[lost - 1]], "its process ended")
+        if lost < 0:
+            raise PeerLost([-lost - 1], "on another host")
+
+    def report(self, name: int) -> None:
+        """Tell the ranks of this host that a rank of another host, numbered in the whole job, is lost."""
+        if not self._words[LOST]:
+            self._words[LOST] = -(1 + name)
+
+    def nap(self, waited_s: float) -> None:
+        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
+        if NAP_SHARE * waited_s < LONGEST_NAP_S:
+            time.sleep(max(SHORTEST_NAP_S, NAP_SHARE * waited_s))
+        else:
+            self._watch.ended(LONGEST_NAP_S)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watch.close()
+
+
+def wait(
+    ready: Callable[[], bool],
+    peers: Peers,
+    words: memoryview,
+    needed: Callable[[], Collection[tuple[int, int]]],
+) -> None:
+    """Return as soon as `ready` is true.
+
+    Args:
+        ready: what to wait for: cheap and without side effects that a repetition would harm.
+        peers: the job's processes.
+        words: the control words of the communicator that waits.
+        needed: tells the ranks of that communicator without all of which `ready` cannot become true, each
+            with its number in the job.
+
+    Raises:
+        PeerLost: a rank of the job died, or all that are needed have left.
+    """
+    started, yield_s = time.monotonic(), CROWDED_YIELD_S if peers.crowded else YIELD_S
+    if not peers.crowded:
+        # By time as well as by number: what is asked may cost microseconds, and somebody may need this core.
+        for _ in range(SPINS):
+            if ready():
+                return
+            if time.monotonic() - started > SPIN_S:
+                break
+    while (waited_s := time.monotonic() - started) < yield_s:
+        os.sched_yield()
+        if ready():
+            return
+    while not ready():
+        peers.nap(waited_s)
+        waited_s = time.monotonic() - started
+        if waited_s > LONGEST_NAP_S / NAP_SHARE:
+            _refuse_to_wait_for_nobody(ready, peers, words, needed)
+
+
+def _refuse_to_wait_for_nobody(
+    ready: Callable[[], bool],
+    peers: Peers,
+    words: memoryview,
+    needed: Callable[[], Collection[tuple[int, int]]],
+) -> None:
+    try:
+        peers.check()
+        missing = needed()
+        if missing and all(words[LINE * (1 + rank) + LEFT] for rank, _ in missing):
+            raise PeerLost([name for _, name in missing], LEFT_EARLY)
+    except PeerLost:
+        # Whoever is gone may have done what we wait for with its last breath.
+        if not ready():
+            raise
+
+
+class Watch(Protocol):
+    """Tells which of some processes have ended; one that nobody has waited for (a zombie) has."""
+
+    def add(self, rank: int, pid: int) -> None:
+        """Watch the process `pid` of `rank`."""
+
+    def remove(self, rank: int) -> None:
+        """Stop watching a rank."""
+
+    def ended(self, timeout_s: float) -> list[int]:
+        """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
+
+    def close(self) -> None:
+        """Stop watching."""
+
+
+class DescriptorWatch:
+    """A `Watch` with a process descriptor (pidfd) per peer: a death ends the wait for it at once.
+
+    Several threads may wait at a time, which `select.poll` refuses and the kernel's epoll allows: a group of
+    torch.distributed waits in its own thread, beside the one that trains.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._fds: dict[int, int] = {}
+        self._gone: set[int] = set()
+
+    def add(self, rank: int, pid: int) -> None:
+        """Watch the process `pid` of `rank`."""
+        try:
+            self._fds[rank] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone.add(rank)
+        else:
+            self._poll.register(self._fds[rank], select.EPOLLIN)
+
+    def remove(self, rank: int) -> None:
+        """Stop watching a rank."""
+        self._gone.discard(rank)
+        if rank in self._fds:
+            fd = self._fds.pop(rank)
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def ended(self, timeout_s: float) -> list[int]:
+        """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
+        events = {fd for fd, _ in self._poll.poll(0 if self._gone else timeout_s)}
+        return sorted(self._gone | {rank for rank, fd in list(self._fds.items()) if fd in events})
+
+    def close(self) -> None:
+        """Stop watching."""
+        for rank in list(self._fds):
+            self.remove(rank)
+        self._poll.close()
+
+
+class ProcWatch:
+    """A `Watch` that reads /proc, for kernels that have no process descriptors or refuse them."""
+
+    PERIOD_S: Final = 0.1
+
+    def __init__(self) -> None:
+        self._pids: dict[int, int] = {}
+        self._gone: set[int] = set()
+        self._next_look = 0.0
+
+    def add(self, rank: int, pid: int) -> None:
+        """Watch the process `pid` of `rank`."""
+        self._pids[rank] = pid
+
+    def remove(self, rank: int) -> None:
+        """Stop watching a rank."""
+        self._pids.pop(rank, None)
+        self._gone.discard(rank)
+
+    def ended(self, timeout_s: float) -> list[int]:
+        """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
+        if timeout_s and not self._gone:
+            time.sleep(timeout_s)
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self.PERIOD_S
+            self._gone = {rank for rank, pid in self._pids.items() if _has_ended(pid)}
+        return sorted(self._gone)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._pids.clear()
+        self._gone.clear()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in (b"Z", b"X")
+
+
+def _watch() -> Watch:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return ProcWatch()
+    return DescriptorWatch()
+
+
+def _allowed_cores(pids: Iterable[int]) -> int:
+    """How many cores the processes may use between them."""
+    allowed: set[int] = set()
+    for pid in pids:
+        try:
+            allowed |= os.sched_getaffinity(pid)
+        except ProcessLookupError:
+            continue
+    return len(allowed)

@@ -1,0 +1,191 @@
+"""A rank's messages to and from the other ranks of its host: generators, many of which can be under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from tutti.comm.base import ANY
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.barrier import Steps
+from tutti.comm.shm.layout import ControlLayout
+from tutti.comm.shm.rings import HEADER, PIECE, Arrival, Inbox, Outbox, as_bytes
+
+STALLS: Final = 8
+"""After how many vain tries a sender makes room for others, who may wait to send to it, too."""
+
+
+class Receiving:
+    """A receive that has been asked for.
+
+    Attributes:
+        source: the sender's rank, or ANY.
+        tag: of the message.
+        sender: who sent it, once it is here.
+    """
+
+    def __init__(self, source: int, tag: int) -> None:
+        self.source, self.tag, self.sender = source, tag, source
+
+    def competes(self, other: Receiving) -> bool:
+        """Whether one message could be for either of the two."""
+        return self.tag == other.tag and (ANY in (self.source, other.source) or self.source == other.source)
+
+
+class HostMessages:
+    """What one rank of a group sends and receives.
+
+    Args:
+        arena: the memory that the ranks share.
+        block: where in it the group's control block begins.
+        words: the control words.
+        rank: this process's number in the group.
+        names: what the group's ranks are called in errors: their numbers in the job.
+        mismatch: the error that a message has another length or dtype than what is to receive it.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        block: int,
+        words: memoryview,
+        rank: int,
+        names: Sequence[int],
+        mismatch: type[Exception] = ValueError,
+    ) -> None:
+        self._arena, self._block, self._words = arena, block, words
+        self._rank, self._names, self._layout = rank, tuple(names), ControlLayout(len(names))
+        self._mismatch = mismatch
+        self._inboxes: dict[int, Inbox] = {}
+        self._outboxes: dict[int, Outbox] = {}
+        self._sending: dict[int, deque[object]] = {}
+        self._receiving: list[Receiving] = []
+
+    def send(self, vector: Tensor, to: int, tag: int) -> Steps:
+        """Send `vector`; it may be overwritten at the end. Messages to one rank keep their order."""
+        if to == self._rank:
+            self._inbox(to).deliver(tag, vector)
+            return
+        outbox, turn = self._outbox(to), object()
+        waiting = self._sending.setdefault(to, deque())
+        waiting.append(turn)
+        try:
+            stalls = 0
+            while waiting[0] is not turn or outbox.room < HEADER:
+                stalls = self._stall(stalls)
+                yield False
+            outbox.begin(tag, vector)
+            body, done = as_bytes(vector), 0
+            while done < len(body):
+                while outbox.room < min(PIECE, len(body) - done):
+                    stalls = self._stall(stalls)
+                    yield False
+                done = outbox.put(body, done)
+                yield True
+        finally:
+            waiting.remove(turn)
+
+    def _stall(self, stalls: int) -> int:
+        if stalls % STALLS == STALLS - 1:
+            for inbox in self._with_messages():
+                inbox.absorb()
+        return stalls + 1
+
+    def recv(self, vector: Tensor, receiving: Receiving) -> Steps:
+        """Overwrite `vector` with the next message that `receiving` asks for.
+
+        Receives that could get the same message get theirs in the order in which they were asked for.
+
+        Raises:
+            ValueError: (or what `mismatch` is) the message has another length or dtype than `vector`. It
+                stays there.
+        """
+        self._receiving.append(receiving)
+        try:
+            while (found := self.find(receiving)) is None:
+                yield False
+            inbox, arrival = found
+            receiving.sender, body = inbox.sender, as_bytes(vector)
+            if not arrival.fits(vector):
+                raise self._mismatch(
+                    f"rank {self._names[inbox.sender]} sent {arrival} with tag {arrival.tag}, but the tensor "
+                    f"to receive it in rank {self._names[self._rank]} has {vector.numel()} elements of "
+                    f"{vector.dtype}; receive it into a tensor like the one that is sent"
+                )
+            before = arrival.filled
+            while not inbox.move(arrival, body):
+                yield arrival.filled > before
+                before = arrival.filled
+            inbox.finish(arrival, body)
+        finally:
+            self._receiving.remove(receiving)
+
+    def find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
+        """The message that was sent first of those that are here and that `receiving` asks for."""
+        for earlier in self._receiving:
+            if earlier is receiving:
+                break
+            if earlier.competes(receiving):
+                return None
+        first: tuple[Inbox, Arrival] | None = None
+        source = receiving.source
+        for inbox in [self._inbox(source)] if source != ANY else self._with_messages():
+            arrival = inbox.find(receiving.tag)
+            if arrival is not None and (first is None or arrival.stamp < first[1].stamp):
+                first = inbox, arrival
+        return first
+
+    def _with_messages(self) -> list[Inbox]:
+        words, layout = self._words, self._layout
+        senders = [sender for sender in range(len(self._names)) if words[layout.sent(sender, self._rank)]]
+        return [self._inbox(sender) for sender in dict.fromkeys([*self._inboxes, *senders])]
+
+    def _inbox(self, sender: int) -> Inbox:
+        if sender not in self._inboxes:
+            self._inboxes[sender] = Inbox(
+                self._arena, self._block, self._words, sender, self._rank, len(self._names)
+            )
+        return self._inboxes[sender]
+
+    def _outbox(self, receiver: int) -> Outbox:
+        if receiver not in self._outboxes:
+            self._outboxes[receiver] = Outbox(
+                self._arena, self._block, self._words, self._rank, receiver, len(self._names)
+            )
+        return self._outboxes[receiver]
+
+
+class Together:
+    """Several messages moved on together.
+
+    Args:
+        parts: what is to be done, each with the rank that it waits for.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Steps, int]]) -> None:
+        self._parts = list(parts)
+
+    def absent(self) -> list[int]:
+        """The ranks that are still waited for."""
+        return [rank for _, rank in self._parts]
+
+    def run(self) -> Steps:
+        """Move all of them on. What one of them raises is raised when the others are over."""
+        wrong: Exception | None = None
+        while self._parts:
+            moved = False
+            for part in tuple(self._parts):
+                try:
+                    moved |= next(part[0])
+                except StopIteration:
+                    self._parts.remove(part)
+                    moved = True
+                except Exception as error:
+                    self._parts.remove(part)
+                    wrong, moved = error, True
+            yield moved
+        if wrong is not None:
+            raise wrong

@@ -1,0 +1,201 @@
+"""Messages between the processes of one host: a ring of bytes in the arena for each (sender, receiver).
+
+    ring   ░░░░░░▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░      header (32 bytes) body header body ...
+                 ^received     ^sent           both only grow: places are modulo the length
+
+Only the sender writes `sent` and only the receiver writes `received`, so no lock is needed. A body that is
+longer than the ring passes through it in pieces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.fence import fence
+from tutti.comm.shm.layout import RING, ControlLayout
+
+HEADER: Final = 32
+"""Bytes of a header: tag, when it was sent, dtype and length of the body."""
+
+PIECE: Final = RING // 4
+"""A sender makes a long body known piece by piece, so that the receiver can begin before it ends."""
+
+DTYPES: Final = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+"""All dtypes; a header names one by its place in this list."""
+
+DTYPE_NUMBERS: Final = {dtype: number for number, dtype in enumerate(DTYPES)}
+
+
+def as_bytes(vector: Tensor) -> Tensor:
+    """The bytes of a vector, as a view."""
+    return vector.view(torch.uint8) if vector.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A message whose header has been read.
+
+    Attributes:
+        tag: the tag it was sent with.
+        stamp: when it was sent; the clock is the same for all processes of the host.
+        dtype: of its elements.
+        nbytes: of its body.
+        body: where the body goes, or None while it is still in the ring.
+        filled: how many bytes of the body have been taken out of the ring.
+    """
+
+    tag: int
+    stamp: int
+    dtype: torch.dtype
+    nbytes: int
+    body: Tensor | None = None
+    filled: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is out of the ring."""
+        return self.body is not None and self.filled == self.nbytes
+
+    def fits(self, vector: Tensor) -> bool:
+        """Whether `vector` can receive it."""
+        return self.nbytes == vector.nbytes and self.dtype == vector.dtype
+
+    def __str__(self) -> str:
+        return f"{self.nbytes // self.dtype.itemsize} elements of {self.dtype}"
+
+
+class _Ring:
+    """What sender and receiver have in common."""
+
+    def __init__(
+        self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
+    ) -> None:
+        layout = ControlLayout(size)
+        self.words = words
+        self.sent, self.received = layout.sent(sender, receiver), layout.received(sender, receiver)
+        self.headers = arena.words(block + layout.ring(sender, receiver), RING // 8)
+        self.bytes = torch.frombuffer(self.headers, dtype=torch.uint8)
+
+
+class Outbox:
+    """The sender's end of a ring."""
+
+    def __init__(
+        self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
+    ) -> None:
+        self._ring = _Ring(arena, block, words, sender, receiver, size)
+
+    @property
+    def room(self) -> int:
+        """How many bytes can be put in now."""
+        return RING - (self._ring.words[self._ring.sent] - self._ring.words[self._ring.received])
+
+    def begin(self, tag: int, vector: Tensor) -> None:
+        """Put the header of a message in; there must be room for it."""
+        ring, sent = self._ring, self._ring.words[self._ring.sent]
+        at = sent % RING // 8
+        ring.headers[at], ring.headers[at + 1] = tag, time.monotonic_ns()
+        ring.headers[at + 2], ring.headers[at + 3] = DTYPE_NUMBERS[vector.dtype], vector.nbytes
+        fence()
+        ring.words[ring.sent] = sent + HEADER
+
+    def put(self, body: Tensor, done: int) -> int:
+        """Put in what there is room for of `body`, from byte `done` on; returns how far it is done then."""
+        ring, sent = self._ring, self._ring.words[self._ring.sent]
+        at = sent % RING
+        count = min(self.room, len(body) - done, RING - at, PIECE)
+        ring.bytes[at : at + count].copy_(body[done : done + count])
+        done += count
+        # Headers begin at multiples of their length, so that none of them wraps round the ring's end.
+        padding = -done % HEADER if done == len(body) else 0
+        fence()
+        ring.words[ring.sent] = sent + count + padding
+        return done
+
+
+class Inbox:
+    """The receiver's end of a ring, and the messages taken out of it while another was looked for."""
+
+    def __init__(
+        self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
+    ) -> None:
+        self.sender = sender
+        self._ring = _Ring(arena, block, words, sender, receiver, size)
+        self._waiting: deque[Arrival] = deque()
+
+    def find(self, tag: int) -> Arrival | None:
+        """The oldest message with this tag of which at least the header is here, or None."""
+        for arrival in self._waiting:
+            if arrival.tag == tag:
+                return arrival
+        while (next_one := self._read_header()) is not None:
+            if next_one.tag == tag:
+                return next_one
+        return None
+
+    def absorb(self) -> None:
+        """Take everything that is in the ring out of it, so that its sender can go on."""
+        while self._read_header() is not None:
+            pass
+
+    def deliver(self, tag: int, vector: Tensor) -> None:
+        """Leave a copy of a vector here: how a rank sends to itself."""
+        body = as_bytes(vector.clone())
+        self._waiting.append(Arrival(tag, time.monotonic_ns(), vector.dtype, len(body), body, len(body)))
+
+    def move(self, arrival: Arrival, body: Tensor) -> bool:
+        """Move a message's body on, to `body` unless it went elsewhere before; whether that is all of it."""
+        if arrival.body is None:
+            arrival.body = body
+        self._pump(arrival)
+        return arrival.complete
+
+    def finish(self, arrival: Arrival, body: Tensor) -> None:
+        """See that a complete message's body is in `body`, and forget the message."""
+        if arrival.body is not None and arrival.body is not body:
+            body.copy_(arrival.body)
+        self._waiting.remove(arrival)
+
+    def _read_header(self) -> Arrival | None:
+        """The next message in the ring; those before it are moved out first, as far as they have arrived."""
+        if self._waiting and not self._waiting[-1].complete:
+            last = self._waiting[-1]
+            if last.body is None:
+                last.body = torch.empty(last.nbytes, dtype=torch.uint8, device="cpu")
+            self._pump(last)
+            if not last.complete:
+                return None
+        ring, received = self._ring, self._ring.words[self._ring.received]
+        if ring.words[ring.sent] - received < HEADER:
+            return None
+        fence()
+        at = received % RING // 8
+        tag, stamp, dtype, nbytes = ring.headers[at : at + 4]
+        ring.words[ring.received] = received + HEADER
+        arrival = Arrival(tag, stamp, DTYPES[dtype], nbytes)
+        self._waiting.append(arrival)
+        return arrival
+
+    def _pump(self, arrival: Arrival) -> None:
+        """Move what has arrived of the body, which is the next in the ring."""
+        ring = self._ring
+        assert arrival.body is not None
+        while arrival.filled < arrival.nbytes:
+            received = ring.words[ring.received]
+            at = received % RING
+            count = min(ring.words[ring.sent] - received, arrival.nbytes - arrival.filled, RING - at)
+            if not count:
+                return
+            fence()
+            arrival.body[arrival.filled : arrival.filled + count].copy_(ring.bytes[at : at + count])
+            arrival.filled += count
+            padding = -arrival.nbytes % HEADER if arrival.filled == arrival.nbytes else 0
+            fence()
+            ring.words[ring.received] = received + count + padding

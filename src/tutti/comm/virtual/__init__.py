@@ -1,0 +1,1 @@
+"""Ranks inside one process, under a virtual clock."""

@@ -1,0 +1,388 @@
+"""One virtual rank's communicator. The world that makes it is in `virtual`."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import TypeVar, cast
+
+import cloudpickle
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import ANY, Communicator, Counter, cut
+from tutti.comm.network import Network
+from tutti.comm.virtual.group import CollectiveCall, Meeting, VirtualGroup
+from tutti.comm.virtual.mailbox import Message
+from tutti.comm.virtual.scheduler import RankTask, Scheduler, Wait
+
+V = TypeVar("V")
+R = TypeVar("R")
+
+
+class VirtualCommunicator(Communicator):
+    """One rank's view of a group of virtual ranks. Made by `VirtualWorld.run` and by `split`."""
+
+    def __init__(self, group: VirtualGroup, rank: int) -> None:
+        self._group = group
+        self._cluster = group.cluster
+        self._scheduler: Scheduler = group.cluster.scheduler
+        self._task: RankTask = group.tasks[rank]
+        self._node: VirtualCommunicator | None = None
+        self._cross: VirtualCommunicator | None = None
+        self._closed = False
+        self.rank, self.size, self.hosts = rank, len(group.members), len(group.host_sizes)
+
+    @override
+    def barrier(self) -> None:
+        self._meet(CollectiveCall("barrier"), None, lambda _: (self._price.barrier_s(self._hosts), None))
+
+    @override
+    def broadcast(self, vector: Tensor, root: int = 0) -> None:
+        self._require_rank("root", root)
+
+        def finish(vectors: list[Tensor]) -> tuple[float, None]:
+            for other in vectors:
+                if other is not vectors[root]:
+                    other.copy_(vectors[root])
+            return self._price.broadcast_s(self._hosts, vector.nbytes), None
+
+        self._meet(_call_with("broadcast", vector, root=root), vector, finish)
+
+    @override
+    def all_reduce(self, vector: Tensor) -> None:
+        def finish(vectors: list[Tensor]) -> tuple[float, None]:
+            total = _sum(vectors)
+            for other in vectors:
+                other.copy_(total)
+            return self._price.all_reduce_s(self._hosts, vector.nbytes), None
+
+        self._meet(_call_with("all_reduce", vector), vector, finish)
+
+    @override
+    def reduce_scatter(self, vector: Tensor) -> None:
+        def finish(vectors: list[Tensor]) -> tuple[float, None]:
+            total = _sum(vectors)
+            for other, own in zip(vectors, cut(len(total), self.size), strict=True):
+                other[own] = total[own]
+            return self._price.reduce_scatter_s(self._hosts, vector.nbytes), None
+
+        self._meet(_call_with("reduce_scatter", vector), vector, finish)
+
+    @override
+    def all_gather(self, vector: Tensor) -> None:
+        def finish(vectors: list[Tensor]) -> tuple[float, None]:
+            parts = zip(vectors, cut(len(vector), self.size), strict=True)
+            whole = torch.cat([other[own] for other, own in parts])
+            for other in vectors:
+                other.copy_(whole)
+            return self._price.all_gather_s(self._hosts, vector.nbytes), None
+
+        self._meet(_call_with("all_gather", vector), vector, finish)
+
+    @override
+    def broadcast_object(self, value: object, root: int = 0) -> object:
+        self._require_rank("root", root)
+
+        def finish(values: list[object]) -> tuple[float, bytes]:
+            payload = cloudpickle.dumps(values[root])
+            return self._price.broadcast_s(self._hosts, len(payload)), payload
+
+        return pickle.loads(self._meet(CollectiveCall("broadcast_object", (("root", root),)), value, finish))
+
+    @override
+    def all_gather_objects(self, value: object) -> list[object]:
+        def finish(values: list[object]) -> tuple[float, bytes]:
+            payload = cloudpickle.dumps(values)
+            return self._price.all_gather_s(self._hosts, len(payload)), payload
+
+        found: list[object] = pickle.loads(self._meet(CollectiveCall("all_gather_objects"), value, finish))
+        return found
+
+    @override
+    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
+        self._require_rank("to", to)
+        self._begin("send")
+        self._scheduler.advance(self._task, self._post(vector, to, tag))
+
+    def _post(self, vector: Tensor, to: int, tag: int) -> float:
+        """Put a message on its way; returns when this rank is done with it."""
+        self._group.require_alive(to)
+        mailbox, task = self._group.mailboxes[to], self._task
+        done, arrival = self._cluster.transmit(task.rank, mailbox.owner.rank, vector.nbytes, task.clock)
+        if mailbox.put(Message(vector.detach().clone(), self.rank, tag, arrival)):
+            self._scheduler.wake(mailbox.owner, arrival)
+        return done
+
+    @override
+    def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
+        if source != ANY:
+            self._require_rank("source", source)
+        self._begin("recv")
+        return self._receive(vector, source, tag)
+
+    def _receive(self, vector: Tensor, source: int, tag: int) -> int:
+        """Wait for a message and take it out of the mailbox; returns the sender."""
+        task, mailbox = self._task, self._group.mailboxes[self.rank]
+        mailbox.want(source, tag)
+        while (message := mailbox.first(source, tag)) is None or message.arrival_s > task.clock:
+            if message is not None:
+                self._scheduler.advance(task, message.arrival_s)
+            else:
+                self._group.require_alive(None if source == ANY else source)
+                self._scheduler.block(task, self._wait_for_message(source, tag))
+        mailbox.want_nothing()
+        if message.vector.shape != vector.shape or message.vector.dtype != vector.dtype:
+            raise ValueError(
+                f"rank {message.source} sent {_describe(message.vector)} with tag {tag}, but rank "
+                f"{self.rank} receives it into {_describe(vector)}; both must be alike"
+            )
+        mailbox.take(message)
+        vector.detach().copy_(message.vector)
+        return message.source
+
+    @override
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+        self._require_rank("to", to)
+        self._require_rank("source", source)
+        self._begin("exchange")
+        done = self._post(outgoing, to, tag)
+        self._receive(incoming, source, tag)
+        if done > self._task.clock:
+            self._scheduler.advance(self._task, done)
+
+    @override
+    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
+        """Who has sent a message that has arrived. A look takes the latency of a link inside a host."""
+        if source != ANY:
+            self._require_rank("source", source)
+        self._begin("waiting")
+        task = self._task
+        self._scheduler.advance(task, task.clock + self._cluster.local.latency_s)
+        message = self._group.mailboxes[self.rank].first(source, tag)
+        if message is not None and message.arrival_s <= task.clock:
+            return message.source
+        if message is None:
+            self._group.require_alive(None if source == ANY else source)
+        return None
+
+    @override
+    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        node = self.node
+
+        def finish(_: list[None]) -> tuple[float, Tensor]:
+            return node._price.barrier_s(node._hosts), torch.zeros(shape, dtype=dtype)
+
+        call = CollectiveCall("shared", (("shape", shape), ("dtype", dtype)))
+        # `.data` has the same memory and a version counter of its own: what other ranks write is, as with the
+        # memory of other processes, no in-place change that this rank's autograd could object to.
+        return node._meet(call, None, finish).data
+
+    @override
+    def counter(self) -> Counter:
+        def finish(_: list[None]) -> tuple[float, list[int]]:
+            return self._price.barrier_s(self._hosts), [0]
+
+        return _VirtualCounter(self, self._meet(CollectiveCall("counter"), None, finish))
+
+    @override
+    def locks(self, count: int) -> list[AbstractContextManager[None]]:
+        node = self.node
+
+        def finish(_: list[None]) -> tuple[float, list[_LockState]]:
+            return node._price.barrier_s(node._hosts), [_LockState(node._group) for _ in range(count)]
+
+        states = node._meet(CollectiveCall("locks", (("count", count),)), None, finish)
+        return [_VirtualLock(node, state) for state in states]
+
+    @property
+    @override
+    def node(self) -> VirtualCommunicator:
+        if self.hosts == 1:
+            return self
+        if self._node is None:
+            group = self._group.node(self._task.rank)
+            self._node = VirtualCommunicator(group, group.members.index(self._task.rank))
+        return self._node
+
+    @property
+    @override
+    def cross(self) -> VirtualCommunicator | None:
+        if self._cross is None:
+            group = self._group.lane(self._task.rank)
+            if group is None:
+                return None
+            self._cross = VirtualCommunicator(group, group.members.index(self._task.rank))
+        return self._cross
+
+    @override
+    def split(self, color: int | None, key: int = 0) -> VirtualCommunicator | None:
+        def finish(choices: list[tuple[int | None, int]]) -> tuple[float, dict[int, VirtualGroup]]:
+            ordered = sorted(range(self.size), key=lambda rank: (choices[rank][1], rank))
+            parts: dict[int, list[int]] = {}
+            for rank in ordered:
+                chosen = choices[rank][0]
+                if chosen is not None:
+                    parts.setdefault(chosen, []).append(self._group.members[rank])
+            groups = {part: VirtualGroup(self._cluster, members) for part, members in parts.items()}
+            return self._price.all_gather_s(self._hosts, 16 * self.size), groups
+
+        groups = self._meet(CollectiveCall("split"), (color, key), finish)
+        if color is None:
+            return None
+        return VirtualCommunicator(groups[color], groups[color].members.index(self._task.rank))
+
+    @override
+    def clock(self) -> float:
+        return self._task.clock
+
+    @override
+    def compute(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"compute got {seconds} s; expected 0 or more")
+        self._scheduler.advance(self._task, self._task.clock + seconds)
+
+    @override
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def _price(self) -> Network:
+        return self._cluster.network
+
+    @property
+    def _hosts(self) -> tuple[int, ...]:
+        return self._group.host_sizes
+
+    def _require_rank(self, name: str, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank} is no rank of this communicator; expected 0 to {self.size - 1}")
+
+    def _begin(self, operation: str) -> None:
+        self._scheduler.begin(self._task, operation)
+        if self._closed:
+            raise RuntimeError(f"{operation} on a communicator that is closed; call close() last")
+
+    def _meet(self, call: CollectiveCall, value: V, finish: Callable[[list[V]], tuple[float, R]]) -> R:
+        """Meet all ranks of the group. The last to come calls `finish(values in rank order)`.
+
+        It returns (seconds that the collective takes, the result for all).
+        """
+        group, task = self._group, self._task
+        self._begin(call.name)
+        group.require_alive()
+        meeting = cast("Meeting[V, R]", group.meeting) or Meeting[V, R](call, self.rank)
+        if meeting.call != call:
+            raise ValueError(
+                f"ranks called different collectives: rank {meeting.first} called {meeting.call}, "
+                f"rank {self.rank} {call}; all must make the same calls in the same order"
+            )
+        group.meeting = cast("Meeting[object, object]", meeting)
+        meeting.values[self.rank] = value
+        if len(meeting.values) < self.size:
+            self._scheduler.block(task, Wait(f"{call}, of {self.size} ranks", group.members, group.missing))
+        else:
+            group.meeting = None
+            with torch.no_grad():
+                seconds, meeting.result = finish([meeting.values[rank] for rank in range(self.size)])
+            end = task.clock + seconds
+            for other in group.tasks:
+                if other is not task:
+                    self._scheduler.wake(other, end)
+            self._scheduler.advance(task, end)
+        return cast("R", meeting.result)
+
+    def _wait_for_message(self, source: int, tag: int) -> Wait:
+        members, own = self._group.members, self._task.rank
+        if source == ANY:
+            what = f"recv from any rank, tag {tag}"
+            return Wait(what, members, lambda: [rank for rank in members if rank != own], anyone=True)
+        sender = members[source : source + 1]
+        return Wait(f"recv from rank {source}, tag {tag}", sender, lambda: sender)
+
+
+def _call_with(name: str, vector: Tensor, **more: object) -> CollectiveCall:
+    if vector.dim() != 1:
+        raise ValueError(
+            f"{name} got a tensor of shape {tuple(vector.shape)}; expected a vector: flatten it first"
+        )
+    return CollectiveCall(name, (("length", len(vector)), ("dtype", vector.dtype), *more.items()))
+
+
+def _describe(vector: Tensor) -> str:
+    return f"{tuple(vector.shape)} of {vector.dtype}"
+
+
+def _sum(vectors: list[Tensor]) -> Tensor:
+    """The sum in rank order; that of 16-bit numbers is formed in float32 and rounded once."""
+    narrow = vectors[0].is_floating_point() and vectors[0].itemsize < 4
+    total = vectors[0].float() if narrow else vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    return total.to(vectors[0].dtype)
+
+
+class _VirtualCounter(Counter):
+    """A number in one place; an addition costs the way there and back."""
+
+    def __init__(self, comm: VirtualCommunicator, value: list[int]) -> None:
+        self._comm, self._value = comm, value
+
+    @override
+    def add(self, amount: int = 1) -> int:
+        comm = self._comm
+        comm._begin("counter.add")
+        before = self._value[0]
+        self._value[0] += amount
+        link = comm._cluster.remote if comm.hosts > 1 else comm._cluster.local
+        comm._scheduler.advance(comm._task, comm._task.clock + 2 * link.latency_s)
+        return before
+
+
+class _LockState:
+    """Who holds a lock, and who waits for it."""
+
+    def __init__(self, group: VirtualGroup) -> None:
+        self.owner: RankTask | None = None
+        self.queue: deque[RankTask] = deque()
+        self._cluster = group.cluster
+        for task in group.tasks:
+            task.on_death.append(partial(self.release, task))
+
+    def release(self, task: RankTask) -> None:
+        """Hand the lock on, if `task` has it."""
+        if self.owner is not task:
+            return
+        self.owner = None
+        while self.queue and self.owner is None:
+            following = self.queue.popleft()
+            if not following.done:
+                self.owner = following
+                self._cluster.scheduler.wake(following, task.clock + self._cluster.local.latency_s)
+
+
+class _VirtualLock(AbstractContextManager[None]):
+    """One rank's handle of a lock; waiting ranks get it in the order in which they came."""
+
+    def __init__(self, comm: VirtualCommunicator, state: _LockState) -> None:
+        self._comm, self._state = comm, state
+
+    def __enter__(self) -> None:
+        comm, state, task = self._comm, self._state, self._comm._task
+        comm._begin("lock")
+        if state.owner is None:
+            state.owner = task
+            comm._scheduler.advance(task, task.clock + comm._cluster.local.latency_s)
+            return
+        state.queue.append(task)
+        comm._scheduler.block(task, Wait("lock", (), lambda: [state.owner.rank] if state.owner else []))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state.release(self._comm._task)

@@ -1,0 +1,283 @@
+"""Many ranks in one process, in virtual time: always the rank with the smallest clock runs.
+
+Every rank is a greenlet with a clock of its own. It runs until its clock moves (`advance`) or until it has to
+wait for another rank (`block`); then the scheduler (the *hub*) goes on with the rank whose clock is smallest,
+the lower rank first among equals. So what happens never depends on the machine, and events come in the order
+of virtual time.
+
+    heap of (time, rank, stamp) ── smallest ──> resume that rank ──> its clock moves, or it wakes others ─┐
+              ^───────────────────────────────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
+
+from tutti.errors import PeerLost
+
+_FAULT: Final = -1
+"""The stamp of an event that kills its rank; it comes before all other events of that time and rank."""
+_SHOWN: Final = 16
+"""How many waiting ranks the message of a deadlock lists."""
+
+
+class Deadlock(RuntimeError):
+    """All ranks wait for each other; the message says who waits for what."""
+
+
+class Ended(GreenletExit):
+    """Thrown into a rank that is killed, or whose world has ended. It ends the greenlet and is no error."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The death of a rank: it stops for good, as under `kill -9`.
+
+    Args:
+        rank: who dies, numbered in the world.
+        operation: it dies when it begins this operation (0 is its first; `compute` and `clock` do not count).
+        at_s: it dies at this virtual time, whatever it does.
+
+    Raises:
+        ValueError: not exactly one of `operation` and `at_s` is given, or it is negative.
+    """
+
+    rank: int
+    operation: int | None = None
+    at_s: float | None = None
+
+    def __post_init__(self) -> None:
+        moments = [moment for moment in (self.operation, self.at_s) if moment is not None]
+        if len(moments) != 1 or not moments[0] >= 0:
+            raise ValueError(f"{self} needs one of operation=N and at_s=SECONDS, 0 or more")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a blocked rank waits for.
+
+    Attributes:
+        what: in words, for the message of a deadlock ("recv from rank 2").
+        peers: the ranks whose death ends the wait with `PeerLost`, numbered in the world.
+        missing: who must still act before the wait can end.
+        anyone: one of the missing is enough.
+    """
+
+    what: str
+    peers: Sequence[int]
+    missing: Callable[[], Sequence[int]]
+    anyone: bool = False
+
+
+class TorchState:
+    """What torch keeps per process or thread, and each rank needs for itself."""
+
+    __slots__ = ("autocast", "autocast_dtype", "grad", "random")
+
+    def __init__(self) -> None:
+        self.random: Tensor = torch.default_generator.get_state()
+        self.grad = torch.is_grad_enabled()
+        self.autocast = torch.is_autocast_enabled("cpu")
+        self.autocast_dtype = torch.get_autocast_dtype("cpu")
+
+    def restore(self) -> None:
+        """Make this the state of the thread again."""
+        torch.default_generator.set_state(self.random)
+        if torch.is_grad_enabled() != self.grad:
+            torch.set_grad_enabled(self.grad)
+        if torch.is_autocast_enabled("cpu") != self.autocast:
+            torch.set_autocast_enabled("cpu", self.autocast)
+        torch.set_autocast_dtype("cpu", self.autocast_dtype)
+
+
+@dataclass(eq=False)
+class RankTask:
+    """One rank of the world."""
+
+    rank: int
+    body: greenlet
+    state: TorchState
+    clock: float = 0.0
+    stamp: int = 0
+    due: float | None = None
+    wait: Wait | None = None
+    error: Exception | None = None
+    operations: int = 0
+    last_operation: int | None = None
+    finished: bool = False
+    lost: str = ""
+    """How it was killed; empty for a rank that was not."""
+
+    on_death: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing will run in it any more."""
+        return self.finished or bool(self.lost)
+
+
+class Scheduler:
+    """Runs one function per rank in virtual time.
+
+    Args:
+        functions: what each rank runs.
+        faults: who dies, and when.
+    """
+
+    def __init__(self, functions: Sequence[Callable[[], object]], faults: Sequence[Fault] = ()) -> None:
+        self.results: list[object] = [None] * len(functions)
+        self._hub = getcurrent()
+        self._over = False
+        outside = TorchState()
+        self.tasks = [
+            RankTask(rank, self._greenlet(rank, run), outside) for rank, run in enumerate(functions)
+        ]
+        self._outside = outside
+        self._heap = [(0.0, rank, 0) for rank in range(len(functions))]
+        for task in self.tasks:
+            task.due = 0.0
+        for fault in faults:
+            if fault.operation is not None:
+                self.tasks[fault.rank].last_operation = fault.operation
+            elif fault.at_s is not None:
+                heapq.heappush(self._heap, (fault.at_s, fault.rank, _FAULT))
+
+    def run(self) -> None:
+        """Run until every rank has returned or was killed. The first exception of a rank ends the run.
+
+        Raises:
+            Deadlock: all ranks that are left wait for each other.
+        """
+        try:
+            self._left = len(self.tasks)
+            while self._left:
+                if not self._heap:
+                    self._stalled()
+                    continue
+                time, rank, stamp = heapq.heappop(self._heap)
+                task = self.tasks[rank]
+                if task.done:
+                    continue
+                if stamp == _FAULT:
+                    task.clock = time
+                    self.kill(task, f"killed at {time:g} s")
+                    task.body.throw(Ended())
+                elif stamp == task.stamp:
+                    self._resume(task, time)
+        finally:
+            self._discard()
+
+    def begin(self, task: RankTask, operation: str) -> None:
+        """Count an operation that `task` begins; kill it if that is its last one."""
+        if self._over or task.done:
+            raise Ended
+        number = task.operations
+        task.operations += 1
+        if number == task.last_operation:
+            self.kill(task, f"killed at operation {number} ({operation})")
+            raise Ended
+
+    def advance(self, task: RankTask, until: float) -> None:
+        """Move the running `task`'s clock; ranks that are behind it run first."""
+        task.stamp += 1
+        event = (until, task.rank, task.stamp)
+        if self._heap and self._heap[0] < event:
+            heapq.heappush(self._heap, event)
+            task.due = until
+            self._switch(task)
+        else:
+            task.clock = until
+
+    def block(self, task: RankTask, wait: Wait) -> None:
+        """Let the running `task` wait until another rank calls `wake` for it; raises what that passes."""
+        task.wait = wait
+        self._switch(task)
+        if task.error is not None:
+            error, task.error = task.error, None
+            raise error
+
+    def wake(self, task: RankTask, at: float, error: Exception | None = None) -> None:
+        """Let a blocked `task` go on at time `at`, or earlier if it is due earlier already."""
+        if task.due is None or at < task.due:
+            task.stamp += 1
+            task.due = at
+            task.error = error
+            heapq.heappush(self._heap, (at, task.rank, task.stamp))
+
+    def kill(self, task: RankTask, why: str) -> None:
+        """Mark `task` as dead and tell all who wait for it."""
+        task.lost = why
+        self._left -= 1
+        for tell in task.on_death:
+            tell()
+        for other in self.tasks:
+            waiting = other.wait if other.due is None and not other.done else None
+            if waiting and task.rank in waiting.peers:
+                self.wake(other, max(task.clock, other.clock), PeerLost([task.rank], why))
+
+    def _greenlet(self, rank: int, function: Callable[[], object]) -> greenlet:
+        def body() -> None:
+            task = self.tasks[rank]
+            try:
+                self.results[rank] = function()
+            except Exception as error:
+                # What a dead rank's clean-up raises does not count: a killed process would not have run it.
+                if task.lost or self._over:
+                    return
+                error.add_note(f"(raised by virtual rank {rank} at {task.clock:g} s)")
+                raise
+            if not task.lost:
+                task.finished = True
+                self._left -= 1
+
+        return greenlet(body, parent=self._hub)
+
+    def _resume(self, task: RankTask, time: float) -> None:
+        task.clock, task.due, task.wait = time, None, None
+        task.state.restore()
+        task.body.switch()
+
+    def _switch(self, task: RankTask) -> None:
+        """Go to the hub; returns when the hub resumes `task`."""
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "a virtual rank cannot wait for others inside torch.inference_mode(), "
+                "which would hold for them too; use torch.no_grad()"
+            )
+        task.state = TorchState()
+        self._hub.switch()
+        if self._over:
+            raise Ended
+
+    def _stalled(self) -> None:
+        """Nobody can go on: who waits for a rank that has left loses it; if nobody does, it is a deadlock."""
+        waiting = [task for task in self.tasks if not task.done]
+        for task in waiting:
+            wait = task.wait
+            missing = wait.missing() if wait else ()
+            left = [rank for rank in missing if self.tasks[rank].done]
+            if left and wait and (not wait.anyone or len(left) == len(missing)):
+                self.wake(
+                    task, task.clock, PeerLost(left, f"left, but rank {task.rank} waits in {wait.what}")
+                )
+        if not self._heap:
+            lines = [f"  rank {task.rank}: {task.wait.what}" for task in waiting[:_SHOWN] if task.wait]
+            more = [f"  and {len(waiting) - _SHOWN} more"] if len(waiting) > _SHOWN else []
+            raise Deadlock(
+                "\n".join([f"deadlock: all {len(waiting)} ranks that are left wait", *lines, *more])
+            )
+
+    def _discard(self) -> None:
+        """Unwind what still runs."""
+        self._over = True
+        for task in self.tasks:
+            if not task.body.dead:
+                task.body.throw(Ended())
+        self._outside.restore()

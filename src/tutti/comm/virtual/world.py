@@ -1,0 +1,152 @@
+"""Ranks inside one process, under a virtual clock: for tests, and to rehearse a cluster on a laptop.
+
+The vectors are real, time is not: computing costs what `compute` is told, messages and collectives cost what
+the `Network` says. A run is deterministic, thousands of ranks are cheap, and faults come where they are set.
+
+    def program(comm):
+        vector = torch.full((4,), float(comm.rank))
+        comm.all_reduce(vector)
+        return vector, comm.clock()
+
+    results = VirtualWorld(ranks=8, ranks_per_host=4).run(program)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar, cast
+
+from tutti.comm.base import Servers
+from tutti.comm.network import Network
+from tutti.comm.virtual.communicator import VirtualCommunicator
+from tutti.comm.virtual.group import Cluster, VirtualGroup
+from tutti.comm.virtual.scheduler import Deadlock, Fault, Scheduler
+
+__all__ = ["Deadlock", "Fault", "Network", "VirtualCommunicator", "VirtualWorld"]
+
+R = TypeVar("R")
+
+ETHERNET: Final = Network()
+"""The network of a world that is given none."""
+
+
+class VirtualWorld:
+    """Ranks that run as greenlets of this process, under a virtual clock.
+
+    A rank's `compute(seconds)` moves its clock; sends, collectives, counters and locks move it by what
+    `network` says. Ranks act in the order of their clocks (the lower rank first among equals), so every run
+    is the same.
+
+    Args:
+        ranks: how many ranks there are.
+        ranks_per_host: how many of them each host has (the last host has the rest), or one number for each
+            host. None: all are on one host.
+        network: what links cost.
+        faults: who dies, and when. A rank that waits for a dead one gets `PeerLost`.
+        servers: how many further ranks are kept for parameter centres, numbered after the others and spread
+            over the hosts in turn.
+        levels: levels of centres, as in `Servers`.
+        climb_every: how often a host's centre meets the one above, as in `Servers`.
+
+    Attributes:
+        clocks: each rank's virtual time in seconds at the end of the last run.
+        lost: the ranks that were killed in the last run.
+
+    Raises:
+        ValueError: `ranks_per_host` does not fit `ranks`, or a fault names no rank.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        ranks_per_host: int | Sequence[int] | None = None,
+        network: Network = ETHERNET,
+        faults: Sequence[Fault] = (),
+        *,
+        servers: int = 0,
+        levels: int = 1,
+        climb_every: int = 10,
+    ) -> None:
+        self.ranks, self.network, self.faults = ranks, network, tuple(faults)
+        self.servers, self.levels, self.climb_every = servers, levels, climb_every
+        sizes = _host_sizes(ranks, ranks_per_host)
+        workers = [host for host, size in enumerate(sizes) for _ in range(size)]
+        self._host_of = (*workers, *(number % len(sizes) for number in range(servers)))
+        for fault in self.faults:
+            if not 0 <= fault.rank < ranks + servers:
+                raise ValueError(f"{fault} names no rank of this world; expected 0 to {ranks + servers - 1}")
+        self.clocks: list[float] = []
+        self.lost: list[int] = []
+
+    @property
+    def seconds(self) -> float:
+        """The virtual time that the last run took: the largest clock."""
+        return max(self.clocks, default=0.0)
+
+    def run(self, function: Callable[..., R], *arguments: object) -> list[R]:
+        """Call `function(comm, *arguments)` on every rank, servers included, in a fresh world at time 0.
+
+        torch's random numbers and gradient mode are each rank's own while it runs: every rank begins with the
+        caller's, and the caller has its own again afterwards.
+
+        Args:
+            function: what each rank runs; its first argument is the rank's communicator: of the workers, or
+                of the servers on those, with `comm.servers` to tell.
+            arguments: further arguments, the same objects for all ranks.
+
+        Returns:
+            What the workers returned, in rank order; None for a rank that was killed.
+
+        Raises:
+            Deadlock: all ranks wait for each other.
+            PeerLost: a rank waited for one that was killed, or has returned.
+            ValueError: ranks called different collectives, or passed different lengths or dtypes.
+            Exception: whatever a rank raises; it ends the run.
+        """
+        comms: list[VirtualCommunicator] = []
+        programs = [partial(_call, comms, rank, function, arguments) for rank in range(len(self._host_of))]
+        scheduler = Scheduler(programs, self.faults)
+        comms.extend(self._communicators(Cluster(scheduler, self.network, self._host_of)))
+        try:
+            scheduler.run()
+        finally:
+            self.clocks = [task.clock for task in scheduler.tasks]
+            self.lost = [task.rank for task in scheduler.tasks if task.lost]
+        return cast("list[R]", scheduler.results[: self.ranks])
+
+    def _communicators(self, cluster: Cluster) -> list[VirtualCommunicator]:
+        """One for each rank: of the workers for a worker, of the servers for a server."""
+        workers, every = range(self.ranks), range(len(self._host_of))
+        groups = [VirtualGroup(cluster, ranks) for ranks in (workers, every[self.ranks :]) if ranks]
+        comms = [VirtualCommunicator(group, rank) for group in groups for rank in range(len(group.members))]
+        if self.servers:
+            whole, ranks = VirtualGroup(cluster, every), tuple(every[self.ranks :])
+            for rank, comm in enumerate(comms):
+                reach = VirtualCommunicator(whole, rank)
+                comm.servers = Servers(reach, ranks, self.levels, self.climb_every)
+        return comms
+
+
+def _call(
+    comms: Sequence[VirtualCommunicator], rank: int, function: Callable[..., R], arguments: tuple[object, ...]
+) -> R:
+    return function(comms[rank], *arguments)
+
+
+def _host_sizes(ranks: int, ranks_per_host: int | Sequence[int] | None) -> list[int]:
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}; expected at least 1")
+    if ranks_per_host is None:
+        return [ranks]
+    if isinstance(ranks_per_host, int):
+        if ranks_per_host < 1:
+            raise ValueError(f"ranks_per_host is {ranks_per_host}; expected at least 1")
+        full, rest = divmod(ranks, ranks_per_host)
+        return [ranks_per_host] * full + [rest] * (rest > 0)
+    sizes = list(ranks_per_host)
+    if sum(sizes) != ranks or min(sizes) < 1:
+        raise ValueError(
+            f"ranks_per_host is {sizes}; expected numbers of at least 1 that add up to {ranks} ranks"
+        )
+    return sizes

@@ -1,0 +1,163 @@
+"""What a rank tells its supervisor at its end, and which of several failures is the cause."""
+
+from __future__ import annotations
+
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError, no_room
+
+_LENGTH = 8
+_RUNPY = "<frozen runpy>"
+_NAMES = {int(one): one.name for one in signal.Signals}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last words of a rank.
+
+    Attributes:
+        rank: who reports.
+        at: when, in seconds of a clock that all ranks share.
+        value: the pickled return value, of a rank that is done and was asked for it.
+        error: the pickled `UserError` or `PeerLost` that ended the rank, when there was one.
+        traceback: the formatted traceback of an exception; empty for a rank that is done.
+        lost: whether the rank failed only because a peer was lost to it.
+    """
+
+    rank: int
+    at: float
+    value: bytes | None = None
+    error: bytes | None = None
+    traceback: str = ""
+    lost: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank ended with an exception."""
+        return bool(self.traceback)
+
+    def encoded(self) -> bytes:
+        """The report as bytes that tell their own length."""
+        body = pickle.dumps(self)
+        return len(body).to_bytes(_LENGTH, "little") + body
+
+    @staticmethod
+    def decode(received: bytes | bytearray) -> Report | None:
+        """The report at the beginning of `received`; None while it is not complete."""
+        length = int.from_bytes(received[:_LENGTH], "little")
+        if len(received) < _LENGTH or len(received) < _LENGTH + length:
+            return None
+        report = pickle.loads(memoryview(received)[_LENGTH : _LENGTH + length])
+        assert isinstance(report, Report)
+        return report
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank that ended without a report.
+
+    Attributes:
+        rank: which one.
+        at: when it was noticed, by the clock of the reports.
+        returncode: its exit code, or minus the number of the signal that killed it.
+        out_of_memory: whether the kernel has ended a process of this machine for lack of memory meanwhile.
+    """
+
+    rank: int
+    at: float
+    returncode: int
+    out_of_memory: bool = False
+
+    def why(self) -> str:
+        """What is known, such as "killed by signal 9 (SIGKILL)"."""
+        if self.returncode >= 0:
+            return f"exited with code {self.returncode} before it was done"
+        text, number = killed_by(-self.returncode), -self.returncode
+        if self.out_of_memory:
+            text += "; the kernel ran out of memory: use fewer workers or a smaller model or batch"
+        elif number == signal.SIGKILL:
+            text += "; if nobody sent it, the memory may have run out: look for 'oom' in the output of dmesg"
+        return text
+
+
+def killed_by(number: int) -> str:
+    """What a signal has done, such as "killed by signal 9 (SIGKILL)"."""
+    return f"killed by signal {number}{' (' + _NAMES[number] + ')' if number in _NAMES else ''}"
+
+
+def without_launcher(frames: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is of interest: from the first frame on that is not of what starts it."""
+    inner = frames
+    while inner is not None and _starts(inner.tb_frame.f_code.co_filename):
+        inner = inner.tb_next
+    return inner or frames
+
+
+def _starts(file: str) -> bool:
+    """Whether it is one of this package, or of those that run a program of the user's."""
+    here, path = Path(__file__).parent, Path(file)
+    return path.parent == here or path == here.parent / "run/script.py" or path.name == _RUNPY
+
+
+def failure(rank: int, error: BaseException, frames: TracebackType | None, at: float | None = None) -> Report:
+    """The report of an exception, with the traceback of these frames."""
+    if isinstance(error, BrokenPipeError) and output_closed():
+        error = OutputClosed("nobody reads standard output any more")
+    if isinstance(error, OSError):
+        error = no_room(error) or error
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    known = isinstance(error, UserError | PeerLost | OutputClosed)
+    pickled = _pickled(error) if known and isinstance(error, TuttiError) else None
+    return Report(rank, at or time.monotonic(), None, pickled, text, isinstance(error, PeerLost))
+
+
+def output_closed() -> bool:
+    """Whether standard output is a pipe, a socket or a terminal whose other end is gone."""
+    poll = select.poll()
+    poll.register(sys.__stdout__ or 1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _pickled(error: TuttiError) -> bytes:
+    """The error, or when it is of a class that cannot be sent, its message in a plain `UserError`."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # whatever a class from outside raises: its message is what counts
+        data = pickle.dumps(UserError(str(error)))
+    return data
+
+
+def cause(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiError | None, bool]:
+    """The failure that came first, as the error to raise, and whether it is certain.
+
+    That a rank lost a peer is a consequence of what happened to the peer: uncertain, until nothing else turns
+    up.
+    """
+    deaths = list(deaths)
+    failed = [report for report in reports if report.failed]
+    causes: list[Report | Death] = [*deaths, *(report for report in failed if not report.lost)]
+    if not causes:
+        lost = min(failed, key=lambda report: report.at, default=None)
+        return (None if lost is None else _error(lost)), False
+    first = min(causes, key=lambda one: one.at)
+    if isinstance(first, Report):
+        return _error(first), True
+    return PeerLost([death.rank for death in deaths], first.why()), True
+
+
+def _error(report: Report) -> TuttiError:
+    if report.error is not None:
+        error = pickle.loads(report.error)
+        assert isinstance(error, TuttiError)
+        return error
+    return RankFailed(report.rank, report.traceback)

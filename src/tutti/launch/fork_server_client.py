@@ -1,0 +1,215 @@
+"""The fork server as the supervisor sees it; it is kept, so that who trains again need not wait for torch."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from tutti.launch.fork_server import (
+    BOOT,
+    GRACE_S,
+    IDLE_S,
+    PROGRAM,
+    Boot,
+    Clear,
+    Descriptors,
+    Fork,
+    RankEnded,
+    Ready,
+    Start,
+    receive,
+    send,
+)
+from tutti.launch.guard import JOB, end_processes_of
+from tutti.launch.signals import held_back
+
+VOLATILE: Final = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_")
+"""Environment variables that may change without making a new fork server necessary."""
+
+PATIENCE_S: Final = 10.0
+"""How long a fork server may take to end what is left of the ranks, once it kills."""
+
+_POLL_S: Final = 0.01
+
+
+class ForkServer:
+    """A fork server.
+
+    Args:
+        threads: how many threads a rank has.
+        crowded: whether ranks share cores.
+    """
+
+    def __init__(self, threads: int, crowded: bool) -> None:
+        self._made_for = _circumstances(threads, crowded)
+        self._mark = uuid.uuid4().hex
+        self.ready = False
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        boot = Boot(os.getpid(), theirs.fileno(), [str(folder) for folder in sys.path], IDLE_S)
+        # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
+        with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
+            unless_started.callback(self.control.close)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM],
+                stdin=subprocess.DEVNULL,
+                env={**_environment(threads, crowded), JOB: self._mark, BOOT: boot.as_text()},
+                pass_fds=(theirs.fileno(),),
+            )
+            unless_started.pop_all()
+
+    def suits(self, threads: int, crowded: bool) -> bool:
+        """Whether it would be the same if it were made now, for such ranks, and is still there."""
+        return self._made_for == _circumstances(threads, crowded) and self.clear(0.0)
+
+    def fork(self, start: Start, descriptors: Descriptors) -> None:
+        """Have a rank forked. If the server is gone `next_message` says so."""
+        while True:
+            try:
+                return send(self.control, Fork(start), descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                return None
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                # So many descriptors may be under way at a time; the server is about to take them.
+                time.sleep(_POLL_S)
+
+    def next_message(self) -> RankEnded | Ready | None:
+        """What the server says next; None when it is gone."""
+        message, _ = receive(self.control)
+        if isinstance(message, Ready):
+            self.ready = True
+        assert message is None or isinstance(message, RankEnded | Ready), "what a fork server says"
+        return message
+
+    def returncode(self) -> int:
+        """How the server ended, which is gone."""
+        return self._process.wait()
+
+    def clear(self, grace_s: float) -> bool:
+        """End all ranks and what they have started; whether the server is there for others.
+
+        Args:
+            grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
+        """
+        if not self.ready:
+            # No rank is there yet.
+            return False
+        try:
+            send(self.control, Clear(grace_s))
+        except OSError:
+            return False
+        while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
+            message = self.next_message()
+            if message is None or isinstance(message, Ready):
+                return message is not None
+        return False
+
+    def close(self) -> None:
+        """End the server, the ranks, and what they have started."""
+        self.control.close()
+        if not self.ready:
+            # It may take seconds until it listens.
+            self._process.kill()
+        try:
+            returncode = self._process.wait(GRACE_S + PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            returncode = self._process.wait()
+        if returncode != 0:
+            # It did not come to it itself; its ranks ended with it.
+            end_processes_of(self._mark, GRACE_S)
+
+
+def _circumstances(threads: int, crowded: bool) -> dict[str, str]:
+    environment = _environment(threads, crowded)
+    return {name: value for name, value in environment.items() if name not in VOLATILE}
+
+
+def _environment(threads: int, crowded: bool) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name != JOB}
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
+    if crowded:
+        # Threads that spin while they wait would keep those from working that they wait for.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return environment
+
+
+_kept: ForkServer | None = None
+_lock = threading.Lock()
+
+
+@contextmanager
+def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
+    """A fork server, for one job: the one that is kept, if it suits, else a new one; kept afterwards.
+
+    Args:
+        threads: how many threads a rank has.
+        crowded: whether ranks share cores.
+    """
+    server = _take()
+    if server is not None and not server.suits(threads, crowded):
+        server.close()
+        server = None
+    server = server or ForkServer(threads, crowded)
+    usable = False
+    try:
+        yield server
+    finally:
+        try:
+            usable = server.clear(GRACE_S)
+        finally:
+            if not (usable and _keep(server)):
+                server.close()
+
+
+def _take() -> ForkServer | None:
+    global _kept
+    with _lock:
+        server, _kept = _kept, None
+    return server
+
+
+def _keep(server: ForkServer) -> bool:
+    """Whether there is room for it: of jobs at the same time one keeps its server."""
+    global _kept
+    with _lock:
+        if _kept is not None:
+            return False
+        _kept = server
+    return True
+
+
+def end_ranks() -> None:
+    """End the process that is kept for ranks to come, if there is one: it has some 300 MB of memory."""
+    server = _take()
+    if server is not None:
+        server.close()
+
+
+def _forget() -> None:
+    """In a process that the program has forked: the server belongs to its parent."""
+    global _kept, _lock
+    if _kept is not None:
+        _kept.control.close()
+        _parents.append(_kept)
+    _kept, _lock = None, threading.Lock()
+
+
+_parents: list[ForkServer] = []
+"""Kept only so that nothing is done about them."""
+
+atexit.register(end_ranks)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,116 @@
+"""How a rank under mpirun writes to the process that ran mpirun, when both are on one host.
+
+Two anonymous files of that process, which the ranks open through /proc: one with what they are to do, one to
+which they append letters. Nothing has a name that could be left behind. A rank on another host cannot reach
+them: what has their numbers there is no such file, or has another token.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FileAddress
+
+TOKEN_BYTES: Final = 16
+_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A rank is there.
+
+    Attributes:
+        rank: which one.
+        segments: the files in /dev/shm that the MPI library made for it, to be swept up if the job is killed.
+    """
+
+    rank: int
+    segments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the process that ran mpirun and its files are, as its ranks see them.
+
+    Attributes:
+        process: its number.
+        payload: the descriptor that it has of what the ranks are handed.
+        letters: the descriptor that it has of what they write.
+        token: what the payload begins with, in hexadecimal digits.
+    """
+
+    process: int
+    payload: int
+    letters: int
+    token: str
+
+    def is_here(self) -> bool:
+        """Whether that process is on this host, and lives."""
+        return self._read(TOKEN_BYTES) is not None
+
+    def payload_here(self) -> bytes | None:
+        """The payload; None on another host."""
+        content = self._read()
+        return None if content is None else content[TOKEN_BYTES:]
+
+    def _read(self, count: int = -1) -> bytes | None:
+        """The first bytes of the file with the payload, the token before it; None on another host."""
+        try:
+            with os.fdopen(FileAddress(self.process, self.payload).open(), "rb") as file:
+                content = file.read(count)
+        except (OSError, ValueError):
+            return None
+        return content if content[:TOKEN_BYTES].hex() == self.token else None
+
+    def send(self, letter: object) -> bool:
+        """Append a letter; whether that was possible, which it is not on another host."""
+        if not self.is_here():
+            return False
+        try:
+            target = FileAddress(self.process, self.letters).open(os.O_APPEND)
+        except (OSError, ValueError):
+            return False
+        body = pickle.dumps(letter)
+        try:
+            # One write: the kernel appends it as a whole, whoever else writes.
+            written = os.write(target, len(body).to_bytes(_LENGTH, "little") + body)
+        finally:
+            os.close(target)
+        return written == len(body) + _LENGTH
+
+
+class Letterbox:
+    """The side of the process that runs mpirun.
+
+    Args:
+        payload: what the ranks are to be handed.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        token = os.urandom(TOKEN_BYTES)
+        self._payload, self._letters = memfd.make("payload"), memfd.make("letters")
+        with open(self._payload, "wb", closefd=False) as file:
+            file.write(token + payload)
+        self.address = Address(os.getpid(), self._payload, self._letters, token.hex())
+
+    def letters(self) -> list[object]:
+        """All letters that have come so far."""
+        data = Path(f"/proc/self/fd/{self._letters}").read_bytes()
+        found: list[object] = []
+        while len(data) >= _LENGTH:
+            end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+            if len(data) < end:
+                break
+            found.append(pickle.loads(data[_LENGTH:end]))
+            data = data[end:]
+        return found
+
+    def close(self) -> None:
+        """The files are gone."""
+        os.close(self._payload)
+        os.close(self._letters)

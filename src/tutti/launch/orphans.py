@@ -1,0 +1,188 @@
+"""Processes that end when their parent or their launcher ends, even when that is killed with SIGKILL.
+
+    mpirun ── (prted, or a shell) ── rank: a thread that sleeps until one of them is gone
+
+MPI itself notices it after seconds, or in a rank that computes not at all, and leaves the shared memory that
+it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import UserError
+from tutti.launch.launcher import mpi_place
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent, the process `parent`, is gone.
+
+    The kernel counts the *thread* that started this process as its parent, so that thread must stay.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have gone before the call above: then nothing would ever arrive.
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Take back `die_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants whose own parents end."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
+LAUNCHERS: Final = (
+    *("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted"),
+    *("mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun", "slurmstepd"),
+)
+"""The programs that start ranks, on the first host and on others, as the kernel names them."""
+
+ANSWER_S: Final = 2.0
+"""How long a launcher may take to accept a connection before it is taken to be there, and busy."""
+
+_NAME_BYTES: Final = 15
+_SESSION: Final = "ompi."
+
+_followed: set[int] = set()
+
+
+def follow_launcher() -> None:
+    """In a rank of an MPI job, end soon after the launcher is gone. `import tutti` sees to it."""
+    try:
+        if mpi_place(os.environ) is None:
+            return
+    except UserError:
+        # Whoever starts something in parallel is told.
+        return
+    known = {name[:_NAME_BYTES] for name in LAUNCHERS}
+    ancestors = list(_ancestors())
+    last = max((place for place, (_, name) in enumerate(ancestors) if name in known), default=-1)
+    if last < 0 and _nobody_listens(os.environ):
+        # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
+        _end()
+    # A shell between the launcher and the rank counts too: without it the rank is no descendant any more.
+    follow([process for process, _ in ancestors[: last + 1]])
+
+
+def follow(processes: Sequence[int]) -> None:
+    """End this process, and what it has started, soon after one of `processes` is gone."""
+    wanted = [process for process in processes if process not in _followed]
+    if not wanted:
+        return
+    _followed.update(wanted)
+    threading.Thread(target=_wait, args=(wanted,), name="tutti-launcher", daemon=True).start()
+
+
+def _nobody_listens(environ: Mapping[str, str]) -> bool:
+    """Whether the connection is refused to the server to which MPI's start would connect this rank (PMIx)."""
+    import socket  # `import tutti` imports this module, and is to be quick.
+
+    told = (value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI"))
+    _, _, place = next(told, "").partition(";tcp4://")
+    host, _, port = place.partition(":")
+    if not port.isdecimal():
+        return False
+    with socket.socket() as connection:
+        connection.settimeout(ANSWER_S)
+        return connection.connect_ex((host, int(port))) == errno.ECONNREFUSED
+
+
+def _wait(processes: Sequence[int]) -> None:
+    _wait_until_one_is_gone(processes)
+    _end()
+
+
+def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
+    poll = select.poll()
+    for process in processes:
+        try:
+            poll.register(os.pidfd_open(process), select.POLLIN)
+        except ProcessLookupError:
+            return
+    poll.poll()
+
+
+def _end() -> None:
+    """Leave nothing behind, and no process."""
+    for segment in mpi_segments():
+        Path(segment).unlink(missing_ok=True)
+    _remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
+    for process in _descendants(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def mpi_segments() -> tuple[str, ...]:
+    """The shared-memory files that the MPI library has mapped here."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    files = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/sm_segment" in line}
+    return tuple(file for file in files if not file.endswith("(deleted)"))
+
+
+def remove_session(launcher: int) -> None:
+    """Remove the folder that Open MPI's launcher, a process that was killed, has left."""
+    import tempfile  # `import tutti` imports this module, and is to be quick.
+
+    _remove_session(Path(tempfile.gettempdir(), f"{_SESSION}{launcher}"))
+
+
+def _remove_session(folder: Path) -> None:
+    import shutil
+
+    if folder.name.startswith(_SESSION):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """The parent of this process, its parent, and so on: their numbers and names."""
+    process = os.getppid()
+    while process > 1:
+        found = _stat(process)
+        if found is None:
+            return
+        name, parent = found
+        yield process, name
+        process = parent
+
+
+def _descendants(ancestor: int) -> list[int]:
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (found := _stat(int(folder.name))) is not None:
+            parents[int(folder.name)] = found[1]
+    found_so_far = {ancestor}
+    while more := {process for process, parent in parents.items() if parent in found_so_far} - found_so_far:
+        found_so_far |= more
+    return sorted(found_so_far - {ancestor})
+
+
+def _stat(process: int) -> tuple[str, int] | None:
+    """The name of a process and its parent; None when it is gone."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    return name, int(rest.split()[1])

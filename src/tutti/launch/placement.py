@@ -1,0 +1,238 @@
+"""How many ranks run where, with how many threads, on which cores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.errors import BadOption
+from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.hosts import Host, read_hosts
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.servers import servers_per_host
+
+RANK_BYTES: Final = 128 << 20
+"""A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which ranks run where.
+
+    Attributes:
+        workers: the number of ranks that train, over all hosts.
+        threads: threads of each of them; None where every host decides for itself: its cores / its workers.
+        cores: for each of them the logical CPUs that it is bound to; empty when no rank is bound.
+        warnings: sentences that the user should read before the run.
+        hosts: the hosts to start workers on through mpirun; empty for this machine alone.
+        launcher: who starts the ranks.
+        servers: the number of further ranks, which keep a parameter centre: each has one thread and no core
+            of its own, as it sleeps most of the time. They are the last ranks of their hosts.
+    """
+
+    workers: int
+    threads: int | None
+    cores: tuple[tuple[int, ...], ...] = ()
+    warnings: tuple[str, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    launcher: Launcher = Launcher.ALONE
+    servers: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are in all."""
+        return self.workers + self.servers
+
+    @property
+    def crew(self) -> tuple[Host, ...]:
+        """The hosts with all ranks that they get, servers included."""
+        more = servers_per_host(len(self.hosts), self.servers) if self.hosts else []
+        return tuple(
+            Host(host.name, host.ranks + count) for host, count in zip(self.hosts, more, strict=True)
+        )
+
+    def describe(self) -> str:
+        """The plan in one line, such as "2 ranks x 1 thread, bound to cores 0 and 1"."""
+        line = _count(self.workers, "rank")
+        if self.threads is not None:
+            line += f" x {_count(self.threads, 'thread')}"
+        if self.servers:
+            line += f" and {_count(self.servers, 'server')}"
+        if self.hosts:
+            placed = ", ".join(f"{host.name}: {host.ranks}" for host in self.hosts)
+            line += f" on {_count(len(self.hosts), 'host')} ({placed})"
+        if self.launcher is not Launcher.ALONE:
+            line += f", started by {self.launcher.value}"
+        return line + _bound(self.cores)
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """What each rank of one host gets; the fields are those of `Placement`."""
+
+    threads: int
+    cores: tuple[tuple[int, ...], ...]
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    workers: str | int = "auto",
+    threads: int | None = None,
+    cores: Cores | None = None,
+    *,
+    hosts: str | None = None,
+    servers: int = 0,
+    memory_bytes: int | None = None,
+) -> Placement:
+    """Decide which ranks run where.
+
+    Args:
+        workers: the number of ranks that train, or "auto": one for each core that this process may use (with
+            `hosts`, as many as they have places for; under an MPI launcher, all that it started but the
+            servers).
+        threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
+        cores: the cores that may be used; by default what the kernel allows this process.
+        hosts: "a:4,b:4" or the path of a host file, to start the ranks with mpirun; their workers.
+        servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
+        memory_bytes: what the ranks of this host may use; by default what is available now.
+
+    Returns:
+        The plan.
+
+    Raises:
+        BadOption: a number that cannot be used, that contradicts the hosts or the launcher, or that this
+            host has no memory for.
+        UserError: this process was started by a launcher that tutti cannot work under.
+    """
+    wanted = _wanted(workers)
+    if servers < 0:
+        raise BadOption(f"--servers is {servers}; the smallest possible is 0")
+    if threads is not None and threads < 1:
+        raise BadOption(f"--threads is {threads}; give a whole number of at least 1")
+    around = started_by()
+    if around.launcher is not Launcher.ALONE:
+        return _launched_plan(around.launcher, around.size, wanted, threads, hosts, servers)
+    if hosts is not None:
+        return _hosts_plan(read_hosts(hosts), wanted, threads, servers)
+    cores = cores or allowed_cores()
+    count = wanted or cores.usable
+    if count + servers > cores.usable:
+        _refuse_too_many(count + servers, memory_bytes)
+    share = share_host(cores, count, threads)
+    bound = share.cores if count > 1 else ()
+    return Placement(count, share.threads, bound, share.warnings, servers=servers)
+
+
+def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
+    """So many ranks that their start alone would fill the memory, and stop the machine."""
+    import psutil  # It would slow every start.
+
+    free = psutil.virtual_memory().available if memory_bytes is None else memory_bytes
+    most = max(1, free // RANK_BYTES)
+    if ranks > most:
+        raise BadOption(
+            f"{ranks:,} ranks need more than {ranks * RANK_BYTES / 2**30:.1f} GiB of memory before they "
+            f"train anything, but {free / 2**30:.1f} GiB are available; give at most {most:,}, better one "
+            "for each core"
+        )
+
+
+def share_host(cores: Cores, ranks: int, threads: int | None) -> HostShare:
+    """Share one host's cores among its ranks: consecutive groups whose sizes differ by at most one."""
+    # One rank for each physical core is best; only when there are more ranks do hyperthreads count as cores.
+    places = list(cores.physical) if ranks <= len(cores.physical) else [(cpu,) for cpu in cores.logical]
+    time = len(places) if cores.quota is None else min(len(places), cores.quota)
+    warnings: list[str] = []
+    if ranks > time:
+        warnings.append(
+            f"{ranks} ranks are more than the {_count(time, 'core')} that they may use: they take turns, "
+            f"so this is slower than {_count(time, 'rank')}, and they are not bound to cores"
+        )
+    elif threads is not None and ranks * threads > time:
+        warnings.append(
+            f"{_count(ranks, 'rank')} x {_count(threads, 'thread')} are more than the {_count(time, 'core')} "
+            "that they may use: threads take turns, and ranks are not bound to cores"
+        )
+    each = threads or max(1, time // ranks)
+    # Under a quota other containers share these cores: if all bound to the first ones, these were crowded.
+    bind = not warnings and not cores.limited
+    return HostShare(each, _groups(places, ranks) if bind else (), tuple(warnings))
+
+
+def _groups(places: Sequence[tuple[int, ...]], ranks: int) -> tuple[tuple[int, ...], ...]:
+    edges = [len(places) * rank // ranks for rank in range(ranks + 1)]
+    return tuple(
+        tuple(sorted(cpu for place in places[first:last] for cpu in place))
+        for first, last in itertools.pairwise(edges)
+    )
+
+
+def _wanted(workers: str | int) -> int | None:
+    """The number of ranks asked for; None for "auto"."""
+    if workers == "auto":
+        return None
+    text = str(workers)
+    if not text.isdecimal() or int(text) < 1:
+        raise BadOption(f"--workers is '{workers}'; give a whole number of at least 1, or auto")
+    return int(text)
+
+
+def _launched_plan(
+    launcher: Launcher, size: int, wanted: int | None, threads: int | None, hosts: str | None, servers: int
+) -> Placement:
+    if hosts is not None:
+        raise BadOption(
+            f"--hosts starts the ranks itself, but {launcher.value} has already started {size}; "
+            f"leave --hosts out, or run the command without {launcher.value}"
+        )
+    if servers >= size:
+        raise BadOption(
+            f"--servers is {servers}, but {launcher.value} has started {_count(size, 'rank')} in all, which "
+            f"leaves none to train; start more ranks, servers included"
+        )
+    if wanted is not None and wanted != size - servers:
+        kept = f", {servers} of them for servers" if servers else ""
+        raise BadOption(
+            f"--workers is {wanted}, but {launcher.value} has started {_count(size, 'rank')}{kept}; "
+            f"leave --workers out, or run the command without {launcher.value}"
+        )
+    return Placement(size - servers, threads, launcher=launcher, servers=servers)
+
+
+def _hosts_plan(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:
+    slots = sum(host.ranks for host in hosts)
+    if wanted is not None and wanted != slots:
+        raise BadOption(
+            f"--workers is {wanted}, but --hosts has places for {_count(slots, 'rank')}; "
+            "leave --workers out, or make the two agree"
+        )
+    return Placement(slots, threads, hosts=hosts, launcher=Launcher.MPIRUN, servers=servers)
+
+
+def _bound(cores: Sequence[tuple[int, ...]]) -> str:
+    """The end of the line, such as ", bound to cores 0-1 and 2-3", or nothing."""
+    if not cores:
+        return ""
+    if len(cores) > 4:
+        every = sorted(cpu for group in cores for cpu in group)
+        return f", bound to cores {_ranges(every)} in consecutive groups"
+    texts = [_ranges(group) for group in cores]
+    listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+    return f", bound to core{'s' if len(cores) > 1 or len(cores[0]) > 1 else ''} {listed}"
+
+
+def _ranges(cpus: Sequence[int]) -> str:
+    """Sorted CPU numbers in the kernel's notation, such as "0-3+8"."""
+    parts: list[list[int]] = []
+    for cpu in cpus:
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return "+".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,144 @@
+"""What a process that the fork server has forked does: join the others, run the entry, report."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import os
+import pickle
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tutti.launch import launcher
+from tutti.launch.exit_reports import Report, failure, without_launcher
+from tutti.launch.fork_server import Descriptors, Start
+from tutti.launch.malloc import keep_memory
+from tutti.launch.start import load_entry
+from tutti.terminal import identity, lasting_output, say_last
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks are to do, and in which circumstances.
+
+    Attributes:
+        payload: handed to the entry.
+        path: `sys.path` of the supervisor.
+        arguments: `sys.argv` of the supervisor.
+        folder: the supervisor's working directory; nothing if there is none any more.
+    """
+
+    payload: bytes
+    path: list[str]
+    arguments: list[str]
+    folder: str
+
+
+def run(start: Start, files: Descriptors) -> None:
+    """Be a rank, from the fork to the report."""
+    own, reports = os.getpid(), identity(files.reports)
+    with lasting_output():
+        try:
+            job = _settle_in(start, files)
+            comm = _join(start, files.arena)
+            value = load_entry(start.entry)(comm, job.payload)
+            if os.getpid() != own:
+                # A process that the program has forked: it may end, but not in the rank's name.
+                return
+            comm.close()
+            report = done(start.rank, value)
+        except BaseException as error:
+            if os.getpid() != own:
+                raise
+            report = failure(start.rank, error, without_launcher(error.__traceback__))
+        _tell(report, files.reports, reports)
+
+
+def _settle_in(start: Start, files: Descriptors) -> Job:
+    """Output, memory, cores, circumstances: all that needs no other rank."""
+    import numpy as np
+
+    for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
+        os.dup2(given, descriptor)
+        os.close(given)
+        # What a rank prints must be seen even if it is killed before its buffer is full.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+    job: Job = pickle.loads(_read(files.job))
+    os.close(files.job)
+    keep_memory()
+    os.sched_setaffinity(0, start.cores)
+    faulthandler.enable()
+    # The fork server's would be the same in all ranks.
+    np.random.seed()
+    with suppress(FileNotFoundError):
+        os.chdir(job.folder)
+    sys.path[:], sys.argv[:] = job.path, job.arguments
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.threads)
+    launcher.become_rank(start.rank, start.size)
+    return job
+
+
+def _join(start: Start, arena: int) -> Communicator:
+    """Join the other ranks."""
+    import torch
+
+    from tutti.comm.shm.arena import Arena
+    from tutti.comm.shm.communicator import HostCommunicator
+    from tutti.launch.world import adopt
+
+    torch.set_num_threads(start.threads)
+    comm = HostCommunicator(Arena.attach(arena), start.block, start.rank, start.size)
+    adopt(comm)
+    return comm
+
+
+def done(rank: int, value: object) -> Report:
+    """The report of a rank that is done; rank 0's return value is the job's."""
+    import cloudpickle
+
+    pickled: bytes | None = cloudpickle.dumps(value) if rank == 0 else None
+    return Report(rank, time.monotonic(), pickled)
+
+
+def _read(descriptor: int) -> bytes:
+    """The whole file, without moving the position that all ranks share."""
+    size = os.fstat(descriptor).st_size
+    data = bytearray()
+    while len(data) < size:
+        data += os.pread(descriptor, size - len(data), len(data))
+    return bytes(data)
+
+
+def _tell(report: Report, pipe: int, opened: tuple[int, int]) -> None:
+    """Send the report; of a failure, be gone at once: the peers notice, the supervisor ends them.
+
+    Args:
+        report: how this rank has ended.
+        pipe: the descriptor to write to.
+        opened: the identity of what it led to at first: the program may have closed it, and opened a file.
+    """
+    untold = ""
+    try:
+        if identity(pipe) != opened:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        data = memoryview(report.encoded())
+        while data:
+            data = data[os.write(pipe, data) :]
+    except BrokenPipeError:
+        # After another rank's failure nobody may be there to read this one.
+        pass
+    except OSError as error:
+        untold = (
+            f"{report.traceback}tutti: rank {report.rank} cannot report how it ended ({error.strerror}): the "
+            "program has closed descriptors that it had not opened; let it close its own files alone\n"
+        )
+    if report.failed or untold:
+        say_last(untold)
+        os._exit(1)

@@ -1,0 +1,236 @@
+"""Samples the cores and the memory that a run uses, from a small process beside the ranks, one on each host.
+
+    first rank of the host ──pipe──► sampler      the first line is the file to append to;
+                                                  its end, and the rank's death, are the sampler's
+
+A process of its own goes on when a rank is stopped, and takes no lock of an interpreter that trains. It needs
+no torch, and is started before the data is opened, so that training does not feel how it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from tutti.launch.cores import parse_cpu_list
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.orphans import die_with_parent
+from tutti.records.json_lines import to_json
+from tutti.records.usage import GONE, RankUsage, UsageRecord
+
+if TYPE_CHECKING:
+    import psutil
+
+    from tutti.comm.base import Communicator
+
+EVERY_S: Final = 0.5
+"""Seconds between two samples."""
+
+MEMORY_EVERY_S: Final = 2.0
+"""Seconds between two looks at the ranks' memory, which take longer the more memory they have."""
+
+MEMORY_SHARE: Final = 0.004
+"""The share of a core that these looks may take: where they take long, there are fewer of them."""
+
+_PATIENCE_S: Final = 5.0
+
+_BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
+    "from tutti.launch.usage_sampler import main; main()"
+)
+
+
+class Sampler:
+    """The process that samples, as seen from the rank that starts it. It lives no longer than the rank.
+
+    Args:
+        ranks: the process of each rank on this host, by rank.
+        cores: the logical CPUs to be sampled.
+    """
+
+    def __init__(self, ranks: dict[int, int], cores: Sequence[int]) -> None:
+        given = {"parent": os.getpid(), "ranks": ranks, "cores": cores, "path": [str(p) for p in sys.path]}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOT, json.dumps(given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+        )
+
+    def begin(self, path: Path) -> None:
+        """Have samples appended to the file `path`; without this call none are taken."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(os.fsencode(path.absolute()) + b"\n")
+        except BrokenPipeError:  # it is gone, and has said why
+            return
+
+    def end(self) -> None:
+        """Have a last sample taken; returns when the process has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the process at once."""
+        assert self._process.stdin is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+
+
+@contextmanager
+def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
+    """Have a process ready on each host that can sample its ranks (collective).
+
+    Args:
+        comm: the ranks to be sampled.
+        wanted: whether to; the same on all of them.
+
+    Yields:
+        It, on the first rank of each host; None elsewhere. It has ended when the block is left.
+    """
+    if not wanted:
+        yield None
+        return
+    mine = comm.rank, os.getpid(), sorted(os.sched_getaffinity(0))
+    here = cast("list[tuple[int, int, list[int]]]", comm.node.all_gather_objects(mine))
+    if comm.node.rank != 0:
+        yield None
+        return
+    cores = sorted({core for _, _, allowed in here for core in allowed} | _cores_of_launcher())
+    sampler = Sampler({rank: process for rank, process, _ in here}, cores)
+    try:
+        yield sampler
+    except BaseException:
+        sampler.abandon()
+        raise
+    sampler.end()
+
+
+def _cores_of_launcher() -> set[int]:
+    """The cores of whoever started this rank, which may be bound to one of them."""
+    # Slurm's daemon is no part of the job, and may use cores that the job may not.
+    if started_by().launcher not in (Launcher.TUTTI, Launcher.MPIRUN):
+        return set()
+    try:
+        return os.sched_getaffinity(os.getppid())
+    except OSError:
+        return set()
+
+
+class Probe:
+    """Takes the samples of one host.
+
+    Args:
+        ranks: the process of each rank, by rank.
+        cores: the logical CPUs.
+    """
+
+    def __init__(self, ranks: dict[int, int], cores: Sequence[int]) -> None:
+        import psutil
+
+        self._host, self._places = socket.gethostname(), _places(cores)
+        self._ranks: dict[int, psutil.Process] = {}
+        self._pss: dict[int, int | None] = {}
+        self._look_again = 0.0
+        for rank, process in ranks.items():
+            try:
+                self._ranks[rank] = psutil.Process(process)
+                self._ranks[rank].cpu_percent()
+            except psutil.NoSuchProcess:
+                continue
+        self._all = list(ranks)
+        psutil.cpu_percent(percpu=True)
+
+    def sample(self, final: bool = False) -> UsageRecord:
+        """What the host does now; times are since the sample before.
+
+        Args:
+            final: whether to look at the memory even if that was done a moment ago.
+        """
+        import psutil
+
+        busy = psutil.cpu_percent(percpu=True)
+        if final or time.monotonic() >= self._look_again:
+            self._look_at_memory()
+        cores = [busy[place] for place in self._places if place < len(busy)]
+        return UsageRecord(time.time(), self._host, cores, [self._usage(rank) for rank in self._all])
+
+    def _usage(self, rank: int) -> RankUsage:
+        import psutil
+
+        process, pss = self._ranks.get(rank), self._pss.get(rank)
+        try:
+            if process is None:
+                return RankUsage(rank, pss, 0.0, GONE)
+            with process.oneshot():
+                state, cpu = process.status(), process.cpu_percent()
+            return RankUsage(rank, pss, cpu, GONE if state == psutil.STATUS_ZOMBIE else str(state))
+        except psutil.NoSuchProcess:
+            return RankUsage(rank, pss, 0.0, GONE)
+
+    def _look_at_memory(self) -> None:
+        import psutil
+
+        began = time.process_time()
+        for rank, process in self._ranks.items():
+            try:
+                self._pss[rank] = process.memory_full_info().pss
+            except psutil.AccessDenied:
+                self._pss[rank] = None
+            except psutil.NoSuchProcess:
+                continue
+        # Time of this process, not of the clock: on a busy machine it waits for a core most of the time.
+        spent = time.process_time() - began
+        self._look_again = time.monotonic() + max(MEMORY_EVERY_S, spent / MEMORY_SHARE)
+
+
+def _places(cores: Sequence[int]) -> list[int]:
+    """Where the kernel's list of CPUs, which leaves out those that are switched off, has each of `cores`."""
+    try:
+        online = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
+    except (OSError, ValueError):
+        return list(cores)
+    return [online.index(core) for core in cores if core in online]
+
+
+def main() -> None:
+    """Be the sampler, as `sys.argv` says."""
+    given = json.loads(sys.argv[1])
+    die_with_parent(given["parent"])
+    # Ctrl-C reaches the whole foreground group; the rank that started this says when it is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # That rank may be bound to a core, which it needs for itself.
+    os.sched_setaffinity(0, given["cores"])
+    probe = Probe({int(rank): process for rank, process in given["ranks"].items()}, given["cores"])
+    path = os.fsdecode(sys.stdin.buffer.readline().removesuffix(b"\n"))
+    if not path:
+        return
+    try:
+        _append_samples(probe, path)
+    except OSError as error:
+        what = f"cannot write {path}: {error.strerror}; cores and memory are no longer sampled"
+        print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
+
+
+def _append_samples(probe: Probe, path: str) -> None:
+    """Append a sample every now and then, and one when the standard input ends."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    over = False
+    while not over:
+        over = bool(select.select([sys.stdin], [], [], EVERY_S)[0])
+        os.write(file, to_json(probe.sample(final=over).as_json()).encode() + b"\n")

@@ -1,0 +1,141 @@
+"""The communicator of this process, for programs that some launcher started, or none."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn, cast
+
+from tutti.errors import PeerLost, TuttiError, UserError
+from tutti.launch.launcher import ends_with_a_rank, started_by
+from tutti.launch.malloc import keep_memory
+from tutti.terminal import say_last
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+    from tutti.launch.cores import Cores
+
+_LATER_S = 0.25
+"""How much longer each rank waits than the one before it, before it says what the user did wrong."""
+
+_CAUSE_S = 1.0
+"""How long a rank waits at most before it says what may have been said by the others."""
+
+_world: Communicator | None = None
+
+
+def adopt(comm: Communicator) -> None:
+    """Make `comm` the communicator of this process: what `join` returns."""
+    global _world
+    _world = comm
+
+
+def joined() -> bool:
+    """Whether this process has its communicator already."""
+    return _world is not None
+
+
+def join() -> Communicator:
+    """The communicator of all ranks of this job, made at the first call.
+
+    Started by mpirun or srun, these are the ranks of the MPI job, torch gets this rank's share of the host's
+    cores as threads, and from now on an uncaught exception in any rank prints its traceback and ends the
+    whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise this is
+    a world of one.
+
+    Returns:
+        The communicator. Each call returns the same.
+
+    Raises:
+        UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
+    """
+    if _world is None:
+        adopt(_join())
+    assert _world is not None
+    return _world
+
+
+def _join() -> Communicator:
+    if started_by().mpi:
+        return join_mpi(threads=None)
+    from tutti.comm.shm.communicator import HostCommunicator
+
+    return HostCommunicator.alone()
+
+
+def join_mpi(threads: int | None) -> Communicator:
+    """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores.
+
+    The rank keeps the memory that it frees.
+    """
+    import torch
+
+    from tutti.comm.mpi.communicator import MpiCommunicator
+    from tutti.launch.cores import allowed_cores, share_of
+
+    around = started_by()
+    keep_memory()
+    comm = MpiCommunicator.world()
+    if comm.size != around.size:
+        raise UserError(
+            f"{around.launcher.value} started {around.size} ranks, but MPI sees {comm.size}: it is not the "
+            "launcher of the MPI library that mpi4py uses. Start the ranks with that library's mpirun; under "
+            "Slurm, try 'srun --mpi=pmix', or 'srun --mpi=list' to see what there is"
+        )
+    _see_to_the_end(comm)
+    here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
+    torch.set_num_threads(threads or share_of(comm.node.rank, here))
+    return comm
+
+
+def _see_to_the_end(comm: Communicator) -> None:
+    """Have no rank of the MPI job wait for ever for this one, however the program ends.
+
+    Args:
+        comm: the ranks; they are told that this one has left. MPI ends together with all ranks.
+    """
+    own, usual = os.getpid(), sys.excepthook
+
+    def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == own:
+            end_mpi_job(error, trace)
+        else:
+            usual(kind, error, trace)
+
+    def leave() -> None:
+        if os.getpid() == own:
+            comm.close()
+
+    sys.excepthook = end_job
+    atexit.register(leave)
+
+
+def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
+    """Say what happened, the last thing that the job says, and end all its ranks."""
+    rank, code, known = started_by().rank, 1, isinstance(error, UserError | PeerLost)
+    try:
+        if known:
+            # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
+            # And a lost peer is a consequence: its own last words come first.
+            code = cast("TuttiError", error).exit_code
+            time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _LATER_S * rank))
+            say_last(f"tutti: error: {error}\n")
+        else:
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            say_last(f"rank {rank} failed:\n{text}\n")
+    finally:
+        end_ranks(code)
+
+
+def end_ranks(code: int) -> NoReturn:
+    """End all ranks of the MPI job, this one at once, with an exit code that is not 0."""
+    if not ends_with_a_rank(os.environ):
+        from tutti.comm.mpi.communicator import abort
+
+        abort(code)
+    # The page that Open MPI prints about MPI_Abort would hide what has been said before it.
+    os._exit(code)

@@ -1,0 +1,163 @@
+"""Portions whose parameters are DTensors, and tensor parallelism after a plan of the user's.
+
+A plan is {name of a module: style}; `torch.distributed.tensor.parallel` has the styles: ColwiseParallel,
+RowwiseParallel and others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadModel, BadOption
+from tutti.load_object import load_object
+from tutti.model_parallel.base import LayoutRanks, Of, Portion, count_of, taken, values_of
+from tutti.model_parallel.group import TeamMesh
+from tutti.model_parallel.updates import Clipper, Gradients
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Strategy, Worker
+
+
+class ScatteredPortion(Portion):
+    """What one rank holds of a model that torch.distributed has divided.
+
+    Args:
+        module: the model, still whole; to be divided by whoever inherits.
+        peers: as in `Portion`.
+        ranks: who holds what.
+        group: torch.distributed among them.
+
+    Attributes:
+        gradients: this rank's; to be set when the model is divided.
+    """
+
+    gradients: Gradients
+
+    def __init__(self, module: nn.Module, peers: Communicator, ranks: LayoutRanks, group: TeamMesh) -> None:
+        self.module, self.peers, self.parameters = module, peers, count_of(module)
+        self.data, self.ranks, self._group = ranks.data, ranks, group
+
+    @override
+    def place(self, strategy: Strategy) -> Replica:
+        return Replica(self.module)
+
+    @override
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        return Scattered(self.ranks, optimizer, clip, self.gradients)
+
+    @override
+    def state(self, of: Of = values_of) -> dict[str, Any]:
+        return whole_state(self.module, of)
+
+    @override
+    def close(self) -> None:
+        self._group.close()
+        self.ranks.close()
+
+
+class Scattered(Worker):
+    """Moves parameters that lie where torch.distributed put them: DTensors, and others among them.
+
+    Args:
+        ranks: gradients are added up over `ranks.data`.
+        optimizer: moves them.
+        clip: the limits of the gradient.
+        gradients: this rank's.
+    """
+
+    def __init__(self, ranks: LayoutRanks, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
+        super().__init__()
+        self._data, self._optimizer, self._gradients = ranks.data, optimizer, gradients
+        self._clipper = Clipper(ranks.team, gradients, clip)
+        for group in optimizer.param_groups:
+            # The loops over all parameters at once refuse DTensors among plain tensors.
+            group["foreach"] = False
+
+    @override
+    def step(self) -> None:
+        began = self._data.clock()
+        sent = self._add_up() if self._data.size > 1 else 0
+        self.traffic.add(sent, self._data.clock() - began, staleness=0)
+        with self.updating:
+            self._clipper()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    @override
+    def finish(self) -> None:
+        """Every step leaves the final weights in place."""
+
+    @torch.no_grad()
+    def _add_up(self) -> int:
+        """Sum the gradients over the teams; returns the bytes sent."""
+        sent = 0
+        for gradient, _ in self._gradients:
+            total = gradient.contiguous().view(-1)
+            self._data.all_reduce(total)
+            gradient.copy_(total.view(gradient.shape))
+            sent += total.nbytes
+        return sent
+
+
+def whole_state(module: nn.Module, of: Of) -> dict[str, Any]:
+    """The state of a module by name, its DTensors as ordinary tensors (collective over their mesh)."""
+    whole: dict[Tensor, Tensor] = {}
+    for value in module.state_dict(keep_vars=True).values():
+        if isinstance(value, DTensor) and value not in whole:
+            whole[value] = cast("DTensor", of(value)).full_tensor()
+    return taken(module, lambda tensor: whole[tensor] if tensor in whole else of(tensor))
+
+
+class PlannedPortion(ScatteredPortion):
+    """The parts that a plan gives one rank of a model's parameters.
+
+    Args:
+        module: the model, alike on all ranks. Its parameters are divided in place.
+        ranks: who holds what.
+        group: torch.distributed among them.
+        spec: file.py:function or package.module:function, called with the module; returns the plan.
+
+    Raises:
+        BadOption: there is no such function, or it returned something else.
+        BadModel: the plan does not fit the model.
+    """
+
+    def __init__(self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, spec: str) -> None:
+        super().__init__(module, ranks.data, ranks, group)
+        plan = _plan(spec, module)
+        try:
+            parallelize_module(module, group.team, plan)
+        except (ValueError, NotImplementedError, RuntimeError) as error:
+            raise BadModel(f"the plan '{spec}' does not fit the model: {error}; mend one of them") from error
+        self.gradients = Gradients(module, lambda p: _divided(p) or ranks.team.rank == 0)
+
+
+def _plan(spec: str, module: nn.Module) -> dict[str, ParallelStyle]:
+    function = load_object(spec, "plan")
+    if not callable(function):
+        raise BadOption(f"the plan '{spec}' is no function; name one that takes the model and returns a plan")
+    plan = function(module)
+    names = dict(module.named_modules())
+    if not isinstance(plan, dict) or not all(isinstance(style, ParallelStyle) for style in plan.values()):
+        raise BadOption(
+            f"the plan '{spec}' returned {type(plan).__name__}; it must return a dict from names of modules "
+            "to styles of torch.distributed.tensor.parallel, such as {'0': ColwiseParallel()}"
+        )
+    for name in plan:
+        if "*" not in name and name not in names:
+            have = ", ".join(filter(None, names))
+            raise BadModel(f"the plan '{spec}' names '{name}', which the model does not have; it has: {have}")
+    return plan
+
+
+def _divided(parameter: nn.Parameter) -> bool:
+    return isinstance(parameter.data, DTensor) and any(
+        place.is_shard() for place in parameter.data.placements
+    )

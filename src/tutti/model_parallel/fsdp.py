@@ -1,0 +1,187 @@
+"""Fully sharded data parallelism: every parameter lies in slices on the ranks of a team, whole for a moment.
+
+    rank 0   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
+    rank 1   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
+                                                                         the sum of gradients, in slices
+
+Every rank has samples of its own, as with `sync`. Of weights, gradients and optimizer state it holds its
+slice alone; a layer's weights are gathered for its forward and its backward pass, and dropped again. That is
+PyTorch's FSDP2.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import zip_longest
+from time import perf_counter
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from tutti.data.batches import Batch
+from tutti.errors import BadModel
+from tutti.model_parallel.base import LayoutRanks
+from tutti.model_parallel.dtensor import ScatteredPortion
+from tutti.model_parallel.group import TeamMesh
+from tutti.model_parallel.updates import Gradients
+from tutti.torch_backend.errors import Mismatch
+from tutti.training.losses import Loss
+from tutti.training.precision import Arithmetic
+from tutti.training.trainer import Computed
+
+
+class ShardedPortion(ScatteredPortion):
+    """The slices that one rank has of a model's parameters.
+
+    Args:
+        module: the model, alike on all ranks. Its parameters are sharded in place.
+        ranks: who holds what.
+        group: torch.distributed among them.
+        loss: of the run.
+        arithmetic: how the model computes.
+    """
+
+    def __init__(
+        self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, loss: Loss, arithmetic: Arithmetic
+    ) -> None:
+        super().__init__(module, ranks.every, ranks, group)
+        self._loss, self._arithmetic = loss, arithmetic
+        *layers, whole = units(module)
+        for unit in (*layers, whole):
+            fully_shard(unit, mesh=group.team)
+        self._way = Way(whole, layers, group)
+        self.gradients = Gradients(module, lambda _: True)
+        self.compute = self._compute
+
+    def _compute(self, batch: Batch) -> Computed:
+        """Forward and backward; a rank without samples computes one that counts for nothing, as all must."""
+        inputs, targets = self._arithmetic.inputs(batch.inputs), self._arithmetic.targets(batch.targets)
+        count = len(targets)
+        if not count:
+            inputs, targets = (x.new_zeros(1, *x.shape[1:]) for x in (inputs, targets))
+        began = perf_counter()
+        outputs = self._arithmetic.forward(self.module, inputs)
+        loss, weight = self._loss.measure(outputs, targets)
+        seconds = {"forward": perf_counter() - began}
+        with self._way.together("backward"):
+            # FSDP makes the mean of a team's gradients; what is wanted is their sum.
+            torch.autograd.backward(loss, loss.new_tensor(batch.share * self.ranks.team.size))
+            self._way.compare([name for name, p in self.module.named_parameters() if p.grad is not None])
+        outputs, targets = outputs.detach()[:count], targets[:count]
+        if not count:
+            return Computed(0.0, outputs, targets, 0.0, seconds)
+        return Computed(loss.item(), outputs, targets, weight, seconds)
+
+
+class Way:
+    """The layers that a rank's passes go through, which must be the same on all ranks of a team.
+
+    A layer's weights are gathered when the ranks come to it. Ranks that come to different layers would wait
+    for ever, or gather what does not belong together.
+
+    Args:
+        module: the model, sharded. Its forward passes are watched from now on.
+        layers: those of its layers that are gathered by themselves.
+        group: torch.distributed among the ranks.
+    """
+
+    def __init__(self, module: nn.Module, layers: Iterable[nn.Module], group: TeamMesh) -> None:
+        self._team = group.team.get_group()
+        self._came: list[str] = []
+        names = {layer: name for name, layer in module.named_modules()}
+        for layer in layers:
+            # Before FSDP's own, which gathers.
+            layer.register_forward_pre_hook(partial(self._come, names[layer]), prepend=True)
+        forward = module.forward
+
+        def watched(*arguments: object, **options: object) -> object:
+            self._came.clear()
+            with self.together("forward"):
+                outputs: object = forward(*arguments, **options)
+                self.compare(self._came)
+            return outputs
+
+        module.forward = watched
+
+    def _come(self, name: str, *_: object) -> None:
+        self._came.append(name)
+
+    @contextmanager
+    def together(self, way: str) -> Iterator[None]:
+        """Say what it means if ranks call different collectives inside.
+
+        Args:
+            way: "forward" or "backward".
+
+        Raises:
+            BadModel: they do.
+        """
+        try:
+            yield
+        except Mismatch as error:
+            last = f"; this rank's last layer was '{self._came[-1]}'" if self._came else ""
+            raise _apart(f"in a {way} pass {error}{last}") from error
+
+    def compare(self, names: list[str]) -> None:
+        """Refuse that the ranks have come to different layers, or have gradients of different parameters.
+
+        Args:
+            names: of these (collective over the team).
+
+        Raises:
+            BadModel: they have.
+        """
+        own = torch.tensor([zlib.crc32("\n".join(names).encode())])
+        every = [torch.empty_like(own) for _ in range(dist.get_world_size(self._team))]
+        dist.all_gather(every, own, group=self._team)
+        found = torch.cat(every)
+        if bool((found == found[0]).all()):
+            return
+        lists: list[list[str] | None] = [None] * len(every)
+        dist.all_gather_object(lists, names, group=self._team)
+        ranks = dist.get_process_group_ranks(self._team)
+        first, other = 0, int((found != found[0]).nonzero()[0])
+        pairs = zip_longest(cast("list[str]", lists[first]), cast("list[str]", lists[other]))
+        here, there = next((one, two) for one, two in pairs if one != two)
+        raise _apart(
+            f"rank {ranks[first]} came to {_named(here)} where rank {ranks[other]} came to {_named(there)}"
+        )
+
+
+def _named(name: str | None) -> str:
+    return "the end" if name is None else f"'{name}'"
+
+
+def _apart(what: str) -> BadModel:
+    return BadModel(
+        f"the ranks went through different layers of the model: {what}. With --parallel sharded all ranks "
+        "must use the same layers, in the same order, in every pass, as they hold each of them together; "
+        "use all layers on all ranks, times 0 where one is not to count, or leave --parallel out: with "
+        "--strategy sync ranks may use different layers"
+    )
+
+
+def units(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module whose parameters are gathered together: each layer by itself, the module last.
+
+    Layers that share a parameter are left to the module.
+    """
+    owners = Counter(p for layer in module.modules() for p in layer.parameters(recurse=False))
+    layers = [layer for layer in module.modules() if layer is not module]
+    alone = [
+        layer
+        for layer in layers
+        if (own := list(layer.parameters(recurse=False))) and all(owners[p] == 1 for p in own)
+    ]
+    # A layer inside of another goes first: what is taken is not taken again.
+    return [*reversed(alone), module]

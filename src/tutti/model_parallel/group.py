@@ -1,0 +1,79 @@
+"""torch.distributed among the ranks of a communicator, for what is built on it: DTensor, FSDP2, pipelines."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Final, cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tutti.comm.base import Communicator
+from tutti.comm.shm.memfd import make_for_all
+from tutti.errors import BadOption
+from tutti.model_parallel.layout import DATA, Layout
+from tutti.torch_backend.rendezvous import store_in
+
+BACKEND: Final = "tutti"
+"""The process groups' backend."""
+
+PATIENCE: Final = timedelta(minutes=30)
+"""How long a rank waits for another; one that is gone is noticed much earlier by who started the ranks."""
+
+TEAM: Final = "team"
+"""The dimension of the mesh along which ranks hold one model together."""
+
+
+class TeamMesh:
+    """The process group of all ranks, and its mesh of (teams, ranks of a team).
+
+    Args:
+        layout: who holds what.
+        comm: all ranks of the job (collective).
+
+    Attributes:
+        mesh: its dimensions are `data` and `team`.
+
+    Raises:
+        BadOption: torch.distributed is in use already.
+    """
+
+    def __init__(self, layout: Layout, comm: Communicator) -> None:
+        if dist.is_initialized():
+            raise BadOption(
+                f"--parallel {layout.describe()} needs torch.distributed, which this program has initialised "
+                "already; call torch.distributed.destroy_process_group() before training"
+            )
+        store = _store(comm)
+        dist.init_process_group(BACKEND, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)
+        self.mesh: DeviceMesh = init_device_mesh(
+            "cpu", (layout.data, layout.team), mesh_dim_names=(DATA, TEAM)
+        )
+
+    @property
+    def team(self) -> DeviceMesh:
+        """The ranks of this rank's team."""
+        return self.mesh[TEAM]
+
+    def close(self) -> None:
+        """End the process groups (collective)."""
+        dist.destroy_process_group()
+
+
+def _store(comm: Communicator) -> Store:
+    """The place where ranks find each other: on one host in a file, else at a port of rank 0's."""
+    if comm.hosts > 1:
+        return _tcp_store(comm)
+    return store_in(make_for_all("store", comm), comm.size)
+
+
+def _tcp_store(comm: Communicator) -> Store:
+    host = socket.gethostname()
+    server = TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
+    found = comm.broadcast_object(None if server is None else (host, server.port))
+    if server is not None:
+        return server
+    where, port = cast("tuple[str, int]", found)
+    return TCPStore(where, port, comm.size, is_master=False)

@@ -1,0 +1,253 @@
+"""Batches through a pipeline, by the schedules of `torch.distributed.pipelining`, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.stage import _RecvInfo
+from typing_extensions import override
+
+from tutti.errors import BadOption
+from tutti.model_parallel.layout import SCHEDULES, Pipeline
+from tutti.records.pipeline import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, PipelineSpan
+from tutti.training.losses import Loss
+
+CLASSES: Final[dict[str, type[Any]]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+FALLBACKS: Final[dict[str, type[Any]]] = {
+    "1f1b": ScheduleGPipe,
+    "interleaved": ScheduleLoopedBFS,
+    "zero_bubble": ScheduleLoopedBFS,
+}
+"""For what is left of a batch, which has too few microbatches for the schedule itself."""
+
+PLACES_KEPT: Final = not hasattr(_RecvInfo, "take_buffer")
+"""Whether what a stage receives has its place all the time; newer versions of torch make it when it comes."""
+
+
+def owners(schedule: str, ranks: int) -> list[int]:
+    """The rank of each stage: one after the other, again from the first; or, for zbv, back from the last."""
+    once = list(range(ranks))
+    if schedule == "zbv":
+        return [*once, *reversed(once)]
+    return once * SCHEDULES[schedule]
+
+
+def fits(schedule: str, ranks: int, microbatches: int) -> bool:
+    """Whether a schedule can do with so many microbatches."""
+    if schedule == "1f1b":
+        return microbatches >= ranks
+    if schedule in ("interleaved", "zero_bubble"):
+        return microbatches % max(1, microbatches // ranks) == 0
+    return True
+
+
+def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
+    """Into how many microbatches a team cuts its batch.
+
+    Args:
+        options: what the user says.
+        ranks: of the team.
+        batch: samples of a team.
+
+    Raises:
+        BadOption: there are too few samples, or the schedule cannot do with so many.
+    """
+    count = options.microbatches
+    if count is None:
+        return max(1, min(2 * ranks * options.stages_per_rank, batch))
+    if count > batch:
+        raise BadOption(
+            f"--parallel.microbatches is {count}, but a pipeline gets {batch} samples of a batch; give at "
+            f"most {batch}, or a larger --batch-size"
+        )
+    if not fits(options.schedule, ranks, count):
+        near = [n for n in range(1, 2 * count + ranks + 1) if n <= batch and fits(options.schedule, ranks, n)]
+        best = min(near, key=lambda n: abs(n - count), default=ranks)
+        raise BadOption(
+            f"--parallel.microbatches is {count}, which schedule {options.schedule} cannot do on {ranks} "
+            f"ranks; give {best}, or use --parallel.schedule gpipe"
+        )
+    return count
+
+
+@dataclass
+class Busy:
+    """What a rank's time in steps went to, in seconds."""
+
+    total: float = 0.0
+    computing: float = 0.0
+
+    @property
+    def idle(self) -> float:
+        """The share in which it neither ran forward nor backward."""
+        return max(0.0, 1 - self.computing / self.total) if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the last stage of a pipeline gave for a batch.
+
+    Attributes:
+        loss: the weighted sum of the microbatches' losses.
+        denominator: of the losses themselves, summed over the microbatches.
+        outputs: of the model.
+    """
+
+    loss: float
+    denominator: float
+    outputs: Tensor
+
+
+class Passes:
+    """Runs batches through the stages of a team.
+
+    Args:
+        schedule: its name.
+        stages: this rank's stages by number.
+        shapes: what goes into each stage, and comes out of the last, for some number of samples.
+        group: the ranks of the team.
+        loss: of the run.
+
+    Attributes:
+        busy: what this rank's time went to, but for the first step.
+        spans: what this rank did in the last step that had all microbatches.
+    """
+
+    def __init__(
+        self,
+        schedule: str,
+        stages: Mapping[int, nn.Module],
+        shapes: Sequence[Tensor],
+        group: ProcessGroup,
+        loss: Loss,
+    ) -> None:
+        self._schedule, self._stages, self._shapes = schedule, stages, shapes
+        self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
+        self._made: dict[tuple[int, int], Any] = {}
+        self._began, self._latest, self._most = monotonic(), list[PipelineSpan](), 0
+        self.busy, self.spans, self._warm = Busy(), list[PipelineSpan](), False
+
+    def run(self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float) -> Found | None:
+        """Forward and backward of equal microbatches (collective over the team).
+
+        Args:
+            inputs: a multiple of `microbatches` samples; used by the first stage.
+            targets: used by the last stage.
+            microbatches: how many.
+            weight: what each microbatch's loss counts for; gradients are added to those that are there.
+
+        Returns:
+            What was found, on the rank with the last stage; None elsewhere.
+        """
+        if not self._latest:
+            self._began = monotonic()
+        size, self._weight = len(inputs) // microbatches, weight
+        schedule = self._made.get((microbatches, size)) or self._make(microbatches, size)
+        # Each has places for what it receives: only the largest is kept, for what is left of a batch is rare.
+        if all(microbatches * size >= count * each for count, each in self._made):
+            self._made = {(microbatches, size): schedule}
+        losses: list[Tensor] = []
+        self._denominator = 0.0
+        first = (inputs,) if 0 in self._stages else ()
+        last = len(self._shapes) - 2 in self._stages
+        outputs = schedule.step(*first, target=targets if last else None, losses=losses)
+        if not last:
+            return None
+        return Found(sum(loss.item() for loss in losses), self._denominator, outputs.detach())
+
+    def done(self) -> dict[str, float]:
+        """End a step: add up what it took; returns its seconds forward, and those that this rank waited."""
+        total = monotonic() - self._began
+        spent = dict.fromkeys(KINDS, 0.0)
+        for span in self._latest:
+            spent[span.kind] += span.stop - span.start
+        computing = sum(spent.values())
+        if self._warm:
+            self.busy.total += total
+            self.busy.computing += computing
+        microbatches = 1 + max((span.microbatch for span in self._latest), default=0)
+        if self._warm and microbatches >= self._most:
+            self.spans, self._most = self._latest, microbatches
+        self._latest, self._warm = [], True
+        return {"forward": spent[FORWARD], "wait": max(0.0, total - computing)}
+
+    def _weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss, denominator = self._loss.measure(outputs, targets)
+        self._denominator += denominator
+        return loss * self._weight
+
+    def _make(self, microbatches: int, size: int) -> Any:
+        ranks = self._group.size()
+        kind = CLASSES[self._schedule]
+        if not fits(self._schedule, ranks, microbatches):
+            kind = FALLBACKS[self._schedule]
+        stages = [self._stage(number, size) for number in self._stages]
+        single = kind in (ScheduleGPipe, Schedule1F1B)
+        return kind(stages[0] if single else stages, microbatches, loss_fn=self._weighted, scale_grads=False)
+
+    def _stage(self, number: int, size: int) -> PipelineStage:
+        before, after = (self._example(at, size) for at in (number, number + 1))
+        return _Timed(
+            self._stages[number], number, len(self._shapes) - 1, before, after, self._group, self._note
+        )
+
+    def _example(self, edge: int, size: int) -> Tensor:
+        """What passes an edge between stages. All but the inputs of the model has a gradient."""
+        shape = self._shapes[edge]
+        return torch.empty(size, *shape.shape[1:], dtype=shape.dtype, requires_grad=edge > 0)
+
+    def _note(self, stage: int, kind: str, microbatch: int, start: float) -> None:
+        self._latest.append(PipelineSpan(self._group.rank(), stage, kind, microbatch, start, monotonic()))
+
+
+class _Timed(PipelineStage):
+    """A stage that notes what it does when."""
+
+    def __init__(self, module, number, count, before, after, group, note) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(
+            module, number, count, torch.device("cpu"), input_args=before, output_args=after, group=group
+        )
+        self._note = note
+
+    @override
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **more: Any) -> Any:
+        start = monotonic()
+        outputs = super().forward_one_chunk(fwd_chunk_id, *args, **more)
+        self._note(self.stage_index, FORWARD, fwd_chunk_id, start)
+        return outputs
+
+    @override
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        start = monotonic()
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        self._note(self.stage_index, BACKWARD if full_backward else INPUTS, bwd_chunk_id, start)
+
+    @override
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        start = monotonic()
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._note(self.stage_index, WEIGHTS, bwd_chunk_id, start)

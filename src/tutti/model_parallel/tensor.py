@@ -1,0 +1,209 @@
+"""Tensor parallelism: every layer's weights are cut over the ranks, and its outputs stay cut while they can.
+
+All ranks of a team work on the same samples. Of a layer with F outputs (features, or maps) rank r computes
+its share. What works channel by channel goes on with that; the next layer needs all of them:
+
+    forward     y_r = W_r x + b_r                x: all_gather
+    backward    dW_r = dy_r x^T                  x: all_gather, once more
+                dx = sum over r of W_r^T dy_r    own channels of dx: reduce_scatter
+
+    rank 0   W_0 x ─► ReLU ─► pooling ─┐        ┌─► y ─► V_0 y ─► ...
+    rank 1   W_1 x ─► ReLU ─► pooling ─┴ gather ┴─► y ─► V_1 y ─► ...
+
+A layer's parameters, gradients and optimizer state exist once in a team, and so do the activations of an
+`nn.Sequential`: y is dropped after V_r y, and gathered once more in the backward pass. In a module with a
+forward of its own it is not known who reads the outputs of a layer: they are put together at once.
+
+Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", section 3 (model
+parallelism in dense layers); Shoeybi et al. 2019, "Megatron-LM", section 3 (the pair of conjugate operators).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import modules
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadModel
+from tutti.model_parallel.base import LayoutRanks, Of, Portion, count_of, taken, values_of
+from tutti.model_parallel.channels import hooked, through
+from tutti.model_parallel.shares import Cut, TensorShare, for_shares, kept_as_share, whole
+from tutti.model_parallel.updates import Gradients, worker_of
+from tutti.replica import Replica
+from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.strategies.placement import place
+
+SPLIT: Final[dict[type[nn.Module], int]] = {nn.Linear: -1, nn.Conv2d: -3}
+"""The layers that can be cut, and which dimension of their outputs the cut runs through."""
+
+REPLICATED: Final = (
+    modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.PReLU,
+)
+"""Layers with few weights, which every rank has whole."""
+
+
+class TensorPortion(Portion):
+    """The shares that one rank has of a model's layers.
+
+    Args:
+        module: the model, alike on all ranks. Its layers are cut in place.
+        ranks: who holds what.
+
+    Raises:
+        BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
+    """
+
+    def __init__(self, module: nn.Module, ranks: LayoutRanks) -> None:
+        self.module, self._ranks = module, ranks
+        self.peers = self.data = ranks.data
+        self.parameters = count_of(module)
+        self._split = split(module, ranks.team)
+        self._gradients = Gradients(module, lambda p: p in self._split or ranks.team.rank == 0)
+
+    @override
+    def place(self, strategy: Strategy) -> Replica:
+        return place(self.module, self._ranks.data, strategy.home)
+
+    @override
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        return worker_of(strategy, replica, self._ranks, optimizer, clip, self._gradients)
+
+    @override
+    def state(self, of: Of = values_of) -> dict[str, Any]:
+        found = {tensor: cut.gather(of(tensor)) for tensor, cut in self._split.items()}
+        # Shares that stand under two names are one tensor under two names again.
+        return taken(self.module, lambda tensor: found[tensor] if tensor in found else of(tensor))
+
+    @override
+    def close(self) -> None:
+        self._ranks.close()
+
+
+def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
+    """Cut every Linear and Conv2d layer of `module` over the team, in place.
+
+    It takes whole inputs and gives whole outputs afterwards, and so does each of its layers when called.
+
+    Args:
+        module: alike on all ranks.
+        team: the ranks.
+
+    Returns:
+        The parameters that are shares now, and how they were cut.
+
+    Raises:
+        BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
+    """
+    layers = {name: part for name, part in module.named_modules() if part._parameters}
+    for name, layer in layers.items():
+        _refuse_uncut(name or type(module).__name__, layer, team.size)
+    shares: dict[Tensor, nn.Parameter] = {}
+    found: dict[Tensor, Cut] = {}
+    for layer in layers.values():
+        if type(layer) not in SPLIT:
+            continue
+        outputs = Cut.of(len(layer.get_parameter("weight")), team, 0)
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            if parameter not in shares:
+                shares[parameter] = _share(parameter, outputs)
+                found[shares[parameter]] = outputs
+            setattr(layer, name, shares[parameter])
+        layer.forward = CutLayer(layer, outputs)
+    for part in module.modules():
+        if type(part).forward is nn.Sequential.forward:
+            part.forward = Chain(cast("nn.Sequential", part))
+    return found
+
+
+def _share(parameter: nn.Parameter, outputs: Cut) -> nn.Parameter:
+    own = outputs.own(parameter.detach())
+    return nn.Parameter(own.clone(memory_format=torch.preserve_format), parameter.requires_grad)
+
+
+class Carrier(ABC):
+    """The forward pass of a module that can take a share and give one; called, it gives the whole."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of the module (collective)."""
+        return whole(self.carry(inputs))
+
+    @abstractmethod
+    def carry(self, value: Tensor | TensorShare) -> Tensor | TensorShare:
+        """The outputs of the module, cut where they can be (collective)."""
+
+
+class CutLayer(Carrier):
+    """The forward pass of a layer of whose outputs each rank computes its share.
+
+    Args:
+        layer: it has its share of the weights.
+        outputs: how they were cut.
+    """
+
+    def __init__(self, layer: nn.Module, outputs: Cut) -> None:
+        self._compute, self._outputs, self._dim = layer.forward, outputs, SPLIT[type(layer)]
+        for attribute in ("out_features", "out_channels"):
+            if hasattr(layer, attribute):
+                setattr(layer, attribute, outputs.widths[outputs.team.rank])
+
+    @override
+    def carry(self, value: Tensor | TensorShare) -> TensorShare:
+        inputs = for_shares(value, self._outputs.team)
+        with kept_as_share(value, inputs) if isinstance(value, TensorShare) else nullcontext():
+            own = self._compute(inputs)
+        return TensorShare(own, replace(self._outputs, dim=own.dim() + self._dim))
+
+
+class Chain(Carrier):
+    """The forward pass of an `nn.Sequential`: it is known who reads what."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        self._layers = layers
+
+    @override
+    def carry(self, value: Tensor | TensorShare) -> Tensor | TensorShare:
+        for layer in self._layers:
+            value = _next(layer, value)
+        return value
+
+
+def _next(layer: nn.Module, value: Tensor | TensorShare) -> Tensor | TensorShare:
+    if isinstance(layer.forward, Carrier) and not hooked(layer):
+        return layer.forward.carry(value)
+    found = through(layer, value) if isinstance(value, TensorShare) else None
+    return layer(whole(value)) if found is None else found
+
+
+def _refuse_uncut(name: str, layer: nn.Module, ranks: int) -> None:
+    kind = type(layer).__name__
+    if type(layer) not in SPLIT:
+        if not isinstance(layer, REPLICATED):
+            raise BadModel(
+                f"layer '{name}' of the model is a {kind}, which cannot be cut by its outputs; use "
+                "--parallel sharded, or say how to cut it with --parallel.plan file.py:function"
+            )
+        return
+    if getattr(layer, "groups", 1) != 1:
+        raise BadModel(
+            f"layer '{name}' of the model is a Conv2d of {layer.groups} groups, which cannot be cut by its "
+            "outputs; use --parallel sharded, or a convolution of one group"
+        )
+    outputs = len(layer.get_parameter("weight"))
+    if outputs < ranks:
+        what = "outputs" if isinstance(layer, nn.Linear) else "channels"
+        raise BadModel(
+            f"layer '{name}' of the model ({kind}) has {outputs} {what}, which cannot be cut over {ranks} "
+            f"ranks; use tensor={outputs} or fewer"
+        )

@@ -1,0 +1,1 @@
+"""Training loops of the user's own: `tutti.distribute` and what stands behind it."""

@@ -1,0 +1,381 @@
+"""`init`, `distribute`, `shard`, `mean`, `total`, `settled` and `finish`: for a loop of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import replace
+from numbers import Real
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from tutti import strategies
+from tutti.comm.base import Communicator
+from tutti.errors import BadModel, BadOption, refuse_other
+from tutti.launch.world import join
+from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.shard import (
+    Dealt,
+    Number,
+    Open,
+    OwnLoop,
+    compared,
+    from_loader,
+    own_part,
+    whole_batches,
+)
+from tutti.own_loop.steppers import Adopting, JointStepper, Stepper, WorkerStepper
+from tutti.parameter_server import Centre
+from tutti.run.arguments import as_objects
+from tutti.strategies.base import Clip, Home, Pace, Strategy
+from tutti.training.evaluation import average_buffers
+
+Model = TypeVar("Model", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+_job: OwnLoop | None = None
+
+
+def init() -> Communicator:
+    """Join the ranks that this program was started with; call it once, before anything else of tutti.
+
+    `tutti run -n 4 PROGRAM`, `mpirun -n 4 python PROGRAM` and `srun -n 4 python PROGRAM` start four ranks;
+    a plain `python PROGRAM` is a world of one.
+
+    Returns:
+        The communicator of all ranks; `.rank` and `.size` say who this process is.
+    """
+    global _job
+    if _job is None:
+        comm = join()
+        _job = OwnLoop(comm, Dealt(1, comm.size))
+    return _job.comm
+
+
+def distribute(
+    model: Model,
+    optimizer: AnyOptimizer,
+    strategy: Strategy | str | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    reduction: str = "mean",
+) -> tuple[Model, AnyOptimizer]:
+    """Train `model` on all ranks; nothing else in the program changes.
+
+    Every rank goes on from rank 0's weights. With the default strategy `parameter.grad` is the gradient of
+    the whole batch on every rank as soon as `backward()` returns, and `optimizer.step()` moves the weights of
+    all ranks by it: the program computes what it computes with plain torch on one process
+    (docs/own-loop.md). With most others, gradients are the rank's own, and `optimizer.step()` is the
+    strategy's step.
+
+    Where the strategy gives every worker weights of its own, evaluate inside `with settled(model)`, and call
+    `finish(model)` after the last step.
+
+    Args:
+        model: its parameters are re-pointed into flat vectors, values kept.
+        optimizer: any torch optimizer over the model's parameters. Schedulers attached to it keep working.
+        strategy: how to train, or its name; `Sync()` by default.
+        clip_norm: largest 2-norm of the gradient of the whole model.
+        clip_value: largest absolute value of an element of the gradient.
+        reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
+            "sum".
+
+    Returns:
+        The same two objects.
+
+    Raises:
+        BadOption: what is given is no model, optimizer or strategy; or the strategy cannot use this many
+            ranks, or another model of this program is trained at another pace, or this one already is.
+        UnknownName: there is no strategy of this name.
+    """
+    chosen = _strategy(strategy)
+    refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
+    refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
+    if reduction not in ("mean", "sum"):
+        raise BadOption(f"reduction is {reduction!r}; give 'mean' or 'sum', whichever the loss is")
+    known = {id(parameter) for parameter in model.parameters()}
+    if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
+        raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
+    comm, job = init(), _current()
+    job.exchange.meetings.come(Purpose.DISTRIBUTE)
+    _check_ranks(chosen, comm)
+    if job.steppers and chosen.pace is not job.pace:
+        raise BadOption(
+            f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "
+            f"({job.pace.value}): they need other batches; give both the same strategy"
+        )
+    if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in job.steppers):
+        return model, optimizer
+    clip = Clip(clip_norm, clip_value)
+    with as_objects(chosen):
+        make = _joint if chosen.joins_gradients else _apart
+        stepper = make(model, optimizer, chosen, clip, reduction == "sum", job)
+    stepper.take_over(optimizer)
+    job.steppers.append(stepper)
+    return model, optimizer
+
+
+def _strategy(strategy: Strategy | str | None) -> Strategy:
+    if isinstance(strategy, str):
+        return strategies.named(strategy)()
+    refuse_other(strategy or strategies.Sync(), Strategy, "strategy", "tutti.Sync()")
+    return strategy or strategies.Sync()
+
+
+def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
+    if Centre in strategy.needs and comm.hosts > 1:
+        raise BadOption(
+            f"strategy '{strategy.name}' keeps its centre in the memory of one host, but the ranks are on "
+            f"{comm.hosts}, and a loop of one's own has no servers; use tutti.train(..., servers=1), or a "
+            "strategy without a centre, such as tutti.Sync()"
+        )
+    with as_objects(strategy):
+        strategy.check(comm.size, comm.hosts)
+
+
+def _apart(
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: OwnLoop
+) -> WorkerStepper:
+    _refuse_known(model, job)
+    comm, own = job.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
+    # A centre keeps weights that nobody moves as they are; averages would round them.
+    replica = strategies.place(model, comm, strategy.home, frozen=Centre in strategy.needs)
+    replica.in_own_loop = True
+    worker = strategy.worker(replica, comm, optimizer, clip)
+    for parameter, gradient in own:
+        parameter.grad = gradient
+    _watch_loading(model, worker.adopt)
+    return WorkerStepper(replica, optimizer, worker, strategy, sums, job)
+
+
+def _joint(
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: OwnLoop
+) -> JointStepper:
+    comm = job.comm
+    if strategy.passes > 1 and isinstance(optimizer, torch.optim.LBFGS):
+        raise BadOption(
+            f"LBFGS evaluates its closure several times for one step, and strategy '{strategy.name}' with "
+            f"every={strategy.passes} gathers the passes of {strategy.passes} steps; give Sync()"
+        )
+    known = [one for one in job.steppers if isinstance(one, JointStepper) and one.replica.module is model]
+    if known:
+        replica, copies, gradients = known[0].replica, known[0].copies, known[0].gradients
+    else:
+        _refuse_known(model, job)
+        if comm.size > 1:
+            _refuse_lookups_that_write(model)
+        own = [(parameter, parameter.grad) for parameter in model.parameters()]
+        memory, copies = strategies.visible_memory(comm)
+        replica = strategies.place(model, comm, Home.PRIVATE, memory, frozen=True)
+        if comm.size > 1 and replica.scattered:
+            raise BadModel(
+                f"parameter '{replica.scattered[0][0]}' of the model is divided by torch.distributed; "
+                "distribute() takes models that each rank has whole"
+            )
+        for parameter, gradient in own:
+            parameter.grad = gradient
+        joint = strategy.joint(replica, comm)
+        _watch_loading(model, joint.forget)
+        # What is reduced as a whole uses the rows for something else between the steps.
+        gradients = [torch.zeros_like(flat.grads) if joint.records else flat.grads for flat in replica.flats]
+        if comm.size > 1 or joint.records:
+            job.exchange.add(joint, sums)
+    apart = any(own is not flat.grads for own, flat in zip(gradients, replica.flats, strict=True))
+    if apart and isinstance(optimizer, torch.optim.SparseAdam):
+        raise BadOption(
+            f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
+            f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
+        )
+    return JointStepper(replica, optimizer, strategy, clip, sums, job, copies, gradients)
+
+
+def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:
+    """Call `adopt` when weights are loaded into the model, or into a part of it."""
+    for part in model.modules():
+        part.register_load_state_dict_post_hook(Adopting(adopt))  # type: ignore[no-untyped-call]
+
+
+def _refuse_lookups_that_write(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise BadOption(
+                f"the embedding '{name}' has max_norm={layer.max_norm}: it rewrites the rows that a rank "
+                "looks up, and the other ranks do not; scale its weights in the loop, after each step"
+            )
+
+
+def _refuse_known(model: nn.Module, job: OwnLoop) -> None:
+    known = {id(p) for stepper in job.steppers for p in stepper.replica.module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in known:
+            raise BadOption(
+                f"parameter '{name}' belongs to a model that distribute() was given before; give it the "
+                "whole model once, or, with the default strategy, once for each optimizer"
+            )
+
+
+@contextmanager
+def settled(model: nn.Module) -> Iterator[None]:
+    """Inside, `model` holds the weights to be evaluated, the same on all ranks (collective).
+
+    These are the centre's or the workers' average where the workers have weights of their own; training goes
+    on from their own afterwards. BatchNorm's statistics are averaged over the ranks, for good.
+
+    Args:
+        model: what `distribute` returned.
+
+    Raises:
+        BadOption: `distribute` was not given this model.
+    """
+    stepper = _steppers_of(model)[0]
+    stepper.settle()
+    average_buffers(stepper.replica, init())
+    try:
+        yield
+    finally:
+        stepper.resume()
+
+
+def finish(model: nn.Module) -> None:
+    """After the last step (collective): afterwards `model` has the final weights, the same on all ranks.
+
+    Args:
+        model: what `distribute` returned.
+
+    Raises:
+        BadOption: `distribute` was not given this model.
+    """
+    steppers = _steppers_of(model)
+    for stepper in steppers:
+        stepper.finish()
+    average_buffers(steppers[0].replica, init())
+
+
+def mean(value: Number, samples: int | None = None) -> Number:
+    """The mean of a figure over the ranks, each weighted by its samples (collective).
+
+    A learning-rate scheduler that is told a loss needs the same on all ranks:
+    `scheduler.step(tutti.mean(loss))`.
+
+    Args:
+        value: this rank's, the mean over its own samples: a number, or a tensor of one element. Without
+            samples it does not count.
+        samples: over how many this rank has taken it; by default, how many `shard` dealt to it last: those of
+            this batch or, after the loop, of all its batches.
+
+    Returns:
+        The same on all ranks, of the type of `value`, or of the default type for a tensor of integers. NaN if
+        no rank has a sample.
+
+    Raises:
+        BadOption: `value` is no single number, or `samples` no number of samples.
+    """
+    init()
+    job = _current()
+    count = job.samples if samples is None else samples
+    if not isinstance(count, int) or count < 0:
+        raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
+    _check_figure(value, "mean")
+    return job.mean(value, count)
+
+
+def total(value: Number) -> Number:
+    """The sum of a figure over the ranks (collective): of what a loss is divided by, if not by its samples.
+
+    Args:
+        value: this rank's, for the batch that `shard` dealt last or, after the loop, for all its batches: a
+            number, or a tensor of one element. Where it was dealt no sample of that, it does not count.
+
+    Returns:
+        The same on all ranks, of the type of `value`; an integer for truth values.
+
+    Raises:
+        BadOption: `value` is no single number.
+    """
+    init()
+    _check_figure(value, "total")
+    return _current().total(value)
+
+
+def _check_figure(value: object, function: str) -> None:
+    single = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
+    if not single:
+        raise BadOption(
+            f"{function}() takes a number, or a tensor of one element, which this rank's figure is not"
+        )
+
+
+class shard:
+    """A rank's own samples; together the ranks see each sample once.
+
+    Where the workers make each update together, and where nothing is distributed, that is this rank's part of
+    every batch. Where each worker makes its own updates, it is every so many-th batch, whole.
+
+    Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
+    rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not
+    count.
+
+    Args:
+        batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
+            any iterable, also a loader of an `IterableDataset`, that yields the same batches on every rank:
+            tensors, or tuples, lists and dicts of them. A list or tuple of as many numbers or words as there
+            are samples has one for each of them.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        given: object = batches
+        if isinstance(given, shard):
+            raise BadOption(
+                "shard() was given what shard() has returned, and would deal parts of this rank's part; give "
+                "it the loader itself"
+            )
+        if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
+            raise BadOption(
+                f"shard() takes a DataLoader, or another iterable of batches, but was given {batches!r}"
+            )
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        init()
+        job = _current()
+        loads = (
+            isinstance(self.batches, DataLoader)
+            and self.batches.batch_sampler is not None
+            and not isinstance(self.batches.dataset, IterableDataset)
+        )
+        own = from_loader(cast("DataLoader[Any]", self.batches), job) if loads else None
+        if job.pace is Pace.TOGETHER:
+            dealt = own or (own_part(batch, job) for batch in compared(self.batches, job))
+        else:
+            dealt = own or whole_batches(compared(self.batches, job), job)
+        job.exchange.meetings.iterations += torch.is_grad_enabled()
+        mine = Open(replace(job.dealt))
+        job.open.append(mine)
+        try:
+            for batch in dealt:
+                mine.note(job.last, torch.is_grad_enabled())
+                yield batch
+        finally:
+            job.close(mine)
+
+    def __len__(self) -> int:
+        init()
+        job, batches = _current(), len(cast("Sized", self.batches))
+        return batches if job.pace is Pace.TOGETHER else len(range(job.comm.rank, batches, job.comm.size))
+
+
+def _current() -> OwnLoop:
+    assert _job is not None, "init() makes the job"
+    return _job
+
+
+def _steppers_of(model: nn.Module) -> list[Stepper]:
+    init()
+    steppers = [stepper for stepper in _current().steppers if stepper.replica.module is model]
+    if steppers:
+        return steppers
+    raise BadOption("this model is not trained by tutti; give it to distribute() first")

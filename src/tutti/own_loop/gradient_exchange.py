@@ -1,0 +1,282 @@
+"""The exchange of gradients at the end of every `backward()` of a user's own loop.
+
+    backward()   hooks note which parameters have got something; the last thing that it does: meet, reduce
+    step()       meet; ranks that still reduce are helped first
+
+Ranks may differ in what they do: one may have no use for a head of the model, or leave a batch out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.own_loop.late_hooks import LateHooks, adder
+from tutti.own_loop.meetings import DETAILS, HEAD, Meetings, Purpose
+from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
+
+REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
+
+
+class GradientExchange:
+    """Makes the gradients of all distributed models those of all ranks whenever a `backward()` ends.
+
+    Args:
+        comm: all ranks.
+
+    Attributes:
+        meetings: of the ranks.
+        passes: how many backward passes of this rank have brought gradients since the last step.
+        unused: no backward pass has come since the weights of samples were set last.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self.passes, self.unused = comm, 0, False
+        self.meetings = Meetings(comm)
+        self._models: list[JointGradients] = []
+        self._cells: list[Cell] = []
+        self._first: list[int] = []
+        self._numbers: set[int] = set()
+        self._nodes: list[Any] = []
+        self._hooks: list[LateHooks] = []
+        self._touched: dict[int, None] = {}
+        self._task = -1
+        self._sums: list[bool] = []
+        self._shares: list[float] = []
+        self._handles: dict[int, Any] = {}
+
+    def add(self, model: JointGradients, sums: bool = False) -> None:
+        """Exchange the gradients of another model, too (collective).
+
+        Args:
+            model: its gradients.
+            sums: they are added up over the ranks; else averaged over the samples.
+        """
+        first = len(self._cells)
+        self._models.append(model)
+        self._first.append(first)
+        self._sums.append(sums)
+        self._shares.append(1.0)
+        self._cells.extend(model.cells)
+        self._numbers.update(id(cell.parameter) for cell in model.cells)
+        for number, cell in enumerate(model.cells, first):
+            self._watch(number, cell.parameter)
+            if model.records:
+                self._weigh(number)
+        self.meetings.widen(len(self._cells))
+
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Whether the gradient of a parameter is exchanged."""
+        return id(parameter) in self._numbers
+
+    def weigh(self, own: int, whole: int) -> None:
+        """Say how this rank's gradients count from now on.
+
+        Args:
+            own: how many samples it has of the batch.
+            whole: how many all ranks have.
+        """
+        size, self.unused = self._comm.size, True
+        for at, (model, sums) in enumerate(zip(self._models, self._sums, strict=True)):
+            # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
+            share = float(size if own else 0) if sums else size * own / whole if whole else 0.0
+            model.share = own / whole if whole else 0.0
+            if share == self._shares[at] == 1 and not model.records:
+                continue
+            self._shares[at] = share
+            for number in range(self._first[at], self._first[at] + len(model.cells)):
+                if share != 1 or model.records:
+                    self._weigh(number)
+                elif number in self._handles:
+                    self._handles.pop(number).remove()
+
+    @torch.no_grad()
+    def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
+        """Wait for all ranks (collective); those that reduce gradients are helped first.
+
+        Args:
+            purpose: what this rank comes for.
+            details: at most `DETAILS` integers for the others.
+            touched: the parameters that it brings gradients of.
+
+        Returns:
+            Every rank's purpose and details, (ranks, 1 + DETAILS); empty if all are this rank's.
+
+        Raises:
+            BadOption: the step is inside of a `backward()`.
+        """
+        if self._touched and purpose is Purpose.STEP:
+            raise BadOption(
+                "the optimizer is stepped before the backward pass has ended (in a hook, or after one that "
+                "failed), but the ranks exchange gradients at its end; call step() after backward()"
+            )
+        while True:
+            table = self.meetings.come(purpose, details, touched)
+            if table is None:
+                if purpose is Purpose.REDUCE:
+                    self._reduce(touched)
+                    self._call_hooks(touched)
+                return torch.empty(0)
+            if not bool((table[:, 0] <= Purpose.AGREE).any()):
+                return table[:, : 1 + DETAILS]
+            if purpose is Purpose.AGREE:
+                for model, own, share in self._by_model(touched):
+                    model.bring_set(own, share)
+            self._help(table, touched)
+            if purpose in REDUCING:
+                return torch.empty(0)
+
+    @torch.no_grad()
+    def bring_unseen(self) -> None:
+        """Reduce gradients that no `backward()` has made, but the loop has set (collective).
+
+        Those that are the same on all ranks are left as they are.
+        """
+        unseen = tuple(
+            first + at
+            for first, model in zip(self._first, self._models, strict=True)
+            for at in model.unseen()
+        )
+        if unseen:
+            self.meet(Purpose.AGREE, [self._checksum(unseen)], unseen)
+
+    def _checksum(self, numbers: Sequence[int]) -> int:
+        check = 0
+        for number in numbers:
+            gradient = self._cells[number].parameter.grad
+            assert gradient is not None, "the loop has set it"
+            values = gradient.coalesce().values() if gradient.is_sparse else gradient
+            check = crc32(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), check)
+        return check
+
+    def _watch(self, number: int, parameter: nn.Parameter) -> None:
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True)
+
+        def arrived(_: Tensor) -> None:
+            self._touched[number] = None
+            # A pass that failed has not come to its end: each pass asks for its own.
+            task = torch._C._current_graph_task_id()
+            if task != self._task:
+                self._task = task
+                at_end_of_backward(self._end)
+
+        self._hooks.append(LateHooks(parameter, arrived))
+        self._nodes.append(adder(parameter))
+        parameter.requires_grad_(trained)
+
+    def _weigh(self, number: int) -> None:
+        """Weigh, and note, what comes for a parameter, before it is added to what is there.
+
+        Only gradients that are added to `.grad` come here, not those that `torch.autograd.grad` returns.
+        """
+        node = adder(self._cells[number].parameter)
+        if number in self._handles and node is self._nodes[number]:
+            return
+        self._nodes[number] = node
+        of = bisect_right(self._first, number) - 1
+        model, at = self._models[of], number - self._first[of]
+        parameter = model.cells[at].parameter
+
+        def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            (gradient,) = gradients
+            share = self._shares[of]
+            if share != 1:
+                gradient = gradient * share if share else torch.zeros_like(gradient)
+            if model.records:
+                known = model.incoming.get(at)
+                # Without a gradient it is what is left of a pass that has failed.
+                if known is not None and parameter.grad is not None:
+                    known.gradient = known.gradient + gradient.detach()
+                else:
+                    kept = None if parameter.grad is None else parameter.grad.clone()
+                    model.incoming[at] = Incoming(gradient.detach(), kept)
+            return (gradient,)
+
+        self._handles[number] = self._nodes[number].register_prehook(before)
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        self._task, self.unused = -1, False
+        # What a pass that failed has brought may have been zeroed since.
+        touched = tuple(n for n in self._touched if self._cells[n].parameter.grad is not None)
+        self._touched.clear()
+        if not touched:
+            return
+        for number in touched:
+            gradient = self._cells[number].parameter.grad
+            if gradient is not None and gradient.requires_grad:
+                raise BadOption(
+                    "backward(create_graph=True) keeps a graph behind the gradients, which ends where those "
+                    "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
+                    "or one rank"
+                )
+        self._refuse_sums_with_set([number for number in touched if self._hooks[number].adding])
+        self.passes += 1
+        self._bring(touched)
+        self.meet(Purpose.REDUCE, (), touched)
+
+    def _refuse_sums_with_set(self, numbers: Sequence[int]) -> None:
+        """Refuse gradients of which hooks are to see a part only, and the rest differs between ranks."""
+        for model, own, _ in self._by_model(numbers) if numbers else ():
+            for number in set(own).intersection(model.unseen()):
+                shape = tuple(model.cells[number].view.shape)
+                raise BadOption(
+                    f"backward() adds to a gradient of shape {shape} that the loop has set, and a hook of "
+                    "register_hook is to see what it adds; step, or set gradients to zero, in between"
+                )
+
+    def _bring(self, numbers: Sequence[int]) -> None:
+        for model, own, _ in self._by_model(numbers):
+            model.bring(own)
+
+    def _reduce(self, numbers: Sequence[int]) -> None:
+        for model, own, _ in self._by_model(numbers):
+            model.reduce(own)
+
+    def _call_hooks(self, numbers: Sequence[int]) -> None:
+        """Call the program's hooks behind gradients of a backward pass, in one order on all ranks."""
+        watched = [number for number in numbers if self._hooks[number]]
+        for number in sorted(watched, reverse=True):
+            self._hooks[number].call()
+
+    def _by_model(self, numbers: Sequence[int]) -> list[tuple[JointGradients, list[int], float]]:
+        """The models that have some cells, each with its own numbers of them, and its share."""
+        if len(self._models) == 1:
+            return [(self._models[0], list(numbers), self._shares[0])]
+        parts = []
+        for model, first, share in zip(self._models, self._first, self._shares, strict=True):
+            own = [n - first for n in numbers if first <= n < first + len(model.cells)]
+            if own:
+                parts.append((model, own, share))
+        return parts
+
+    @torch.no_grad()
+    def _help(self, table: Tensor, touched: Sequence[int]) -> None:
+        """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
+        wanted = _numbers_of(table[table[:, 0] <= Purpose.AGREE])
+        passed = _numbers_of(table[table[:, 0] == Purpose.REDUCE])
+        known = set(touched)
+        for number in passed:
+            self._hooks[number].note()
+        self._bring([number for number in wanted if number not in known])
+        self._comm.barrier()
+        self._reduce(wanted)
+        self._call_hooks(passed)
+
+
+def _numbers_of(table: Tensor) -> list[int]:
+    """The parameters that ranks bring, by their rows of words."""
+    return cast("list[int]", table[:, HEAD:].any(dim=0).nonzero().view(-1).tolist())
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` as the last thing that the backward pass under way does."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)

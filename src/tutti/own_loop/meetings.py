@@ -1,0 +1,233 @@
+"""How the ranks of a user's own loop meet: by rows of words that say what each has come for.
+
+    rank 0   REDUCE  iteration 1  batch 6  parameters 0 1 2 3       all alike: go on
+    rank 1   REDUCE  iteration 1  batch 6  parameters 0 1 2 3
+
+    rank 0   REDUCE  iteration 1  batch 6  parameters 0 1 2 3       gone apart: all say where each one is
+    rank 1   MEAN    iteration 1  batch 6
+
+Everything in which all ranks of such a loop take part begins with a meeting, so that ranks whose loops go
+different ways are told which is where.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption, PeerLost
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Purpose(IntEnum):
+    """What a rank comes to a meeting for."""
+
+    REDUCE = 1
+    """Gradients of a backward pass become those of all ranks."""
+
+    AGREE = 2
+    """Gradients that the loop has set itself do so, too, unless they are the same on all ranks."""
+
+    STEP = 3
+    """An optimizer moves the weights."""
+
+    DEAL = 4
+    """Rank 0 says which samples the next batches have."""
+
+    MEAN = 5
+    """A figure is averaged."""
+
+    TOTAL = 6
+    """A figure is added up."""
+
+    DISTRIBUTE = 7
+    """A model and an optimizer are distributed."""
+
+    SETTLE = 8
+    """A model gets the weights to be evaluated."""
+
+    FINISH = 9
+    """A model gets its final weights."""
+
+
+PLACES: Final = {
+    Purpose.REDUCE: "backward()",
+    Purpose.AGREE: "optimizer.step()",
+    Purpose.STEP: "optimizer.step()",
+    Purpose.DEAL: "tutti.shard()",
+    Purpose.MEAN: "tutti.mean()",
+    Purpose.TOTAL: "tutti.total()",
+    Purpose.DISTRIBUTE: "tutti.distribute()",
+    Purpose.SETTLE: "tutti.settled()",
+    Purpose.FINISH: "tutti.finish()",
+}
+"""Where in the program a rank is that has come for something."""
+
+UPDATING: Final = (Purpose.REDUCE, Purpose.AGREE, Purpose.STEP)
+"""Ranks that have come for one of these may meet others that have come for another."""
+
+DETAILS: Final = 4
+"""Words for whoever meets; they come behind the purpose."""
+
+ITERATION: Final = 1 + DETAILS
+"""The word that says how many iterations over `shard` this rank has begun, to train."""
+
+BATCH: Final = 2 + DETAILS
+"""The word that says how many batches it was dealt in them."""
+
+HEAD: Final = 3 + DETAILS
+"""Words of a row before those for the parameters, which say whose gradients a rank brings."""
+
+MOST_KNOWN: Final = 256
+"""How many rows of words are kept for the next time."""
+
+
+class Meetings:
+    """The meetings of all ranks.
+
+    Args:
+        comm: the ranks.
+
+    Attributes:
+        iterations: how many iterations over `shard` this rank has begun, to train.
+        batches: how many batches it was dealt in them.
+        steps: how many steps of optimizers it has met the others for.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.iterations = self.batches = self.steps = 0
+        self._known: dict[tuple[int, ...], tuple[Tensor, NDArray[np.int64]]] = {}
+        self._width, self._turn = HEAD, 0
+        self._tables: Tensor | None = None
+
+    def widen(self, parameters: int) -> None:
+        """Have so many words for parameters from now on; all ranks do, between the same two meetings."""
+        self._known, self._width, self._tables = {}, HEAD + parameters, None
+
+    def come(
+        self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()
+    ) -> Tensor | None:
+        """Wait for all ranks (collective).
+
+        Args:
+            purpose: what this rank comes for.
+            details: at most `DETAILS` integers for the others.
+            touched: the parameters that it brings gradients of.
+
+        Returns:
+            Every rank's words, (ranks, words); None if all are this rank's.
+
+        Raises:
+            BadOption: the ranks' loops have gone apart.
+            PeerLost: a rank has left, or is lost.
+        """
+        if self._comm.size == 1:
+            return None
+        words, numbers = self._words(purpose, details, touched)
+        numbers[ITERATION], numbers[BATCH] = self.iterations, self.batches
+        try:
+            table = self._gather(words)
+        except PeerLost as lost:
+            raise PeerLost(
+                lost.ranks,
+                f"{lost.why}, after {_count(self.steps, 'step')}; rank {self._comm.rank} is in "
+                f"{PLACES[purpose]} ({_line()}), and every rank must make the same steps",
+            ) from None
+        if torch.equal(table, words.expand_as(table)):
+            return None
+        if _apart(table):
+            self._refuse(table)
+        return table
+
+    def _refuse(self, table: Tensor) -> None:
+        lines = cast("list[str]", self._comm.all_gather_objects(_line()))
+        places: dict[str, list[int]] = {}
+        for rank, (row, line) in enumerate(zip(table.tolist(), lines, strict=True)):
+            batch = f", training batch {row[BATCH]}" if row[BATCH] else ""
+            places.setdefault(f"in {PLACES[Purpose(row[0])]} ({line}{batch})", []).append(rank)
+        where = "; ".join(f"{_ranks(ranks)} {place}" for place, ranks in places.items())
+        raise BadOption(
+            f"the ranks went different ways through the loop after {_count(self.steps, 'step')}: {where}. "
+            "Decide by what is the same on all ranks, such as tutti.mean(loss), when to leave the loop or a "
+            "batch out"
+        )
+
+    def _words(
+        self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]
+    ) -> tuple[Tensor, NDArray[np.int64]]:
+        """The row of this rank, and the same as an array, whose words are faster to write."""
+        key = (purpose, *details, -1, *touched)
+        known = self._known.get(key)
+        if known is None:
+            with torch.inference_mode(False):  # they outlive an evaluation that begins with a meeting
+                words = torch.zeros(self._width, dtype=torch.int64)
+            words[0] = purpose
+            for at, detail in enumerate(details, 1):
+                words[at] = detail
+            for number in touched:
+                words[HEAD + number] = 1
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = words, words.numpy()
+        return known
+
+    def _gather(self, mine: Tensor) -> Tensor:
+        """Every rank's words, (ranks, words)."""
+        if self._comm.hosts > 1:
+            table = torch.zeros(self._comm.size, len(mine), dtype=mine.dtype)
+            table[self._comm.rank] = mine
+            self._comm.all_gather(table.view(-1))
+            return table
+        if self._tables is None:
+            # Two tables, used in turn: who writes to one has met all who have read it.
+            with torch.inference_mode(False):
+                self._tables = self._comm.node.shared(2, self._comm.size, self._width, dtype=torch.int64)
+        self._turn ^= 1
+        table = self._tables[self._turn]
+        table[self._comm.rank].copy_(mine)
+        self._comm.barrier()
+        return table
+
+
+def _apart(table: Tensor) -> bool:
+    """Whether the ranks that have come with these words can never meet."""
+    purposes = table[:, 0]
+    if bool((purposes > max(UPDATING)).any()):
+        return bool((purposes != purposes[0]).any())
+    # One that leaves out the passes before a step is ahead of those that it helps with theirs.
+    passing = purposes == Purpose.REDUCE
+    return any(_differ(table[rows, ITERATION:HEAD]) for rows in (passing, ~passing))
+
+
+def _differ(rows: Tensor) -> bool:
+    return len(rows) > 1 and bool((rows != rows[0]).any())
+
+
+def _line() -> str:
+    """Where in the program this rank is: the innermost line that is neither ours nor torch's."""
+    libraries = tuple(str(Path(module.__file__ or "").parent) for module in (sys.modules["tutti"], torch))
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*libraries, "<")):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} are"

@@ -1,0 +1,539 @@
+"""What `shard` deals: which samples are a rank's own, and for how much their gradients count."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tutti.comm.base import Communicator, cut
+from tutti.errors import BadOption
+from tutti.own_loop.fingerprints import Fingerprint, looked, of_dataset
+from tutti.own_loop.gradient_exchange import GradientExchange
+from tutti.own_loop.meetings import DETAILS, Purpose
+from tutti.strategies.base import Pace
+
+if TYPE_CHECKING:
+    from tutti.own_loop.steppers import Stepper
+
+Number = TypeVar("Number", float, Tensor)
+
+Values = Tensor | list[Any] | tuple[Any, ...]
+"""One of the things that a batch consists of: an item for each of its samples."""
+
+PLAIN = (int, float, str, bytes)
+"""What a program may have as a list beside the tensors of a batch."""
+
+AHEAD = 32
+"""Batches of indices that are drawn from a loader's sampler at a time, if it draws no random numbers then."""
+
+AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers that draw all random numbers of an epoch at its beginning."""
+
+
+@dataclass(eq=False)
+class Dealt:
+    """How many samples this rank got of the batch that `shard` dealt last, and how many all ranks did."""
+
+    own: int
+    all: int
+
+
+@dataclass(eq=False)
+class Open:
+    """An iteration over dealt batches that goes on.
+
+    Attributes:
+        before: the counts before it.
+        dealt: those of its batch.
+        samples: how many this rank got of all its batches together.
+        trained: whether its batch was dealt with gradients enabled.
+    """
+
+    before: Dealt
+    dealt: Dealt | None = None
+    samples: int = 0
+    trained: bool = False
+
+    def note(self, dealt: Dealt, trained: bool) -> None:
+        """Go on to a batch of these counts."""
+        self.dealt, self.trained = dealt, trained
+        self.samples += dealt.own
+
+
+@dataclass
+class OwnLoop:
+    """What `init` found, what the loop deals, and the models that `distribute` was given.
+
+    Attributes:
+        comm: all ranks.
+        dealt: the batch that is trained on.
+        steppers: one for each optimizer.
+        last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
+            of all its batches.
+        open: the iterations that go on, the innermost last.
+        deals: the counts of the batch that a tensor belongs to.
+        loaders: of the parts of a loader whose workers are to live on.
+        looked: data sets whose samples were compared between the ranks.
+        exchange: of the models' gradients.
+    """
+
+    comm: Communicator
+    dealt: Dealt
+    steppers: list[Stepper] = field(default_factory=list)
+    last: Dealt = field(init=False)
+    samples: int = 1
+    open: list[Open] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.last = self.dealt
+        self.exchange = GradientExchange(self.comm)
+        self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
+        self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
+        self.looked = looked()
+        self._looking: set[nn.Module] = set()
+        self._noted: list[Dealt] | None = None
+        self._differentiated = (-1, 0)
+
+    @property
+    def pace(self) -> Pace:
+        """How the workers' steps relate to each other."""
+        return self.steppers[0].pace if self.steppers else Pace.TOGETHER
+
+    def deal(self, deal: Dealt) -> None:
+        """Note the counts of the batch that is dealt now."""
+        self.last, self.samples = deal, deal.own
+        self.exchange.meetings.batches += torch.is_grad_enabled()
+        # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
+        if torch.is_grad_enabled() or not any(one.trained for one in self.open):
+            if self.exchange.unused:
+                self._look_at_inputs()
+            self.train_on(deal)
+            if self._noted is not None:
+                self._noted.append(deal)
+
+    @contextmanager
+    def noting(self) -> Iterator[list[Dealt]]:
+        """Inside, batches to train on are noted in the list: what a closure's loss is of."""
+        before, noted = self._noted, list[Dealt]()
+        self._noted = noted
+        try:
+            yield noted
+        finally:
+            self._noted = before
+
+    def train_on(self, deal: Dealt) -> None:
+        """Weigh gradients by the counts of this batch from now on."""
+        self.dealt.own, self.dealt.all = deal.own, deal.all
+        self.exchange.weigh(deal.own, deal.all)
+
+    def differentiate(self, deal: Dealt) -> None:
+        """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
+
+        Raises:
+            BadOption: it has come to those of a batch of which the ranks have other shares, too.
+        """
+        task = torch._C._current_graph_task_id()
+        before, self._differentiated = self._differentiated, (task, deal.all)
+        size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
+        if before[0] == task and not _are_shared_alike({before[1], deal.all}, size, sums):
+            raise BadOption(
+                f"one backward() is of batches of {before[1]} and of {deal.all} samples, of which a rank has "
+                f"different shares ({size} ranks), so that its gradients cannot be weighed; call backward() "
+                "for the loss of each batch, or give batches that the ranks can share evenly "
+                "(drop_last=True)"
+            )
+        self.train_on(deal)
+
+    def close(self, ended: Open) -> None:
+        """Go on with the batch of the loop around, as an iteration has ended."""
+        self.open.remove(ended)
+        others = [one for one in self.open if one.dealt is not None]
+        around = ([one for one in others if one.trained] or others)[-1:]
+        if around and around[0].dealt is not None:
+            self.samples = around[0].dealt.own
+            self.train_on(around[0].dealt)
+            return
+        if ended.dealt is not None:
+            self.samples = ended.samples
+        if not ended.trained:
+            self.train_on(ended.before)
+
+    def mean(self, value: Number, count: int) -> Number:
+        """The mean of a figure over the ranks, of which this one's counts so many times (collective)."""
+        sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        return _like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
+
+    def total(self, value: Number) -> Number:
+        """The sum of a figure over the ranks that have samples of what it is of (collective)."""
+        sums = self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)
+        flag = isinstance(value, Tensor) and value.dtype == torch.bool
+        return _like(value, sums[0].item(), torch.int64 if flag else None)
+
+    def whole_loss(self, loss: Number, batches: Sequence[Dealt], sums: bool) -> Number:
+        """What the losses that the ranks' closures return are together (collective).
+
+        Args:
+            loss: this rank's.
+            batches: those that the closure has dealt; none: it is of the batch that is trained on.
+            sums: losses are sums over samples, not means.
+
+        Raises:
+            BadOption: it is of several batches, and a rank's share of one is not that of another.
+        """
+        size, dealt = self.comm.size, batches or [self.dealt]
+        table = torch.zeros(size, 2, dtype=torch.float64)
+        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in dealt)
+        losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
+        wholes = {one.all for one in dealt}
+        if not _are_shared_alike(wholes, size, sums):
+            if not sums and bool((losses == losses[0]).all()):
+                return loss  # the closure has averaged it
+            raise BadOption(
+                f"the loss of a closure is over batches of {sorted(wholes)} samples, of which a rank has "
+                f"different shares ({size} ranks), so that the loss of all cannot be told from the ranks'; "
+                "give batches that they can share evenly (drop_last=True)"
+                + ("" if sums else ", or add up tutti.mean(loss) of each batch and return that")
+            )
+        there = counts > 0
+        losses, counts = losses[there], counts[there]
+        return _like(loss, (losses.sum() if sums else (losses * counts).sum() / counts.sum()).item())
+
+    def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:
+        sums = torch.tensor(figures, dtype=torch.float64)
+        if self.comm.size > 1:
+            self.exchange.meetings.come(purpose)
+            self.comm.all_reduce(sums)
+        return sums
+
+    def _look_at_inputs(self) -> None:
+        """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
+        for stepper in self.steppers:
+            model = stepper.replica.module
+            if model not in self._looking:
+                self._looking.add(model)
+                model.register_forward_hook(BatchHook(self), with_kwargs=True)
+
+
+def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
+    """Whether a rank's part of batches of so many samples counts the same in each of them."""
+    return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
+
+
+class BatchHook:
+    """A module's hook behind `forward`: gradients are weighed by the batch that it was called with.
+
+    Copies of the module have none: they are not trained here.
+    """
+
+    def __init__(self, job: OwnLoop | None) -> None:
+        self._job = job
+
+    def __call__(
+        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
+    ) -> None:
+        """Look for tensors that were dealt, or for views of them."""
+        if torch.compiler.is_compiling() or self._job is None or not torch.is_grad_enabled():
+            return
+        deals = [
+            self._job.deals[known]
+            for tensor in _tensors((inputs, named))
+            for known in (tensor, tensor._base)
+            if known is not None and known in self._job.deals
+        ]
+        for deal in dict.fromkeys(deals):
+            self._job.train_on(deal)
+            for tensor in _tensors(outputs):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(partial(self._differentiate, deal))
+
+    def _differentiate(self, deal: Dealt, gradients: object) -> None:
+        if self._job is not None:
+            self._job.differentiate(deal)
+
+    def __deepcopy__(self, memo: object) -> BatchHook:
+        return BatchHook(None)
+
+    def __reduce__(self) -> tuple[type[BatchHook], tuple[None]]:
+        return BatchHook, (None,)
+
+
+class _Dealing:
+    """A batch sampler: of rank 0's batches this rank's part of each, or every so many-th, whole.
+
+    Every rank draws them all from a sampler of its own, so that random numbers go on as in plain torch. What
+    is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
+    """
+
+    def __init__(self, batches: Iterable[list[Any]], dataset: object, job: OwnLoop) -> None:
+        self.batches, self.dataset, self.job = batches, dataset, job
+        self.deals: list[Dealt] = []
+        self.seen = 0
+        self._fingerprint = Fingerprint()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self.deals, self.seen = [], 0
+        if self.job.comm.size > 1:
+            self._fingerprint = of_dataset(self.dataset, self.job.looked)
+        # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
+        return self._own(iter(self.batches))
+
+    def _own(self, source: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        comm, together = self.job.comm, self.job.pace is Pace.TOGETHER
+        while True:
+            ahead = self._ahead()
+            drawn = [list(batch) for batch in islice(source, ahead)]
+            if not _is_alike(self._fingerprint, self.job):
+                _refuse_other_samples(self._fingerprint, self.job.comm)
+            shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
+            for batch in shared:
+                mine = self.seen % comm.size == comm.rank
+                self.seen += 1
+                if together or mine:
+                    own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
+                    self.deals.append(Dealt(len(own), len(batch)))
+                    yield own or batch[:1]
+            # There are no more; to find out once more would be to wait for ranks that have one to train on.
+            if ahead is None or len(shared) < ahead:
+                return
+
+    def _ahead(self) -> int | None:
+        """How many batches to draw at a time; None: all, so that nobody waits for rank 0 in the epoch."""
+        if self.job.pace is Pace.FREE and isinstance(self.batches, Sized):
+            return None
+        # No rank draws between two steps that another makes without drawing.
+        turn = 1 if self.job.pace is Pace.TOGETHER else self.job.comm.size
+        return AHEAD * turn if self.job.comm.size > 1 and _draws_at_once(self.batches) else turn
+
+
+def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
+    if type(batches) is not BatchSampler or type(batches.sampler) not in AT_ONCE:
+        return False
+    return not (isinstance(batches.sampler, RandomSampler) and batches.sampler.replacement)
+
+
+def from_loader(loader: DataLoader[Any], job: OwnLoop) -> Iterator[Any]:
+    """The rank's own part of a loader's batches; it reads no other samples."""
+    own = job.loaders.get(loader)
+    if own is None:
+        own = _own_loader(loader, job)
+    if loader.persistent_workers:
+        job.loaders[loader] = own
+    dealing = cast("_Dealing", own.batch_sampler)
+    before = [stepper.steps for stepper in job.steppers]
+    for batch in own:
+        yield _deal(batch, dealing.deals.pop(0), job)
+    if job.pace is not Pace.TOGETHER:
+        _complete_round(dealing.seen, before, job)
+
+
+def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1 and job.comm.size > 1:
+        raise BadOption(
+            f"the loader has a DistributedSampler, which deals each of {sampler.num_replicas} ranks a part, "
+            "and shard() would deal the ranks parts of that; make the loader with shuffle=True "
+            "or another sampler of all samples"
+        )
+    dealing = _Dealing(cast("Iterable[list[Any]]", loader.batch_sampler), loader.dataset, job)
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=cast("BatchSampler", dealing),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _is_alike(mine: Fingerprint, job: OwnLoop) -> bool:
+    """Whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
+    table = job.exchange.meetings.come(Purpose.DEAL, mine.words())
+    if table is None:
+        return True
+    prints = [Fingerprint.of_words(words) for words in table[:, 1 : 1 + DETAILS].tolist()]
+    return all(prints[0].is_like(other) for other in prints)
+
+
+def _refuse_other_samples(mine: Fingerprint, comm: Communicator) -> None:
+    lengths = cast("list[int]", comm.all_gather_objects(mine.length))
+    raise BadOption(
+        (
+            f"the ranks' data sets are of different lengths: by rank, {lengths}"
+            if len(set(lengths)) > 1
+            else f"the ranks' data sets hold different samples, {mine.length} on each, or in another order"
+        )
+        + "; shard() deals numbers of samples, so give every rank the whole data set, and seed what splits "
+        "or shuffles it: random_split(..., generator=torch.Generator().manual_seed(0)), "
+        "numpy.random.default_rng(0), random.seed(0), train_test_split(..., random_state=0)"
+    )
+
+
+def compared(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
+    """The batches; the first is compared between the ranks (collective)."""
+    source = iter(batches)
+    if job.comm.size == 1:
+        yield from source
+        return
+    first = list(islice(source, 1))
+    print_ = Fingerprint(_length(first[0]) if first else 0)
+    print_.note(first)
+    if not _is_alike(print_, job):
+        lengths = cast("list[int]", job.comm.all_gather_objects(print_.length))
+        how = "are the iterable's, and every rank's must yield the same: seed what shuffles its samples"
+        if len(set(lengths)) > 1:
+            raise BadOption(f"the first batches have, by rank, {lengths} samples; they {how}")
+        warnings.warn(
+            f"the ranks' first batches differ: they {how} (random transforms may differ)", stacklevel=2
+        )
+    yield from first
+    yield from source
+
+
+def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
+    """Every so many-th batch."""
+    seen, before = 0, [stepper.steps for stepper in job.steppers]
+    for batch in batches:
+        if seen % job.comm.size == job.comm.rank:
+            length = _length(batch)
+            yield _deal(batch, Dealt(length, length), job)
+        seen += 1
+    _complete_round(seen, before, job)
+
+
+def _complete_round(batches: int, before: Sequence[int], job: OwnLoop) -> None:
+    """Skip the last round of an epoch where this rank has no batch in it: all make as many steps or skips.
+
+    Args:
+        batches: of all ranks.
+        before: how many steps each stepper had made when the epoch began.
+        job: the ranks.
+
+    Raises:
+        BadOption: a step is not that of one batch, so nobody knows how many the other ranks make.
+    """
+    left, own = batches % job.comm.size, batches // job.comm.size
+    if not left or job.comm.rank < left or not torch.is_grad_enabled():
+        return
+    pairs = list(enumerate(zip(job.steppers, before, strict=False)))
+    # In the order in which the loop steps: the other ranks do so now.
+    for number, (stepper, steps) in sorted(pairs, key=lambda pair: pair[1][0].latest):
+        made = stepper.steps - steps
+        if made == own:
+            stepper.skip()
+        elif made and job.pace is Pace.ABREAST:
+            raise BadOption(
+                f"this rank has made {made} steps with optimizer {number} for its {own} batches, and other "
+                f"ranks have a batch more, as shard() was given {batches} for {job.comm.size} ranks: with "
+                "this strategy all must make equally many steps; make one for each batch, give a number of "
+                "batches that the ranks can share evenly, or use the default strategy, Sync()"
+            )
+
+
+def own_part(batch: Any, job: OwnLoop) -> Any:
+    """The rank's own part of a batch."""
+    comm, length = job.comm, _length(batch)
+    if comm.size == 1:
+        return _deal(batch, Dealt(length, length), job)
+    _check_lengths(batch, length)
+    part = cut(length, comm.size)[comm.rank]
+    deal = Dealt(part.stop - part.start, length)
+
+    def own(values: Values) -> Values:
+        of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == length
+        return (values[part] if deal.own else values[:1]) if of_samples else values
+
+    return _deal(_map(batch, own), deal, job)
+
+
+def _check_lengths(batch: Any, length: int) -> None:
+    for tensor in _tensors(batch):
+        if tensor.dim() and len(tensor) != length:
+            raise BadOption(
+                f"a batch has tensors of {length} and of {len(tensor)} along the first dimension; shard() "
+                "cuts batches whose tensors all have the samples along it"
+            )
+
+
+def _like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
+    if not isinstance(value, Tensor):
+        return figure
+    return torch.full_like(value, figure, dtype=dtype, requires_grad=False)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, dict)):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(value)
+
+
+def _deal(batch: Any, deal: Dealt, job: OwnLoop) -> Any:
+    """Note the counts for the next `step()`; outside training an empty part is really empty."""
+    job.deal(deal)
+    if deal.own == 0 and not torch.is_grad_enabled():
+        return _map(batch, _none_of)
+    if job.comm.size > 1:
+        for tensor in _tensors(batch):
+            job.deals[tensor] = deal
+    return batch
+
+
+def _none_of(values: Values) -> Values:
+    """The empty part of one sample."""
+    of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == 1
+    return values[:0] if of_samples else values
+
+
+def _map(batch: Any, function: Callable[[Values], Values]) -> Any:
+    """Apply `function` to all tensors in a batch, and to the lists and tuples of numbers or text."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if batch is None or isinstance(batch, PLAIN):
+        return batch
+    if isinstance(batch, dict):
+        return {key: _map(value, function) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_map(value, function) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        if batch and all(isinstance(value, PLAIN) for value in batch):
+            return function(batch)
+        return type(batch)(_map(value, function) for value in batch)
+    raise BadOption(
+        f"shard() can cut tensors, and tuples, lists and dicts of them, not {type(batch).__name__}"
+    )
+
+
+def _length(batch: Any) -> int:
+    for tensor in _tensors(batch):
+        if tensor.dim():
+            return len(tensor)
+    raise BadOption(
+        f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
+    )

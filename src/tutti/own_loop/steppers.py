@@ -1,0 +1,529 @@
+"""Steps of all ranks, made of the calls of a user's own loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.own_loop.divided_optimizer import DividedOptimizer
+from tutti.own_loop.meetings import Purpose
+from tutti.replica import Replica
+from tutti.run.arguments import as_objects
+from tutti.strategies.base import Clip, Pace, Strategy, Worker
+
+if TYPE_CHECKING:
+    from tutti.own_loop.shard import OwnLoop
+
+Closure = Callable[[], Tensor]
+"""Computes the loss and its gradients once more, as torch's optimizers may be given it."""
+
+
+class Stepper(ABC):
+    """Turns the calls of a user's loop into steps of all ranks.
+
+    Args:
+        replica: the model.
+        strategy: how it is trained.
+        sums: losses are sums over samples, not means.
+
+    Attributes:
+        replica: the model.
+        pace: how the ranks' steps relate to each other.
+        sums: losses are sums over samples, not means.
+        steps: how many of its own steps a worker has made, if each has batches of its own.
+        latest: the number of the latest of them, counted over all steppers of the loop.
+    """
+
+    def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
+        self.replica, self.pace = replica, strategy.pace
+        self._passes, self.sums = strategy.passes, sums
+        self._calls, self._own, self._samples = 0, 0, 0
+        self.steps = self.latest = 0
+
+    def take_over(self, optimizer: Optimizer) -> None:
+        """Put our `step` in place of the optimizer's own, which it calls."""
+        native = optimizer.step
+
+        def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
+            return self.step(native, closure)
+
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        """One call of the user's `optimizer.step()`.
+
+        Args:
+            native: what that was before.
+            closure: what it was given.
+        """
+
+    @abstractmethod
+    def skip(self) -> None:
+        """Take part in a step for which the other ranks have a batch, and this one has none."""
+
+    def settle(self) -> None:
+        """Give the replica the weights to be evaluated (collective)."""
+        return
+
+    def resume(self) -> None:
+        """Go on training after `settle` (collective)."""
+        return
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Give the replica the final weights, after the last step (collective)."""
+
+
+class JointStepper(Stepper):
+    """The optimizer's own steps, on each rank, by gradients that are the same on all of them.
+
+    Args:
+        replica: the model.
+        optimizer: the user's.
+        strategy: how many passes are behind a step.
+        clip: gradient clipping.
+        sums: losses are sums over samples, not means.
+        job: the ranks.
+        copies: for each of the replica's vectors of weights, those of all ranks of this host.
+        gradients: a vector of gradients for each of them, for the optimizer.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        clip: Clip,
+        sums: bool,
+        job: OwnLoop,
+        copies: list[list[Tensor]],
+        gradients: list[Tensor],
+    ) -> None:
+        super().__init__(replica, strategy, sums)
+        self._optimizer, self._clip, self._job = optimizer, clip, job
+        self.copies, self.gradients = copies, gradients
+        self._number = len(job.steppers)
+        self._native: Callable[..., Any] = optimizer.step
+        self._divided = DividedOptimizer(optimizer, replica, copies, gradients, job.comm.node)
+        self._fits = False
+        self._pending: dict[nn.Parameter, Tensor] = {}
+        self._lists: list[tuple[list[nn.Parameter], int]] = []
+
+    def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether this is the stepper of both."""
+        return self.replica.module is model and self._optimizer is optimizer
+
+    @override
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        self._native = partial(self._divide, native)
+        self._meet()
+        if self._passes > 1:
+            loss = _evaluate(closure)
+            with _unscaled(self._optimizer) as overflown:
+                if not overflown:
+                    self._gather()
+                    if self._calls == self._passes:
+                        self._use_gathered()
+            return loss
+        if closure is None:
+            self._limit()
+            return self._native()
+
+        def limited() -> Tensor:
+            with self._job.noting() as batches:
+                loss = closure()
+            self._limit()
+            # An optimizer that looks at the loss must see the same on all ranks.
+            if self._job.comm.size == 1 or loss is None:
+                return loss
+            return self._job.whole_loss(loss, batches, self.sums)
+
+        return self._native(limited)
+
+    def _divide(self, native: Callable[..., Any], closure: Closure | None = None) -> Any:
+        """Step the optimizer, with the other ranks of the host if it allows that."""
+        if not self._fits:
+            self._divided.release()
+            return native() if closure is None else native(closure)
+        loss = _evaluate(closure)  # these optimizers want it once, at the beginning
+        found = self._divided.step(native)
+        return found if closure is None else loss
+
+    @override
+    def skip(self) -> None:
+        """All ranks have a part of every batch."""
+
+    @override
+    def settle(self) -> None:
+        self._job.exchange.meetings.come(Purpose.SETTLE)
+
+    @override
+    def finish(self) -> None:
+        self._job.exchange.meetings.come(Purpose.FINISH)
+        if self._calls:
+            self._use_gathered()
+
+    def _meet(self) -> None:
+        comm = self._job.comm
+        if comm.size == 1:
+            return
+        self._job.exchange.bring_unseen()
+        self._refuse_strangers()
+        self._fits = self._divided.fits()
+        if self._fits:
+            self._divided.bring_weights()
+        changed = self._fits and self._divided.changed()
+        exchange = self._job.exchange
+        details = (self._number, _hash_of(self._optimizer), int(changed), exchange.passes)
+        table = exchange.meet(Purpose.STEP, details)
+        exchange.passes = 0
+        exchange.meetings.steps += 1
+        if len(table):
+            _refuse_difference(table, self._optimizer, comm)
+        if changed:
+            self._divided.adopt()
+
+    def _refuse_strangers(self) -> None:
+        """Refuse parameters that have come to the optimizer, and that no model has: nobody exchanges them."""
+        lists = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
+        if len(lists) == len(self._lists) and all(
+            new is old and length == known
+            for (new, length), (old, known) in zip(lists, self._lists, strict=True)
+        ):
+            return
+        for number, (parameters, _) in enumerate(lists):
+            for parameter in parameters:
+                if parameter.requires_grad and not self._job.exchange.knows(parameter):
+                    raise BadOption(
+                        f"param group {number} of the optimizer has a parameter of shape "
+                        f"{tuple(parameter.shape)} that no model had when distribute() was given it; make "
+                        "the model whole, and load weights with assign=True, before distribute(), and give "
+                        "it one module of the model and of such parameters as its loss has beside it"
+                    )
+        self._lists = lists
+
+    def _limit(self) -> None:
+        if self._clip.value is None and self._clip.norm is None:
+            return
+        parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
+        if self._clip.value is not None:
+            nn.utils.clip_grad_value_(parameters, self._clip.value)
+        if self._clip.norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._clip.norm)
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        whole = self._job.dealt.all
+        self._calls, self._samples = self._calls + 1, self._samples + whole
+        for parameter in self.replica.module.parameters():
+            if parameter.grad is not None:
+                new = parameter.grad * (1 if self.sums else whole)
+                known = self._pending.get(parameter)
+                self._pending[parameter] = new if known is None else known + new
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        for parameter, gradient in self._pending.items():
+            parameter.grad = gradient if self.sums else gradient / self._samples
+        self._limit()
+        self._native()
+        for parameter in self._pending:
+            parameter.grad = None
+        self._pending, self._calls, self._samples = {}, 0, 0
+
+
+class WorkerStepper(Stepper):
+    """The steps of a strategy's worker, by this rank's own gradients.
+
+    Between the steps the parameters' gradients are the user's: added up, zeroed and looked at as in torch.
+
+    Args:
+        replica: the model.
+        optimizer: the user's.
+        worker: this rank's part in the strategy.
+        strategy: it.
+        sums: losses are sums over samples, not means.
+        job: the ranks.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        worker: Worker,
+        strategy: Strategy,
+        sums: bool,
+        job: OwnLoop,
+    ) -> None:
+        super().__init__(replica, strategy, sums)
+        self.worker, self._optimizer, self._job = worker, optimizer, job
+        self._strategy, self._number = strategy, len(job.steppers)
+        self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
+        many = self._passes > 1
+        self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
+        self._present: set[nn.Parameter] = set()
+        self._inside, self._skipped = False, 0
+        # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        optimizer.register_load_state_dict_post_hook(lambda _: worker.adopt_state())
+
+    @override
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        if self._inside:  # the worker steps the user's optimizer itself
+            return native() if closure is None else native(closure)
+        loss = _evaluate(closure)
+        self.steps += 1
+        self.latest = max(stepper.latest for stepper in self._job.steppers) + 1
+        self._refuse_strangers()
+        self._meet(Purpose.STEP)
+        with self._stepping(), _unscaled(self._optimizer) as overflown:
+            if overflown and self._passes == 1:
+                self.worker.give_up()
+            else:
+                self._advance(self._job.dealt.own, self._job.dealt.all)
+        return loss
+
+    @override
+    def skip(self) -> None:
+        self._skipped += 1
+        with self._stepping():
+            self._advance(0, 0)
+
+    @override
+    def settle(self) -> None:
+        self._meet(Purpose.SETTLE)
+        self._compare_steps()
+        self.worker.settle()
+
+    @override
+    def resume(self) -> None:
+        self.worker.resume()
+
+    @override
+    def finish(self) -> None:
+        self._meet(Purpose.FINISH)
+        self._compare_steps()
+        with self._stepping():
+            if self._calls:
+                self._use_gathered()
+            self.worker.finish()
+
+    def _meet(self, purpose: Purpose) -> None:
+        """Meet the other ranks where they wait for each other anyway (collective); one may be elsewhere."""
+        if self.pace is not Pace.TOGETHER or not self.worker.waits or self._job.comm.size == 1:
+            return
+        table = self._job.exchange.meet(purpose, (self._number,))
+        self._job.exchange.meetings.steps += purpose is Purpose.STEP
+        if len(table):
+            _refuse_other_optimizers(table)
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            with as_objects(self._strategy):
+                yield
+        finally:
+            self._inside = False
+
+    def _advance(self, own: int, whole: int) -> None:
+        if self._passes > 1:
+            self._gather(own, whole)
+            if self._calls == self._passes:
+                self._use_gathered()
+        elif whole:
+            share = own / whole
+            if self.sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
+                share = float(own > 0)
+            with self.replica.lent_gradients():
+                if share == 0:  # what this rank has computed is there for `backward()` alone
+                    self.replica.zero_grad()
+                    for parameter in self._known:
+                        parameter.grad = None
+                elif share != 1:
+                    self.replica.scale_gradients(share)
+                self._step(own, whole)
+        else:
+            self.worker.skip()
+
+    def _step(self, own: int, whole: int) -> None:
+        if self.pace is Pace.TOGETHER:
+            self.worker.share = own / whole
+        self.worker.step()
+
+    def _gather(self, own: int, whole: int) -> None:
+        """Keep this pass' gradient, weighted by its samples."""
+        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
+        with self.replica.lent_gradients():
+            for flat, pending in zip(self.replica.flats, self._pending, strict=True):
+                if own:
+                    pending.add_(flat.grads, alpha=1 if self.sums else own)
+        if own:
+            self._present.update(p for p in self._known if p.grad is not None)
+        for parameter in self._known:
+            parameter.grad = None
+
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        own, whole, present = self._own, self._samples, self._present
+        self._calls, self._own, self._samples, self._present = 0, 0, 0, set()
+        if not whole:
+            self.worker.skip()
+            return
+        with self.replica.lent_gradients(present):
+            for flat, pending in zip(self.replica.flats, self._pending, strict=True):
+                torch.mul(pending, 1 if self.sums else 1 / whole, out=flat.grads)
+                pending.zero_()
+            self._step(own, whole)
+
+    def _compare_steps(self) -> None:
+        """Refuse that some ranks have made more steps than others, where they make them together."""
+        if self.pace is not Pace.ABREAST or self._job.comm.size == 1:
+            return
+        made = self._job.comm.all_gather_objects(self.steps + self._skipped)
+        if len(set(cast("list[int]", made))) > 1:
+            raise BadOption(
+                f"with strategy '{self._strategy.name}' all ranks make their steps at the same time, but by "
+                f"rank they have made {made}; call optimizer.step() for every batch, on every rank"
+            )
+
+    def _refuse_strangers(self) -> None:
+        """Refuse parameters that have come to the optimizer later: the ranks do not exchange them."""
+        if self._job.comm.size == 1:
+            return
+        for number, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter not in self._known:
+                    raise BadOption(
+                        f"param group {number} of the optimizer has a parameter of shape "
+                        f"{tuple(parameter.shape)} that strategy '{self._strategy.name}' does not exchange: "
+                        "it was frozen, or not there, when distribute() was given the model; make the model "
+                        "whole and unfreeze it before, or use the default strategy, Sync()"
+                    )
+
+
+@contextmanager
+def _unscaled(optimizer: Optimizer) -> Iterator[bool]:
+    """Do what a `GradScaler` asks of the optimizer; gives whether this rank's gradient has overflowed."""
+    held, asked = vars(optimizer), dict[str, Any]()
+    for name in ("grad_scale", "found_inf"):
+        if name in held:
+            asked[name] = held.pop(name)
+    scale, overflown = asked.get("grad_scale"), bool(asked.get("found_inf", 0))
+    if scale is not None and not overflown:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
+    try:
+        yield overflown
+    finally:
+        held.update(asked)  # it takes them away itself
+
+
+class Adopting:
+    """A module's hook behind `load_state_dict`: training goes on from the weights that were loaded.
+
+    Copies of the module have none: they are not trained here.
+
+    Args:
+        adopt: takes note of the new weights.
+    """
+
+    def __init__(self, adopt: Callable[[], None] | None) -> None:
+        self._adopt = adopt
+
+    def __call__(self, module: nn.Module, incompatible: object) -> None:
+        """Take note of the new weights."""
+        if self._adopt is not None:
+            self._adopt()
+
+    def __deepcopy__(self, memo: object) -> Adopting:
+        return Adopting(None)
+
+    def __reduce__(self) -> tuple[type[Adopting], tuple[None]]:
+        return Adopting, (None,)
+
+
+def _evaluate(closure: Closure | None) -> Tensor | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
+    """The numbers among the optimizer's options, group by group."""
+    return [
+        {
+            name: _number(value)
+            for name, value in group.items()
+            if isinstance(value, (int, float, tuple, Tensor))
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _number(value: object) -> object:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _hash_of(optimizer: Optimizer) -> int:
+    """The same for the same options, in every process."""
+    return hash(
+        tuple(
+            _number(value)
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, (int, float, tuple, Tensor))
+        )
+    )
+
+
+def _refuse_other_optimizers(table: Tensor) -> None:
+    if bool((table[:, :2] != table[0, :2]).any()):
+        raise BadOption(
+            f"the ranks step different optimizers at the same time: by rank, in the order of distribute(), "
+            f"{table[:, 1].tolist()}; let every rank make the same steps"
+        )
+
+
+def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) -> None:
+    """Say in what the ranks that have come for a step differ (collective)."""
+    _refuse_other_optimizers(table)
+    if bool((table[:, 3] != table[0, 3]).any()):
+        raise BadOption(
+            "the optimizer's state was loaded or changed on some ranks and not on others: by rank, "
+            f"{table[:, 3].tolist()}; do it on every rank"
+        )
+    passes = table[:, 4]
+    if bool((passes[passes > 0] != passes.max()).any()):
+        raise BadOption(
+            "the ranks come to a step after different numbers of backward passes: by rank, "
+            f"{passes.tolist()}; a rank leaves out all passes before a step, or none"
+        )
+    everyone = cast("list[list[dict[str, object]]]", comm.all_gather_objects(_options_of(optimizer)))
+    for rank, theirs in enumerate(everyone):
+        for group, (first, other) in enumerate(zip(everyone[0], theirs, strict=True)):
+            for name, value in first.items():
+                if other.get(name) != value:
+                    raise BadOption(
+                        f"'{name}' of param group {group} is {value} on rank 0 and {other.get(name)} on "
+                        f"rank {rank}; let all ranks have the same: a scheduler that is told a loss needs "
+                        "that of all of them, scheduler.step(tutti.mean(loss))"
+                    )

@@ -1,0 +1,29 @@
+"""The parameter centre: vectors of weights that all workers see, and the rule by which messages move them."""
+
+from __future__ import annotations
+
+from tutti.parameter_server.base import Centre, Desk, Outcome, Receipt, Rule, Slot, Vectors
+from tutti.parameter_server.connect import join_centre, serve, visitors
+from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule, Rounds
+from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
+
+__all__ = [
+    "AdaptiveCompensation",
+    "AddRule",
+    "Centre",
+    "Compensation",
+    "Damping",
+    "Desk",
+    "ElasticRule",
+    "OptimizerRule",
+    "Outcome",
+    "Receipt",
+    "Remedy",
+    "Rounds",
+    "Rule",
+    "Slot",
+    "Vectors",
+    "join_centre",
+    "serve",
+    "visitors",
+]

@@ -1,0 +1,172 @@
+"""The centre on server ranks: a worker's view of it. What a server does is in `serving`.
+
+Each server has a slice of every vector and serves its requests in the order in which they come.
+
+    worker 0   │ slice a ▶ server 0, slice b ▶ server 1 │ waits │ ◀ answer a, ◀ answer b │ backward ...
+    worker 1        │ slice a ▶, slice b ▶ │ waits, while worker 0 is served │ ◀ answer a, ◀ answer b │
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from typing_extensions import override
+
+from tutti.comm.base import Communicator, Servers
+from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors, cut_slots
+from tutti.parameter_server.protocol import (
+    ANSWER,
+    BODY,
+    REQUEST,
+    WEIGHTS,
+    Request,
+    header,
+    receive_all,
+    send_all,
+)
+from tutti.replica import Flat
+
+
+class ServedCentre(Centre):
+    """One worker's view of a centre on servers (collective over the workers).
+
+    Args:
+        comm: the workers.
+        servers: the ranks that hold the centre, and how to reach them.
+        flats: of the replica; the weights of worker 0 are the centre's first ones.
+        rule: what the centre does with a message; its settings are read at every message.
+    """
+
+    def __init__(self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule) -> None:
+        self._workers, self._comm, self._rule = comm, servers.comm, rule
+        self._slots = cut_slots(flats, rule, len(servers.ranks))
+        self._servers = servers.ranks[: len(self._slots)]
+        self._idle = servers.ranks[len(self._slots) :]
+        self._answer = torch.zeros(3, dtype=torch.float64)
+        self._version, self._seen_at = 0, comm.clock()
+        if comm.rank == 0:
+            weights = [flat.weights for flat in flats]
+            for server, slot in zip(self._servers, self._slots, strict=True):
+                self._ask(server, Request.START, comm.hosts)
+                send_all(self._comm, slot.views(weights), server, BODY)
+            # Another worker's message may be faster than these: it has to wait for the servers to be ready.
+            self._take(None)
+        comm.barrier()
+
+    @property
+    @override
+    def version(self) -> int:
+        return self._version
+
+    def _ask(self, server: int, request: Request, detail: float = 0) -> int:
+        message = header(request, detail, self._rule.settings())
+        self._comm.send(message, server, REQUEST)
+        return message.nbytes
+
+    def _bring(self, request: Request, message: Vectors, again: bool, at: Vectors) -> int:
+        """Send the message to all servers; returns its bytes."""
+        sent = 0
+        for server, slot in zip(self._servers, self._slots, strict=True):
+            sent += self._ask(server, request, float(again))
+            if not again:
+                sent += send_all(self._comm, slot.views(message), server, BODY)
+            if at:
+                sent += send_all(self._comm, slot.views(at), server, BODY)
+        if self._rule.consumes:
+            for vector in message:
+                vector.zero_()
+        return sent
+
+    def _take(self, into: Vectors | None) -> tuple[int, bool]:
+        """Receive all answers; returns the largest staleness, and whether a server dropped the message."""
+        staleness, dropped, versions = 0, False, []
+        for server, slot in zip(self._servers, self._slots, strict=True):
+            self._comm.recv(self._answer, server, ANSWER)
+            version, stale, late = (int(value) for value in self._answer.tolist())
+            versions.append(version)
+            staleness, dropped = max(staleness, stale), dropped or bool(late)
+            if into is not None:
+                receive_all(self._comm, slot.views(into), server, WEIGHTS)
+        self._version = min(versions)
+        return staleness, dropped
+
+    @override
+    @torch.no_grad()
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
+        began = self._comm.clock()
+        sent = self._bring(Request.PUSH, message, again, at)
+        now = self._comm.clock()
+        return Receipt(None, now - self._seen_at, now - began, sent)
+
+    @override
+    @torch.no_grad()
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
+        began = self._comm.clock()
+        sent = self._bring(Request.EXCHANGE, message, False, at)
+        return self._receipt(began, sent, message if reply is None else reply)
+
+    @override
+    @torch.no_grad()
+    def pull(self, into: Vectors) -> Receipt:
+        began = self._comm.clock()
+        sent = sum([self._ask(server, Request.PULL) for server in self._servers])
+        return self._receipt(began, sent, into)
+
+    def _receipt(self, began: float, sent: int, into: Vectors) -> Receipt:
+        staleness, dropped = self._take(into)
+        now = self._comm.clock()
+        age_s, self._seen_at = now - self._seen_at, now
+        return Receipt(staleness, age_s, now - began, sent, dropped)
+
+    @override
+    @torch.no_grad()
+    def read(self, into: Vectors) -> None:
+        self._flush()
+        for server in self._servers:
+            self._ask(server, Request.READ, detail=1)
+        self._take(into)
+        self._workers.barrier()
+
+    @override
+    @torch.no_grad()
+    def overwrite(self, weights: Vectors) -> None:
+        self._flush()
+        if self._workers.rank == 0:
+            for server, slot in zip(self._servers, self._slots, strict=True):
+                self._ask(server, Request.OVERWRITE)
+                send_all(self._comm, slot.views(weights), server, BODY)
+            self._take(None)
+        self._seen_at = self._comm.clock()
+        self._workers.barrier()
+
+    def _flush(self) -> None:
+        """Return when the servers have served all that any worker has asked for."""
+        for server in self._servers:
+            self._ask(server, Request.READ)
+        self._take(None)
+        self._workers.barrier()
+
+    @override
+    @torch.no_grad()
+    def tick(self, slack: int, into: Vectors) -> Receipt:
+        began = self._comm.clock()
+        sent = sum([self._ask(server, Request.TICK, slack) for server in self._servers])
+        return self._receipt(began, sent, into)
+
+    @override
+    def leave(self) -> None:
+        for server in self._servers:
+            self._ask(server, Request.LEAVE)
+
+    @override
+    def rejoin(self) -> None:
+        self._workers.barrier()
+        for server in self._servers:
+            self._ask(server, Request.JOIN)
+        self._flush()
+
+    @override
+    def close(self) -> None:
+        for server in (*self._servers, *self._idle):
+            self._ask(server, Request.GOODBYE)

@@ -1,0 +1,68 @@
+"""Which form a centre has: in shared memory, on servers, or both."""
+
+from __future__ import annotations
+
+from tutti.comm.base import Communicator, Servers
+from tutti.errors import BadOption
+from tutti.parameter_server.base import Centre, Rule
+from tutti.parameter_server.client import ServedCentre
+from tutti.parameter_server.levels import LevelledCentre
+from tutti.parameter_server.server import Server
+from tutti.parameter_server.shared_memory import SharedCentre
+from tutti.replica import Replica
+
+
+def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
+    """Take part in a centre (collective over the workers). Its first weights are those of worker 0.
+
+    Args:
+        comm: the workers; `comm.servers` says whether there are ranks that hold the centre.
+        replica: the model; its weights are the same on every worker.
+        rule: what the centre does with a message; this worker's own object, made alike on all of them.
+
+    Returns:
+        In shared memory, when all workers are on one host and there are no servers; else on the servers, with
+        a centre on each host below them if `comm.servers.levels` is 2.
+
+    Raises:
+        BadOption: the workers are on several hosts and there is no server.
+    """
+    servers = comm.servers
+    if servers is None:
+        check_reachable(comm.hosts, 0)
+        return SharedCentre(comm, replica.flats, rule)
+    if servers.levels > 1:
+        return LevelledCentre(comm, servers, replica.flats, rule, servers.climb_every)
+    return ServedCentre(comm, servers, replica.flats, rule)
+
+
+def visitors(comm: Communicator) -> int:
+    """How many workers go to the same centre as this one: all, or with two levels those of its host."""
+    return comm.node.size if comm.servers is not None and comm.servers.levels > 1 else comm.size
+
+
+def serve(servers: Servers, replica: Replica, rule: Rule) -> None:
+    """Be a server, until every worker has left its centre.
+
+    Args:
+        servers: the `servers` of this rank's communicator.
+        replica: a model of the workers' architecture. Its weights are overwritten.
+        rule: made as the workers' is; the centre's optimizer and what it keeps are this process's.
+
+    Raises:
+        PeerLost: a worker or another server is gone.
+    """
+    Server(servers, replica, rule).run()
+
+
+def check_reachable(hosts: int, servers: int) -> None:
+    """Refuse a centre that some workers could not reach.
+
+    Raises:
+        BadOption: there are several hosts and no server.
+    """
+    if hosts > 1 and not servers:
+        raise BadOption(
+            f"the workers are on {hosts} hosts, but the centre is in the memory of one; keep a rank for it "
+            "with '--servers 1'"
+        )

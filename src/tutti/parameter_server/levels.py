@@ -1,0 +1,142 @@
+"""Two levels of centres: one in the shared memory of each host, and one on servers above them all.
+
+    host a   worker 0 ─┐                                       every `climb_every`-th exchange of a host
+             worker 1 ─┴─ centre of a ──┐                      goes up: whoever makes it takes the host's
+                                        ├── centre above       centre there and back
+    host b   worker 2 ─┐                │
+             worker 3 ─┴─ centre of b ──┘
+
+What goes up depends on the rule (`Rule.above`). Elastic centres pull at each other, as workers and centre do.
+All others take what they have moved since they last went up; the one above adds that, and they go on from
+its weights and what they have moved meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import Communicator, Servers
+from tutti.errors import BadOption
+from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
+from tutti.parameter_server.client import ServedCentre
+from tutti.parameter_server.shared_memory import SharedCentre
+from tutti.replica import Flat
+
+
+class LevelledCentre(Centre):
+    """One worker's view of two levels of centres (collective over the workers).
+
+    Args:
+        comm: the workers.
+        servers: the ranks that hold the centre above.
+        flats: of the replica.
+        rule: of the hosts' centres.
+        climb_every: after how many exchanges of a host its centre goes up.
+    """
+
+    def __init__(
+        self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule, climb_every: int
+    ) -> None:
+        above = rule.above(comm.hosts)
+        self._comm, self._climb_every = comm, climb_every
+        self._host = SharedCentre(comm.node, flats, rule)
+        self._above = ServedCentre(comm, servers, flats, above)
+        self._brings_weights = above.brings_weights
+        self._exchanges = comm.node.shared(1, dtype=torch.int64)
+        # What the centre above knew of this host's when it last went up; any worker of the host may go.
+        self._known = [comm.node.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
+        self._here = [torch.zeros_like(flat.weights) for flat in flats]
+        self._message = [torch.zeros_like(flat.weights) for flat in flats]
+        self._climbing = comm.node.lock()
+        if comm.node.rank == 0:
+            _copy(self._known, [flat.weights for flat in flats])
+        comm.barrier()
+
+    @property
+    @override
+    def version(self) -> int:
+        return self._host.version
+
+    @override
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
+        return self._then_climb(self._host.push(message, again, at))
+
+    @override
+    def pull(self, into: Vectors) -> Receipt:
+        return self._host.pull(into)
+
+    @override
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
+        return self._then_climb(self._host.exchange(message, reply, at))
+
+    def _then_climb(self, receipt: Receipt) -> Receipt:
+        with self._host.guard:
+            self._exchanges += 1
+            due = int(self._exchanges) % self._climb_every == 0
+        if not due:
+            return receipt
+        began = self._comm.clock()
+        sent = self._climb()
+        wait_s = receipt.wait_s + self._comm.clock() - began
+        return replace(receipt, wait_s=wait_s, bytes_sent=receipt.bytes_sent + sent)
+
+    @torch.no_grad()
+    def _climb(self) -> int:
+        """Take this host's centre up and back; returns the bytes sent."""
+        with self._climbing:
+            self._host.copy(self._here)
+            _copy(self._message, self._here)
+            if not self._brings_weights:
+                for message, known in zip(self._message, self._known, strict=True):
+                    message.sub_(known)
+            answer = self._message if self._brings_weights else self._known
+            receipt = self._above.exchange(self._message, answer)
+            for here, new in zip(self._here, answer, strict=True):
+                torch.sub(new, here, out=here)
+            self._host.move(self._here)
+        return receipt.bytes_sent
+
+    @override
+    def read(self, into: Vectors) -> None:
+        """The weights of the centre above, after every host's centre has gone up once more."""
+        self._comm.barrier()
+        if self._comm.node.rank == 0:
+            self._climb()
+        self._above.read(into)
+
+    @override
+    @torch.no_grad()
+    def overwrite(self, weights: Vectors) -> None:
+        self._host.overwrite(weights)
+        if self._comm.node.rank == 0:
+            _copy(self._known, weights)
+        self._above.overwrite(weights)
+
+    @override
+    def tick(self, slack: int, into: Vectors) -> Receipt:
+        raise BadOption(
+            "a bound on staleness needs one level of centres, as a host's does not have what workers of "
+            "other hosts have done since it last went up; use '--levels 1'"
+        )
+
+    @override
+    def leave(self) -> None:
+        self._above.leave()
+
+    @override
+    def rejoin(self) -> None:
+        self._above.rejoin()
+
+    @override
+    def close(self) -> None:
+        self._above.close()
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

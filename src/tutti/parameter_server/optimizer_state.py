@@ -1,0 +1,283 @@
+"""An optimizer's state in memory that several processes share, so that each can make the next step."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from tutti.errors import BadOption
+from tutti.optim.runs import is_parameterwise
+from tutti.parameter_server.base import Allocate
+from tutti.replica import ALIGNMENT
+
+_TORCHS: Final = frozenset(vars(SGD([torch.zeros(1)]))) | {
+    "_opt_called",
+    "_need_device_dtype_check_for_fused",
+    "_step_supports_amp_scaling",
+    "step",
+}
+"""Attributes that torch itself gives an optimizer."""
+
+_HOLDERS: Final = (list, dict, set, deque)
+
+BY_ITSELF: Final = "Let each worker run it by itself: '--strategy downpour --strategy.side worker'"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An optimizer, and the parameters that it may keep something for."""
+
+    optimizer: Optimizer
+    parameters: Sequence[nn.Parameter]
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One thing that an optimizer keeps for one parameter, or counts in a param group.
+
+    Attributes:
+        holder: the number of the optimizer.
+        in_group: whether a param group has it, not a parameter.
+        number: which of the optimizer's groups or of its parameters that is.
+        name: what the optimizer calls it.
+        shape: the tensor's; None for a number or for nothing.
+        dtype: the tensor's, or float64.
+        kind: the type of a number; Tensor; or NoneType.
+    """
+
+    holder: int
+    in_group: bool
+    number: int
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    kind: type
+
+    @property
+    def length(self) -> int:
+        """How many elements it takes, rounded up so that the next one is aligned."""
+        count = 1
+        for size in self.shape or ():
+            count *= size
+        return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class Presence(IntEnum):
+    """What the optimizers that share a state have of an entry."""
+
+    UNKNOWN = 0
+    HERE = 1
+    NONE = 2
+
+
+class SharedState:
+    """The state of optimizers that several processes step in turn. Whoever steps holds a lock.
+
+    Until somebody has stepped a parameter there is no state of it: the optimizer makes it then, and its maker
+    copies it here. Afterwards each process' optimizer has the shared tensors themselves; its numbers are set
+    before each step and brought back after it, and so are tensors that it has put in the place of the shared
+    ones.
+
+    Args:
+        presence: for each entry what there is of it, in one byte; zeros at first.
+        cells: where each entry lies.
+
+    Attributes:
+        of_groups: what the optimizers count in their param groups.
+    """
+
+    def __init__(self, presence: Tensor, cells: list[tuple[StateEntry, Tensor]]) -> None:
+        self._presence, self._cells = presence.numpy().data, cells
+        self._known = bytes(len(cells))
+        self.of_groups = [entry for entry, _ in cells if entry.in_group]
+
+    def step(self, holders: Sequence[Holder], move: Callable[[], object]) -> None:
+        """Call `move`, which steps the optimizers, on the state that they share.
+
+        Raises:
+            BadOption: an optimizer keeps something that it did not keep in the step that has been looked at.
+        """
+        self.take(holders)
+        move()
+        self.leave(holders)
+
+    def take(self, holders: Sequence[Holder]) -> None:
+        """Give the optimizers what others have left."""
+        now = bytes(self._presence)
+        for (entry, cell), here, before in zip(self._cells, now, self._known, strict=True):
+            if here == Presence.HERE and entry.kind is not Tensor:
+                _home(holders, entry)[entry.name] = entry.kind(cell.item())
+            elif here != before:
+                _home(holders, entry)[entry.name] = cell if here == Presence.HERE else None
+        self._known = now
+
+    def leave(self, holders: Sequence[Holder]) -> None:
+        """Bring back what the optimizers have now.
+
+        Raises:
+            BadOption: it is something else than was looked for.
+        """
+        self.check(holders)
+        for number, (entry, cell) in enumerate(self._cells):
+            value = _value(holders, entry)
+            if value is _NOTHING:
+                continue
+            self._presence[number] = Presence.HERE if value is not None else Presence.NONE
+            if value is None or value is cell:
+                continue
+            if entry.kind is Tensor:
+                cell.copy_(value)
+                _home(holders, entry)[entry.name] = cell
+            else:
+                cell.fill_(float(value))
+        self._known = bytes(self._presence)
+
+    def check(self, holders: Sequence[Holder]) -> None:
+        """Refuse what the optimizers have, if it is something else than was looked for.
+
+        Raises:
+            BadOption: it is.
+        """
+        kept = 0
+        for entry, _ in self._cells:
+            value = _value(holders, entry)
+            kept += value is not _NOTHING and not entry.in_group
+            if value is not _NOTHING and value is not None and not _is_like(value, entry):
+                raise _kept_otherwise(holders[entry.holder])
+        for holder in holders:
+            kept -= sum(len(holder.optimizer.state.get(parameter, ())) for parameter in holder.parameters)
+        if kept:
+            raise _kept_otherwise(holders[0])
+
+    def clear(self) -> None:
+        """Nobody has stepped any parameter."""
+        self._presence[:] = bytes(len(self._cells))
+
+    def forget(self) -> None:
+        """Note that the optimizers have none of the shared tensors."""
+        self._known = bytes(len(self._cells))
+
+    def copy(self, parameters: Sequence[nn.Parameter]) -> dict[Any, dict[str, Any]]:
+        """What there is for each of these, the parameters of the only optimizer, in memory of its own."""
+        found: dict[Any, dict[str, Any]] = {}
+        for (entry, cell), here in zip(self._cells, self._presence, strict=True):
+            if here and not entry.in_group:
+                value: object = None
+                if here == Presence.HERE:
+                    value = cell.clone() if entry.kind is Tensor else entry.kind(cell.item())
+                found.setdefault(parameters[entry.number], {})[entry.name] = value
+        return found
+
+
+_NOTHING: Final = object()
+
+
+def _value(holders: Sequence[Holder], entry: StateEntry) -> Any:
+    """What the optimizer itself has of an entry, or `_NOTHING`."""
+    holder = holders[entry.holder]
+    if entry.in_group:
+        return holder.optimizer.param_groups[entry.number].get(entry.name, _NOTHING)
+    state = holder.optimizer.state.get(holder.parameters[entry.number])
+    return state.get(entry.name, _NOTHING) if state else _NOTHING
+
+
+def _is_like(value: object, entry: StateEntry) -> bool:
+    if isinstance(value, Tensor):
+        return entry.kind is Tensor and tuple(value.shape) == entry.shape and value.dtype == entry.dtype
+    return type(value) is entry.kind
+
+
+def _kept_otherwise(holder: Holder) -> BadOption:
+    return BadOption(
+        f"optimizer {type(holder.optimizer).__name__} keeps other things for its parameters than after its "
+        f"first step, which the workers cannot share. {BY_ITSELF}"
+    )
+
+
+def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[StateEntry]:
+    """What these optimizers keep; they are stepped by `move` to see it.
+
+    Raises:
+        BadOption: something that cannot be shared.
+    """
+    before = [_attributes(holder.optimizer) for holder in holders]
+    options = [[_versions(group) for group in holder.optimizer.param_groups] for holder in holders]
+    move()
+    entries = []
+    for number, holder in enumerate(holders):
+        optimizer, kind = holder.optimizer, type(holder.optimizer)
+        for name, value in _attributes(optimizer).items():
+            if before[number].get(name) != value:
+                raise BadOption(
+                    f"optimizer {kind.__name__} changes its attribute '{name}' in a step, which the workers "
+                    f"cannot share; only what is in its state or its param groups can be. {BY_ITSELF}"
+                )
+        for at, parameter in enumerate(holder.parameters):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                entries.append(_entry(kind, number, False, at, name, value))
+        for at, (old, new) in enumerate(zip(options[number], optimizer.param_groups, strict=True)):
+            for name, value in new.items():
+                if name != "params" and old.get(name) != _versions({name: value})[name]:
+                    entries.append(_entry(kind, number, True, at, name, value))
+    return entries
+
+
+def _versions(options: dict[str, Any]) -> dict[str, tuple[object, ...]]:
+    """Signs that an option has changed, by its name."""
+    return {name: (id(value), value, getattr(value, "_version", 0)) for name, value in options.items()}
+
+
+def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
+    """Signs that an attribute has changed, by its name; what torch keeps in attributes can be left out."""
+    return {
+        name: (id(value), getattr(value, "_version", 0), len(value) if isinstance(value, _HOLDERS) else 0)
+        for name, value in vars(optimizer).items()
+        if name not in _TORCHS and not is_parameterwise(optimizer)
+    }
+
+
+def allocate_states(described: Sequence[list[StateEntry]], allocate: Allocate) -> list[SharedState]:
+    """Set memory aside for several states (collective)."""
+    lengths, taken = Counter[torch.dtype](), Counter[torch.dtype]()
+    for entry in (entry for entries in described for entry in entries):
+        lengths[entry.dtype] += entry.length
+    vectors = {dtype: allocate(length, dtype) for dtype, length in lengths.items()}
+    states = []
+    for entries in described:
+        cells = []
+        for entry in entries:
+            start = taken[entry.dtype]
+            taken[entry.dtype] += entry.length
+            count = torch.Size(entry.shape or ()).numel()
+            cell = vectors[entry.dtype][start : start + count].view(entry.shape or ())
+            cells.append((entry, cell))
+        states.append(SharedState(allocate(len(entries), torch.uint8), cells))
+    return states
+
+
+def _entry(optimizer: type, holder: int, in_group: bool, number: int, name: str, value: object) -> StateEntry:
+    if isinstance(value, Tensor):
+        return StateEntry(holder, in_group, number, name, tuple(value.shape), value.dtype, Tensor)
+    if value is None or isinstance(value, bool | int | float):
+        return StateEntry(holder, in_group, number, name, None, torch.float64, type(value))
+    where = "its param group" if in_group else "each parameter"
+    raise BadOption(
+        f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for {where}, which "
+        f"the workers cannot share; only tensors and numbers can be. {BY_ITSELF}"
+    )
+
+
+def _home(holders: Sequence[Holder], entry: StateEntry) -> dict[str, Any]:
+    """Where the optimizer itself looks for an entry."""
+    holder = holders[entry.holder]
+    if entry.in_group:
+        return holder.optimizer.param_groups[entry.number]
+    state: dict[str, Any] = holder.optimizer.state[holder.parameters[entry.number]]
+    return state

@@ -1,0 +1,549 @@
+"""The rules by which messages move the centre's weights.
+
+`AddRule` and `ElasticRule` move the weights themselves; `OptimizerRule` runs the user's optimizer on them,
+with the messages as gradients; `Rounds` adds gradients up, and moves the centre when enough of them have
+come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.optim.clipping import clip
+from tutti.optim.missing import NONE_MISSING, Missing
+from tutti.optim.runs import is_parameterwise
+from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
+from tutti.parameter_server.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
+from tutti.parameter_server.optimizer_state import (
+    BY_ITSELF,
+    Holder,
+    SharedState,
+    StateEntry,
+    allocate_states,
+    describe,
+)
+from tutti.parameter_server.own_optimizer import OwnOptimizer
+from tutti.parameter_server.staleness import Remedy
+from tutti.replica import Flat, Replica
+from tutti.rules.elastic import attract
+
+
+class AddRule(Rule):
+    """The message is a move, which the centre makes too: c = c + m.
+
+    With levels, the centre above adds up what the centres below have moved.
+
+    Args:
+        remedy: gives the rate for a stale message; a move is as long as the rate is large. None: 1 for all.
+    """
+
+    consumes = True
+
+    def __init__(self, remedy: Remedy | None = None) -> None:
+        self._remedy = remedy
+
+    @override
+    def apply(self, desk: Desk) -> Outcome:
+        rate = 1.0 if self._remedy is None else self._remedy.rate(desk)
+        for centre, message in zip(desk.centre, desk.message, strict=True):
+            centre.add_(message, alpha=rate)
+        return Outcome.APPLIED
+
+    @override
+    def above(self, hosts: int) -> Rule:
+        return AddRule()
+
+
+class ElasticRule(Rule):
+    """The message is a worker's weights; they and the centre's go towards each other.
+
+    With levels, the centre of a host is to the centre above what a worker is to its own: elastic averaging in
+    a tree (Zhang 2016, "Distributed stochastic optimization for deep learning", chapter 6).
+
+    Args:
+        force: beta, how far the centre goes towards the mean of the workers, when each comes once.
+        workers: p, how many come to this centre; each pulls with the rate alpha = beta / p.
+    """
+
+    brings_weights = True
+
+    def __init__(self, force: float, workers: int) -> None:
+        self._force, self._rate = force, force / workers
+
+    @override
+    def apply(self, desk: Desk) -> Outcome:
+        for centre, message in zip(desk.centre, desk.message, strict=True):
+            attract(message, centre, self._rate)
+        return Outcome.APPLIED
+
+    @override
+    def answer(self, desk: Desk) -> None:
+        """The worker's weights, moved."""
+        assert desk.reply is not None
+        for reply, message in zip(desk.reply, desk.message, strict=True):
+            if reply is not message:
+                reply.copy_(message)
+
+    @override
+    def above(self, hosts: int) -> Rule:
+        return ElasticRule(self._force, hosts)
+
+
+class Hyperparameters:
+    """The numbers among the options of an optimizer's param groups, in an order that is the same everywhere.
+
+    Args:
+        optimizer: the optimizer. On the other side there is one that was made in the same way.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._names = [
+            (number, name)
+            for number, group in enumerate(optimizer.param_groups)
+            # A scheduler may add options of its own, and there may be none on the other side.
+            for name in sorted(optimizer.defaults)
+            if name in group and _numbers(group[name])
+        ]
+
+    def read(self) -> list[float]:
+        """Their values now."""
+        groups = self._optimizer.param_groups
+        return [float(value) for number, name in self._names for value in _numbers(groups[number][name])]
+
+    def write(self, values: list[float]) -> None:
+        """Set them; a number keeps its type, and a tensor its identity."""
+        at = 0
+        for number, name in self._names:
+            group = self._optimizer.param_groups[number]
+            old = group[name]
+            numbers = _numbers(old)
+            new = [_like(a, b) for a, b in zip(numbers, values[at : at + len(numbers)], strict=True)]
+            group[name] = type(old)(new) if isinstance(old, tuple | list) else new[0]
+            at += len(numbers)
+
+
+def _numbers(value: Any) -> list[Any]:
+    """The numbers in an option: itself, or a tuple's; none if it is something else."""
+    if isinstance(value, tuple | list):
+        inner = [_numbers(one) for one in value]
+        return [one for found in inner for one in found] if all(len(found) == 1 for found in inner) else []
+    if isinstance(value, bool | int | float):
+        return [value]
+    return [value] if isinstance(value, Tensor) and value.numel() == 1 else []
+
+
+def _like(old: Any, value: float) -> Any:
+    if isinstance(old, Tensor):
+        old.fill_(value)
+        return old
+    return type(old)(value)
+
+
+WORD: Final = 48
+"""Parameters for which one setting says whether they are missing: so many bits a float64 has exactly."""
+
+
+class OptimizerRule(Rule):
+    """c = optimizer(c, gradient), with the optimizer's state beside the centre's weights.
+
+    Whoever brings a gradient runs the optimizer itself, on state that all of them share, with the options
+    that its own optimizer has at that moment; over messages, those travel with the gradient.
+
+    With the gradient comes which parameters there is none for: those and their state are left as they are.
+
+    With levels, the optimizer runs in the centre of each host; the one above adds up what they have moved.
+
+    Args:
+        optimizer: the user's. It is not stepped itself; its class, options and param groups are used.
+        replica: the model that its parameters belong to.
+        messages: the vectors that the messages are in; others are copied there. By default, vectors that all
+            who apply the rule share.
+        remedy: what is done to a stale gradient before, or to the learning rate for it.
+        keep: whether a message is left as it is, so that it can be applied again.
+        comm: the workers; in a loop of the user's it is the optimizer itself that steps, on whichever of them
+            brings a gradient.
+
+    Attributes:
+        missing: the parameters for which the next message has no gradient, but zeros.
+        parameters: those of the model.
+
+    Raises:
+        BadOption: the optimizer cannot move slices of vectors, or has no learning rate for `remedy` to scale;
+            or it may use what several param groups or dtypes have together.
+        BadModel: it moves a parameter that is not part of the model.
+    """
+
+    optimizes = True
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        replica: Replica,
+        messages: Vectors | None = None,
+        remedy: Remedy | None = None,
+        keep: bool = False,
+        comm: Communicator | None = None,
+    ) -> None:
+        check_usable(type(optimizer))
+        check_parameters(optimizer, replica)
+        self._own: OwnOptimizer | None = None
+        if replica.in_own_loop and comm is not None:
+            self._own = OwnOptimizer(optimizer, replica, comm)
+        else:
+            check_hooks(optimizer)
+            _check_parted(optimizer, replica)
+        if remedy is not None and remedy.scales:
+            _check_rates(optimizer)
+        self._optimizer, self._flats = optimizer, replica.flats
+        self._messages, self._remedy = messages, remedy
+        self.remembers, self.consumes = keep, not keep
+        self.compares = remedy is not None and remedy.compares
+        self._hyperparameters = Hyperparameters(optimizer)
+        self._views: dict[int, tuple[Tensor, ...]] = {}
+        self._pieces: dict[int, tuple[FlatPiece, ...]] = {}
+        self._holders: dict[int, list[Holder]] = {}
+        self._states: dict[int, SharedState] = {}
+        self.missing: Missing = NONE_MISSING
+        self.parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
+
+    @override
+    def cut(self, flat: Flat, parts: int) -> list[slice]:
+        return own_slices(flat, parts, self._optimizer)
+
+    @override
+    def most_slots(self) -> int | None:
+        return 1 if self._own is not None else None
+
+    @override
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        if self._messages is None:
+            self._messages = [allocate(len(vector), vector.dtype) for vector in centre]
+        self._views = {slot.number: slot.views(self._messages) for slot in slots}
+        if self._remedy is not None:
+            self._remedy.open(centre, slots, allocate)
+        if self._own is not None:
+            self._own.open(centre, self._messages, allocate)
+        else:
+            self._open_slots(centre, self._messages, slots, allocate)
+
+    def _open_slots(
+        self, centre: Vectors, messages: Vectors, slots: Sequence[Slot], allocate: Allocate
+    ) -> None:
+        self._pieces = {slot.number: self._pieces_of(slot, centre, messages) for slot in slots}
+        # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
+        scratch = [vector.clone() for vector in centre]
+        zeros = [torch.zeros_like(vector) for vector in centre]
+        described = [_describe(self._pieces_of(slot, scratch, zeros)) for slot in slots]
+        self._holders = {number: _holders(pieces) for number, pieces in self._pieces.items()}
+        states = allocate_states(described, allocate)
+        self._states = {slot.number: state for slot, state in zip(slots, states, strict=True)}
+
+    def _pieces_of(self, slot: Slot, weights: Vectors, messages: Vectors) -> tuple[FlatPiece, ...]:
+        return tuple(
+            FlatPiece(self._optimizer, replace(flat, weights=vector), message, place, apart=True)
+            for flat, vector, message, place in zip(self._flats, weights, messages, slot.places, strict=True)
+        )
+
+    @override
+    def apply(self, desk: Desk) -> Outcome:
+        if self._remedy is not None:
+            self._remedy.apply(desk)
+        for own, other in zip(self._views[desk.slot], desk.message, strict=True):
+            if own.data_ptr() != other.data_ptr():
+                own.copy_(other)
+        with _scaled(self._optimizer, self._remedy.rate(desk) if self._remedy is not None else 1.0):
+            self._step(desk.slot)
+        return Outcome.APPLIED
+
+    @override
+    def answer(self, desk: Desk) -> None:
+        super().answer(desk)
+        if self._own is not None:
+            self._own.forget()
+
+    def adopt(self) -> None:
+        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
+        if self._own is not None:
+            self._own.adopt()
+
+    def _step(self, slot: int) -> None:
+        if self._own is not None:
+            self._own.step(self.missing)
+            return
+
+        def move() -> None:
+            for piece in self._pieces[slot]:
+                piece.step(self.missing)
+
+        self._states[slot].step(self._holders[slot], move)
+
+    @override
+    def inbox(self, slot: int) -> tuple[Tensor, ...]:
+        return self._views[slot]
+
+    @override
+    def settings(self) -> list[float]:
+        words = [0] * -(-len(self.parameters) // WORD)
+        if self.missing:
+            for number, parameter in enumerate(self.parameters):
+                words[number // WORD] |= (parameter in self.missing) << number % WORD
+        return [*map(float, words), *self._hyperparameters.read()]
+
+    @override
+    def use(self, settings: list[float]) -> None:
+        count = -(-len(self.parameters) // WORD)
+        words = [int(word) for word in settings[:count]]
+        self.missing = NONE_MISSING
+        if any(words):
+            self.missing = frozenset(
+                parameter
+                for number, parameter in enumerate(self.parameters)
+                if words[number // WORD] >> number % WORD & 1
+            )
+        self._hyperparameters.write(settings[count:])
+
+    @override
+    def above(self, hosts: int) -> Rule:
+        return AddRule()
+
+
+def _holders(pieces: Sequence[FlatPiece]) -> list[Holder]:
+    return [
+        Holder(run.optimizer, run.optimizer.param_groups[0]["params"])
+        for piece in pieces
+        for run in piece.runs
+    ]
+
+
+def _describe(pieces: Sequence[FlatPiece]) -> list[StateEntry]:
+    def move() -> None:
+        for piece in pieces:
+            piece.step()
+
+    return describe(_holders(pieces), move)
+
+
+@contextmanager
+def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """While inside, the learning rates of all param groups are multiplied by `factor`."""
+    if factor == 1:
+        yield
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _check_parted(optimizer: Optimizer, replica: Replica) -> None:
+    """Each param group and each dtype is stepped by itself: right if each parameter is."""
+    groups, dtypes = len(optimizer.param_groups), len(replica.flats)
+    if max(groups, dtypes) > 1 and not is_parameterwise(optimizer):
+        raise BadOption(
+            f"the optimizer {type(optimizer).__name__}, which is not one of torch's, has {groups} param "
+            f"groups for a model of {dtypes} dtypes, and a parameter centre steps these one by one: what it "
+            f"may compute over all of them would be wrong. {BY_ITSELF}"
+        )
+
+
+def _check_rates(optimizer: Optimizer) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        if "lr" not in group:
+            raise BadOption(
+                f"staleness 'inverse' scales the learning rate, but param group {number} of the optimizer "
+                f"{type(optimizer).__name__} has no 'lr'; use '--strategy.staleness none', or an optimizer "
+                "that has one"
+            )
+
+
+ROUNDING: Final = 1e-9
+"""How far a sum of shares may be from what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
+
+EPSILON: Final = 1e-14
+"""How far a sum of weights may be from 1 for having been rounded."""
+
+
+class Rounds(Rule):
+    """c = optimizer(c, clip(sum of the gradients / sum of their weights)) of those that have come: a round.
+
+    A gradient belongs to the round whose number it has. The round closes when those that have come stand for
+    the quorum of the update's samples, or when all workers' have; then their workers are answered. A gradient
+    that comes later is dropped. Parameters for which none of a round has a gradient are left as they are.
+
+    Args:
+        optimizer: the user's; see `OptimizerRule`.
+        replica: the model that its parameters belong to.
+        workers: how many workers there are.
+        quorum: the share of an update's samples whose gradients close a round; 1: all workers, also those
+            without samples.
+        norm: the largest 2-norm of the whole gradient; there is one slot alone then. None: any.
+        value: the largest absolute value of an element, limited before the norm. None: any.
+        comm: the workers, for the optimizer; see `OptimizerRule`.
+
+    Attributes:
+        share: which part of the update's samples the next message is the gradient of.
+        weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
+        round: which update it is meant for, from 0.
+        edits: what the workers' loops have changed in their weights since the round before; all have changed
+            the same, and one brings it. It is used up.
+        spoiled: whether it is of no use, so that its round makes no step.
+    """
+
+    consumes = True
+    optimizes = True
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        replica: Replica,
+        workers: int,
+        quorum: float = 1.0,
+        norm: float | None = None,
+        value: float | None = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        self._inner = OptimizerRule(optimizer, replica, comm=comm)
+        self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
+        self.share = self.weight = 1 / workers
+        self.round = 0
+        self.spoiled = False
+        self.edits: Vectors = ()
+        self._edits: Vectors = ()
+        self._in_own_loop = replica.in_own_loop
+        self._came: dict[int, Tensor] = {}
+        self._shares: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
+        self._closed: dict[int, Tensor] = {}
+        self._spoiled: dict[int, Tensor] = {}
+        self._brought: dict[int, Tensor] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether no round closes before all workers have come."""
+        return self._quorum >= 1
+
+    @property
+    def missing(self) -> Missing:
+        """The parameters for which the next message has no gradient."""
+        return self._inner.missing
+
+    @missing.setter
+    def missing(self, missing: Missing) -> None:
+        self._inner.missing = missing
+
+    @override
+    def cut(self, flat: Flat, parts: int) -> list[slice]:
+        return self._inner.cut(flat, parts)
+
+    @override
+    def most_slots(self) -> int | None:
+        return 1 if self._norm is not None else self._inner.most_slots()
+
+    @override
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        self._inner.open(centre, slots, allocate)
+        numbers = [slot.number for slot in slots]
+        self._came = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
+        self._weights = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
+        self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        if self._in_own_loop:
+            self._edits = [allocate(len(vector), vector.dtype) for vector in centre]
+        self._spoiled = dict(zip(numbers, allocate(len(slots), torch.uint8), strict=True))
+        brought = allocate(len(slots) * len(self._inner.parameters), torch.uint8).view(len(slots), -1)
+        self._brought = dict(zip(numbers, brought, strict=True))
+
+    @override
+    def apply(self, desk: Desk) -> Outcome:
+        for total, edit in zip(self._edits, self.edits, strict=False):
+            total.add_(edit)
+        self.edits = ()
+        if int(self._closed[desk.slot]) != self.round:
+            return Outcome.DROPPED
+        for total, message in zip(self._inner.inbox(desk.slot), desk.message, strict=True):
+            total.add_(message)
+        self._brought[desk.slot] |= self._present()
+        self._came[desk.slot] += 1
+        self._spoiled[desk.slot] |= self.spoiled
+        self._shares[desk.slot] += self.share
+        self._weights[desk.slot] += self.weight
+        if not self._is_complete(desk.slot):
+            return Outcome.HELD
+        self._close(desk)
+        return Outcome.APPLIED
+
+    def _present(self) -> Tensor:
+        """For each parameter whether the message has a gradient, as 0 or 1."""
+        present = torch.ones(len(self._inner.parameters), dtype=torch.uint8)
+        if self.missing:
+            present[[n for n, p in enumerate(self._inner.parameters) if p in self.missing]] = 0
+        return present
+
+    def _is_complete(self, slot: int) -> bool:
+        if int(self._came[slot]) == self._workers:
+            return True
+        return self._quorum < 1 and float(self._shares[slot]) >= self._quorum - ROUNDING
+
+    def _close(self, desk: Desk) -> None:
+        # Not before: others may be waiting to read what the round before has led to.
+        for centre, edit in zip(desk.centre, self._edits, strict=False):
+            centre.add_(edit)
+            edit.zero_()
+        totals, weight = self._inner.inbox(desk.slot), float(self._weights[desk.slot])
+        # Without any sample there is nothing to learn, and no mean.
+        if weight > 0 and not self._spoiled[desk.slot]:
+            if abs(weight - 1) > EPSILON:
+                for total in totals:
+                    total.div_(weight)
+            clip(totals, self._norm, self._value)
+            brought = zip(self._inner.parameters, self._brought[desk.slot].tolist(), strict=True)
+            self.missing = frozenset(parameter for parameter, has in brought if not has)
+            self._inner.apply(Desk(desk.slot, desk.centre, totals, None))
+        for total in totals:
+            total.zero_()
+        self._brought[desk.slot].zero_()
+        self._came[desk.slot].zero_()
+        self._spoiled[desk.slot].zero_()
+        self._shares[desk.slot].zero_()
+        self._weights[desk.slot].zero_()
+        self._closed[desk.slot] += 1
+
+    @override
+    def answer(self, desk: Desk) -> None:
+        self._inner.answer(desk)
+
+    def adopt(self) -> None:
+        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
+        self._inner.adopt()
+
+    @override
+    def settings(self) -> list[float]:
+        return [self.share, self.weight, self.round, self.spoiled, *self._inner.settings()]
+
+    @override
+    def use(self, settings: list[float]) -> None:
+        self.share, self.weight, self.round = settings[0], settings[1], int(settings[2])
+        self.spoiled = bool(settings[3])
+        self._inner.use(settings[4:])
+
+    @override
+    def above(self, hosts: int) -> Rule:
+        raise BadOption(
+            "a synchronous parameter server has one level, as a round of it closes everywhere at once; use "
+            "'--levels 1'"
+        )

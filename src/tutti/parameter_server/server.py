@@ -1,0 +1,183 @@
+"""What a server rank does: it holds a slice of the centre and serves the workers until all have left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import Communicator, Servers
+from tutti.parameter_server.base import Desk, Outcome, Rule, Slot, cut_slots
+from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS, Request, receive_all, send_all
+from tutti.parameter_server.ssp_clock import GONE, may_go_on
+from tutti.replica import Replica
+
+
+@dataclass
+class _Client:
+    """What a server knows of a worker.
+
+    Attributes:
+        seen: the slot's version when the worker last read it, and its own messages since.
+        staleness: how stale its last message was.
+        last: its last message, if the rule may be asked to apply it again.
+    """
+
+    seen: int = 0
+    staleness: int = 0
+    last: tuple[Tensor, ...] | None = None
+
+
+class Server:
+    """Serves one slot of a centre (a server without a slot waits for the goodbyes).
+
+    Args:
+        servers: the ranks that hold the centre; this process is one of them.
+        replica: a model like the workers'; its weights are overwritten with theirs.
+        rule: what the centre does with a message, or what it does with a worker's where it has two levels.
+    """
+
+    def __init__(self, servers: Servers, replica: Replica, rule: Rule) -> None:
+        self._comm: Communicator = servers.comm
+        self._weights = [flat.weights for flat in replica.flats]
+        self._flats, self._rule, self._levels = replica.flats, rule, servers.levels
+        self._number, self._count = servers.ranks.index(servers.comm.rank), len(servers.ranks)
+        self._workers = [rank for rank in range(servers.comm.size) if rank not in servers.ranks]
+        self._clients = {worker: _Client() for worker in self._workers}
+        settings = (rule.above(hosts=1) if self._levels > 1 else rule).settings()
+        self._header = torch.zeros(2 + len(settings), dtype=torch.float64)
+        self._version = 0
+        self._steps = [0] * len(self._workers)
+        self._sleeping: dict[int, int] = {}
+        self._held: list[int] = []
+        self._slot: Slot | None = None
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Serve until every worker has said goodbye.
+
+        Raises:
+            PeerLost: a worker or another server is gone.
+        """
+        left = set(self._workers)
+        while left:
+            worker = self._comm.recv(self._header, tag=REQUEST)
+            request, detail, *settings = self._header.tolist()
+            if request == Request.GOODBYE:
+                left.discard(worker)
+            else:
+                self._serve(worker, Request(int(request)), int(detail), settings)
+
+    def _serve(self, worker: int, request: Request, detail: int, settings: list[float]) -> None:
+        if request is Request.START:
+            self._start(worker, hosts=detail)
+        elif request in (Request.PUSH, Request.EXCHANGE):
+            self._apply(worker, request is Request.EXCHANGE, bool(detail), settings)
+        elif request is Request.PULL:
+            self._answer(worker, self._version - self._clients[worker].seen)
+        elif request is Request.READ:
+            self._send(worker, with_weights=bool(detail))
+        elif request is Request.OVERWRITE:
+            self._overwrite(worker)
+        elif request is Request.TICK:
+            self._steps[self._workers.index(worker)] += 1
+            self._sleeping[worker] = detail
+            self._wake_up()
+        elif request is Request.LEAVE:
+            self._leave(worker)
+        else:
+            assert request is Request.JOIN
+            self._steps[self._workers.index(worker)] = 0
+
+    def _start(self, worker: int, hosts: int) -> None:
+        """Take over the weights of worker 0, and lay out the slot as it has done."""
+        if self._levels > 1:
+            self._rule = self._rule.above(hosts)
+        slot = cut_slots(self._flats, self._rule, self._count)[self._number]
+        self._slot, self._own = slot, slot.views(self._weights)
+        receive_all(self._comm, self._own, worker, BODY)
+        self._rule.open(self._weights, [slot], _own_memory)
+        self._message = self._rule.inbox(slot.number) or tuple(map(torch.zeros_like, self._own))
+        self._reply = tuple(map(torch.zeros_like, self._own))
+        self._then = tuple(map(torch.zeros_like, self._own)) if self._rule.compares else None
+        for client in self._clients.values():
+            if self._rule.remembers:
+                client.last = tuple(torch.zeros_like(own) for own in self._own)
+        self._send(worker, with_weights=False)
+
+    def _overwrite(self, worker: int) -> None:
+        """Take over a worker's weights; all others have the same."""
+        receive_all(self._comm, self._own, worker, BODY)
+        for client in self._clients.values():
+            client.seen = self._version
+        self._send(worker, with_weights=False)
+
+    def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
+        client = self._clients[worker]
+        if not again:
+            receive_all(self._comm, self._message, worker, BODY)
+        if self._then is not None:
+            receive_all(self._comm, self._then, worker, BODY)
+        if client.last is not None:
+            source, target = (client.last, self._message) if again else (self._message, client.last)
+            for to, this in zip(target, source, strict=True):
+                to.copy_(this)
+        client.staleness = self._version - client.seen
+        self._rule.use(settings)
+        reply = self._reply if wants_answer else None
+        desk = Desk(self._number, self._own, self._message, reply, self._then, client.staleness)
+        outcome = self._rule.apply(desk)
+        if outcome is Outcome.HELD:
+            if wants_answer:
+                self._held.append(worker)
+            return
+        if outcome is Outcome.APPLIED:
+            self._version += 1
+            client.seen += 1
+        if wants_answer:
+            self._rule.answer(desk)
+            self._answer(worker, desk.staleness, self._reply, late=outcome is Outcome.DROPPED)
+        if outcome is Outcome.APPLIED:
+            self._release()
+
+    def _answer(
+        self, worker: int, staleness: int, weights: Sequence[Tensor] | None = None, late: bool = False
+    ) -> None:
+        """Send the weights, and note that the worker has read them."""
+        self._clients[worker].seen = self._version
+        self._send(worker, staleness, late, weights)
+
+    def _send(
+        self,
+        worker: int,
+        staleness: int = 0,
+        late: bool = False,
+        weights: Sequence[Tensor] | None = None,
+        with_weights: bool = True,
+    ) -> None:
+        head = torch.tensor([self._version, staleness, late], dtype=torch.float64)
+        self._comm.send(head, worker, ANSWER)
+        if with_weights:
+            send_all(self._comm, self._own if weights is None else weights, worker, WEIGHTS)
+
+    def _release(self) -> None:
+        """The step that some have waited for is closed."""
+        held, self._held = self._held, []
+        for worker in held:
+            self._answer(worker, 0)
+
+    def _leave(self, worker: int) -> None:
+        self._steps[self._workers.index(worker)] = GONE
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        for worker, slack in list(self._sleeping.items()):
+            if may_go_on(self._steps, self._workers.index(worker), slack):
+                del self._sleeping[worker]
+                self._answer(worker, self._clients[worker].staleness)
+
+
+def _own_memory(length: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(length, dtype=dtype)

@@ -1,0 +1,254 @@
+"""The centre in the shared memory of one host: no rank is spent on it, whoever brings a message applies it.
+
+    worker 0   lock 0 │ rule, copy answer │ lock 1 │ rule, copy answer │ ...
+    worker 1            lock 1 │ rule, copy answer │ lock 2 │ ...          each begins at its own slot
+
+A worker that has to wait, for a step to close or for the slowest worker, notes that and sleeps in `recv`;
+whoever makes the reason disappear sends it a message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import is_
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.parameter_server.base import Allocate, Centre, Desk, Outcome, Receipt, Rule, Vectors, cut_slots
+from tutti.parameter_server.ssp_clock import SharedSteps
+from tutti.replica import Flat
+
+SMALLEST_SLOT = 1 << 19
+"""Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
+
+CLOSED_TAG = 1 << 20
+"""A slot's number is added to it: the step that a message waits for is closed."""
+
+_KEPT_VIEWS = 8
+
+
+class SharedCentre(Centre):
+    """One worker's view of a centre in shared memory (collective over the host's workers).
+
+    Args:
+        comm: the workers, all on one host.
+        flats: of the replica; their weights are the centre's first ones.
+        rule: what the centre does with a message; this worker's own object.
+        parts: how many slots; by default, one for each worker, but none smaller than `SMALLEST_SLOT`.
+
+    Attributes:
+        slots: the parts that are locked and moved one by one.
+        guard: a lock for whatever the host's workers want to do one after the other.
+    """
+
+    def __init__(
+        self, comm: Communicator, flats: Sequence[Flat], rule: Rule, parts: int | None = None
+    ) -> None:
+        self._comm, self._rule = comm, rule
+        self._weights = [comm.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
+        if comm.rank == 0:
+            for weights, flat in zip(self._weights, flats, strict=True):
+                weights.copy_(flat.weights)
+        comm.barrier()
+        self.slots = cut_slots(flats, rule, parts or slots_for(flats, comm.size))
+        count = len(self.slots)
+        # As a memoryview an element is read in 0.1 us; as a tensor it takes ten times that.
+        self._versions = comm.shared(count, dtype=torch.int64).numpy().data
+        # Whether a worker sleeps until a slot moves; a row for each slot.
+        self._waiting = comm.shared(count, comm.size, dtype=torch.int64).numpy().data
+        *self._locks, self.guard = comm.locks(count + 1)
+        self._steps = SharedSteps(comm)
+        self._seen = [0] * count
+        self._seen_at = comm.clock()
+        first = comm.rank * count // comm.size
+        self._order = [*range(first, count), *range(first)]
+        self._views: deque[tuple[Vectors, list[tuple[Tensor, ...]]]] = deque(maxlen=_KEPT_VIEWS)
+        self._at = self.views(self._weights)
+        self._nbytes = sum(vector.nbytes for vector in self._weights)
+        self._note = torch.zeros(1)
+        self._staleness = 0
+        rule.open(self._weights, self.slots, _allocate(comm))
+
+    @property
+    @override
+    def version(self) -> int:
+        return min(self._versions)
+
+    def views(self, vectors: Vectors) -> list[tuple[Tensor, ...]]:
+        """Each slot's slices of `vectors`; the same objects for the same vectors."""
+        for known, views in self._views:
+            if all(map(is_, known, vectors)):
+                return views
+        views = [slot.views(vectors) for slot in self.slots]
+        self._views.append((tuple(vectors), views))
+        return views
+
+    @override
+    @torch.no_grad()
+    def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
+        return self._visit(message, None, again, at)
+
+    @override
+    @torch.no_grad()
+    def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
+        return self._visit(message, message if reply is None else reply, False, at)
+
+    def _visit(self, message: Vectors, reply: Vectors | None, again: bool, at: Vectors) -> Receipt:
+        messages = self.views(message)
+        replies = self.views(reply) if reply is not None else None
+        clock, rule, wait_s, update_s, staleness = self._comm.clock, self._rule, 0.0, 0.0, 0
+        held, dropped, then = [], False, self.views(at) if at else None
+        for number in self._order:
+            answer = replies[number] if replies is not None else None
+            desk = Desk(number, self._at[number], messages[number], answer, then[number] if then else None)
+            came = clock()
+            with self._locks[number]:
+                entered = clock()
+                wait_s += entered - came
+                desk.staleness = self._versions[number] - self._seen[number]
+                staleness = max(staleness, desk.staleness)
+                outcome = rule.apply(desk)
+                if rule.optimizes:
+                    update_s += clock() - entered
+                sleepers = []
+                if outcome is Outcome.APPLIED:
+                    self._versions[number] += 1
+                    self._seen[number] += 1
+                    sleepers = self._wake(number)
+                dropped = dropped or outcome is Outcome.DROPPED
+                if answer is not None and outcome is not Outcome.HELD:
+                    self._answer(desk)
+            if rule.consumes and answer is not desk.message:
+                for part in desk.message:
+                    part.zero_()
+            for sleeper in sleepers:
+                self._comm.send(self._note, sleeper, tag=CLOSED_TAG + number)
+            if outcome is Outcome.HELD and answer is not None:
+                held.append(desk)
+        for desk in held:
+            wait_s += self._wait(desk)
+        self._staleness, age_s = staleness, clock() - self._seen_at
+        if replies is not None:
+            self._seen_at = clock()
+        return Receipt(staleness, age_s, wait_s, 0 if again else self._nbytes, dropped, update_s)
+
+    def _answer(self, desk: Desk) -> None:
+        self._rule.answer(desk)
+        self._seen[desk.slot] = self._versions[desk.slot]
+
+    def _wait(self, desk: Desk) -> float:
+        """Sleep until the slot has moved, and answer; returns the seconds."""
+        came, number = self._comm.clock(), desk.slot
+        while True:
+            with self._locks[number]:
+                if self._versions[number] > self._seen[number]:
+                    self._answer(desk)
+                    return self._comm.clock() - came
+                self._waiting[number, self._comm.rank] = 1
+            self._comm.recv(self._note, tag=CLOSED_TAG + number)
+
+    def _wake(self, number: int) -> list[int]:
+        """Those who have slept until the slot moved; each is to be sent a note."""
+        sleepers = [rank for rank in range(self._comm.size) if self._waiting[number, rank]]
+        for rank in sleepers:
+            self._waiting[number, rank] = 0
+        return sleepers
+
+    @override
+    @torch.no_grad()
+    def pull(self, into: Vectors) -> Receipt:
+        replies, clock, wait_s, staleness = self.views(into), self._comm.clock, 0.0, 0
+        for number in self._order:
+            came = clock()
+            with self._locks[number]:
+                wait_s += clock() - came
+                staleness = max(staleness, self._versions[number] - self._seen[number])
+                for reply, weights in zip(replies[number], self._at[number], strict=True):
+                    reply.copy_(weights)
+                self._seen[number] = self._versions[number]
+        age_s, self._seen_at = clock() - self._seen_at, clock()
+        return Receipt(staleness, age_s, wait_s, 0)
+
+    @override
+    @torch.no_grad()
+    def read(self, into: Vectors) -> None:
+        self._comm.barrier()
+        for vector, weights in zip(into, self._weights, strict=True):
+            vector.copy_(weights)
+        self._comm.barrier()
+
+    @override
+    @torch.no_grad()
+    def overwrite(self, weights: Vectors) -> None:
+        self._comm.barrier()
+        if self._comm.rank == 0:
+            for own, other in zip(self._weights, weights, strict=True):
+                own.copy_(other)
+        self._comm.barrier()
+        self._seen[:] = self._versions
+        self._seen_at = self._comm.clock()
+        self._comm.barrier()
+
+    @torch.no_grad()
+    def copy(self, into: Vectors) -> None:
+        """Read the weights without a trace on the staleness."""
+        parts = self.views(into)
+        for number in self._order:
+            with self._locks[number]:
+                for part, weights in zip(parts[number], self._at[number], strict=True):
+                    part.copy_(weights)
+
+    @torch.no_grad()
+    def move(self, by: Vectors) -> None:
+        """Add to the weights; that counts as one message."""
+        parts = self.views(by)
+        for number in self._order:
+            with self._locks[number]:
+                for weights, part in zip(self._at[number], parts[number], strict=True):
+                    weights.add_(part)
+                self._versions[number] += 1
+                self._seen[number] += 1
+
+    @torch.no_grad()
+    def adjust(self, by: Vectors) -> None:
+        """Add to the weights what a worker's loop has changed in its own; it counts as no message."""
+        parts = self.views(by)
+        for number in self._order:
+            with self._locks[number]:
+                for weights, part in zip(self._at[number], parts[number], strict=True):
+                    weights.add_(part)
+
+    @override
+    def tick(self, slack: int, into: Vectors) -> Receipt:
+        wait_s = self._steps.tick(slack)
+        read = self.pull(into)
+        return replace(read, staleness=self._staleness, wait_s=wait_s + read.wait_s)
+
+    @override
+    def leave(self) -> None:
+        self._steps.leave()
+
+    @override
+    def rejoin(self) -> None:
+        self._comm.barrier()
+        self._steps.rejoin()
+        self._comm.barrier()
+
+    @override
+    def close(self) -> None:
+        """Nothing is to be said: there is nobody else."""
+
+
+def slots_for(flats: Sequence[Flat], workers: int) -> int:
+    """How many slots a centre in shared memory has: enough that all workers can be busy at once."""
+    most = sum(len(flat.weights) for flat in flats) // SMALLEST_SLOT
+    return max(1, min(workers, most))
+
+
+def _allocate(comm: Communicator) -> Allocate:
+    return lambda length, dtype: comm.shared(length, dtype=dtype)

@@ -1,0 +1,142 @@
+"""Remedies for a gradient that was computed from weights which have moved on since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.parameter_server.base import Allocate, Desk, Slot, Vectors
+
+
+def damping(staleness: int) -> float:
+    """What to multiply the learning rate by: 1 / tau, and 1 for a gradient that is not stale.
+
+    Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
+    arXiv:1511.05950, section 3.2: alpha = alpha_0 / tau where tau > 0.
+
+    Args:
+        staleness: tau, how many updates the weights have had since the gradient's were read.
+    """
+    return 1.0 / max(1, staleness)
+
+
+def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
+    """Add to a gradient, in place, what the loss's curvature makes of the way that the weights have gone.
+
+        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
+
+    Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation", arXiv:1609.08326,
+    equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian.
+
+    Args:
+        gradient: g, computed at `then`.
+        now: the weights that it will be applied to.
+        then: the weights that it was computed at.
+        strength: lambda.
+    """
+    gradient.addcmul_(gradient * gradient, now - then, value=strength)
+
+
+def compensate_adaptively(
+    gradient: Tensor,
+    mean_square: Tensor,
+    now: Tensor,
+    then: Tensor,
+    strength: float,
+    decay: float,
+    epsilon: float = 1e-7,
+) -> None:
+    """The same with a strength for each element, which is smaller where gradients are large; in place.
+
+        s = m s + (1 - m) g * g
+        g = g + lambda_0 / sqrt(s + epsilon) * g * g * (w_now - w_then)
+
+    Zheng et al. 2017, section 5 (DC-ASGD-a).
+
+    Args:
+        gradient: g, computed at `then`.
+        mean_square: s, updated in place; zeros at first.
+        now: the weights that the gradient will be applied to.
+        then: the weights that it was computed at.
+        strength: lambda_0.
+        decay: m.
+        epsilon: keeps the root above zero.
+    """
+    square = gradient * gradient
+    mean_square.lerp_(square, 1 - decay)
+    gradient.addcmul_(square.div_((mean_square + epsilon).sqrt_()), now - then, value=strength)
+
+
+class Remedy:
+    """Changes a stale message in place, or the rate at which it is used.
+
+    Attributes:
+        compares: whether it needs the weights at which the message was computed (`Desk.then`).
+        scales: whether it changes the rate.
+    """
+
+    compares: ClassVar[bool] = False
+    scales: ClassVar[bool] = False
+
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        """Prepare for `slots` of the vectors `centre` (collective)."""
+        return
+
+    def rate(self, desk: Desk) -> float:
+        """What to multiply the learning rate by for `desk.message`."""
+        return 1.0
+
+    def apply(self, desk: Desk) -> None:
+        """Change `desk.message`."""
+        return
+
+
+class Damping(Remedy):
+    """The rate for a message that is tau updates late is 1/tau of it: see `rules.staleness.damping`."""
+
+    scales: ClassVar[bool] = True
+
+    @override
+    def rate(self, desk: Desk) -> float:
+        return damping(desk.staleness)
+
+
+class Compensation(Remedy):
+    """Delay compensation with a constant strength: see `rules.staleness.compensate`."""
+
+    compares: ClassVar[bool] = True
+
+    def __init__(self, strength: float) -> None:
+        self._strength = strength
+
+    @override
+    def apply(self, desk: Desk) -> None:
+        assert desk.then is not None
+        for message, now, then in zip(desk.message, desk.centre, desk.then, strict=True):
+            compensate(message, now, then, self._strength)
+
+
+class AdaptiveCompensation(Remedy):
+    """Delay compensation that follows the gradients' size: see `rules.staleness.compensate_adaptively`."""
+
+    compares: ClassVar[bool] = True
+
+    def __init__(self, strength: float, decay: float) -> None:
+        self._strength, self._decay = strength, decay
+        self._squares: dict[int, tuple[Tensor, ...]] = {}
+
+    @override
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        for slot in slots:
+            views = slot.views(centre)
+            self._squares[slot.number] = tuple(allocate(len(view), view.dtype) for view in views)
+
+    @override
+    def apply(self, desk: Desk) -> None:
+        assert desk.then is not None
+        parts = zip(desk.message, self._squares[desk.slot], desk.centre, desk.then, strict=True)
+        for message, mean_square, now, then in parts:
+            compensate_adaptively(message, mean_square, now, then, self._strength, self._decay)

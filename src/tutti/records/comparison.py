@@ -1,0 +1,161 @@
+"""What a comparison runs, and where: dataclasses, and as JSON. Needs neither torch nor MPI.
+
+FOLDER/comparison.json            the combinations and how often each is repeated: `Comparison`
+FOLDER/solo-1-thread/0/           the run folder of a combination's first repeat
+FOLDER/sync-2-workers/0/
+FOLDER/sync-2-workers/1.error     what became of a repeat that failed
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.errors import BadOption, BadRunFolder
+from tutti.records.json_lines import decode, read_record
+from tutti.records.untrusted import MOST_RANKS
+
+FILE: Final = "comparison.json"
+
+CPU: Final = "cpu"
+"""The device that others are compared with."""
+
+STRONG: Final = "strong"
+WEAK: Final = "weak"
+SCALINGS: Final = (STRONG, WEAK)
+"""Strong: the same batch behind an update for any number of workers. Weak: the same batch for each worker."""
+
+LAYOUT: Final = "parallel"
+"""The part of a run's options that says how ranks hold one model together."""
+
+MOST_REPEATS: Final = 1 << 16
+"""No combination has more runs."""
+
+APART: Final = "apart"
+"""The runs were not made as a comparison, but one by one."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to train, of those that are compared.
+
+    Attributes:
+        name: for people, such as "sync, 2 workers".
+        folder: of its runs, inside the comparison's.
+        strategy: how it trains.
+        workers: how many ranks train.
+        threads: of each of them.
+        scaling: one of `SCALINGS`, or `APART`.
+        options: the fields of the run's configuration in which it differs from the others.
+        sweep: those of them that were crossed in: only runs with equal ones are compared.
+        device: what each of them computes on.
+        parallel: how its ranks hold one model together, such as "data=2,tensor=2"; None: each has all of it.
+    """
+
+    name: str
+    folder: str
+    strategy: str
+    workers: int
+    threads: int
+    scaling: str
+    options: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = field(default_factory=dict)
+    device: str = CPU
+    parallel: str | None = None
+
+    def check(self) -> None:
+        """Raise ValueError where it could not be in a comparison's folder."""
+        # An empty name, or one of dots, is the folder itself or the one around it.
+        if Path(self.folder).name != self.folder or not self.folder.strip("."):
+            raise ValueError(f"the folder '{self.folder}' is not one inside the comparison's")
+        if self.scaling not in SCALINGS:
+            raise ValueError(f"there is no scaling '{self.scaling}'")
+        if not (1 <= self.workers <= MOST_RANKS and 1 <= self.threads <= MOST_RANKS):
+            raise ValueError(f"{self.workers} workers of {self.threads} threads are none")
+
+    @property
+    def way(self) -> str:
+        """What it shares with the same way to train on another number of cores."""
+        shown = {**self.layout_options, **(self.sweep if self.scaling != APART else {})}
+        swept = "".join(f", {key}={value}" for key, value in shown.items())
+        layout = ",".join(word.partition("=")[0] for word in (self.parallel or "").split(","))
+        return (layout or self.strategy) + swept + ("" if self.device == CPU else f", {self.device}")
+
+    @property
+    def layout_options(self) -> dict[str, Any]:
+        """Those of its options that say how ranks hold a model together: {"schedule": "gpipe"}."""
+        named = {key.partition("."): value for key, value in self.options.items()}
+        return {key: value for (part, _, key), value in named.items() if part == LAYOUT}
+
+    @property
+    def cores(self) -> int:
+        """How many threads compute at the same time."""
+        return self.workers * self.threads
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        model: its name.
+        data: the data set's name.
+        repeats: how often each combination is run, with seeds that count up.
+        target: the accuracy on the validation part that a run is timed to; None: to none.
+        combinations: in the order of the table.
+        config: the configuration that all runs have in common, as JSON values.
+    """
+
+    model: str
+    data: str
+    repeats: int
+    target: float | None
+    combinations: tuple[Combination, ...]
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ValueError where it could not be what is in a folder."""
+        if not 0 <= self.repeats <= MOST_REPEATS:
+            raise ValueError(f"{self.repeats} repeats are none")
+        folders = [one.folder for one in self.combinations]
+        if len(set(folders)) < len(folders):
+            raise ValueError("two combinations have one folder")
+
+    def __post_init__(self) -> None:
+        if self.target is not None and not 0 < self.target <= 1:
+            raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
+
+    def write(self, folder: Path) -> None:
+        """Write it into the comparison's folder.
+
+        Raises:
+            BadRunFolder: that cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BadRunFolder(
+                f"cannot write {folder / FILE}: {error.strerror}; name a folder that you may write with --out"
+            ) from error
+
+    @classmethod
+    def read(cls, folder: Path) -> Comparison:
+        """What `write` wrote.
+
+        Raises:
+            BadRunFolder: it cannot be read, or is something else.
+        """
+        return read_record(folder / FILE, lambda values: decode(cls, {"config": {}, **values}))
+
+
+def run_folder(folder: Path, combination: Combination, repeat: int) -> Path:
+    """Where the run folder of a repeat is."""
+    return folder / combination.folder / str(repeat)
+
+
+def error_file(folder: Path, combination: Combination, repeat: int) -> Path:
+    """Where the error of a repeat that failed is."""
+    return folder / combination.folder / f"{repeat}.error"

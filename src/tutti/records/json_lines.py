@@ -1,0 +1,231 @@
+"""Files of JSON lines: one object a line, appended as a run goes on. Needs neither torch nor MPI.
+
+JSON knows no NaN and no infinity: these are written as the strings "NaN", "Infinity" and "-Infinity" and read
+back as numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
+
+from tutti.errors import BadRunFolder
+from tutti.records.untrusted import parse_json, read_file, read_tail
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+LARGEST: Final = 1 << 53
+"""The largest whole number that all readers of JSON agree on; no record has a larger one."""
+
+T = TypeVar("T")
+
+_TAIL = 1 << 20
+"""How many bytes at the end of a file have its last record in them."""
+
+
+class Record(Protocol):
+    """Something that can be a line."""
+
+    def as_json(self) -> Json:
+        """It as JSON values."""
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A record that asks more of its values than their types say."""
+
+    def check(self) -> None:
+        """Raise ValueError where they are not what they must be."""
+
+
+@dataclass(frozen=True)
+class JsonLinesFile(Generic[T]):
+    """What a file of JSON lines holds.
+
+    Attributes:
+        records: those that could be read, in order.
+        damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
+    """
+
+    records: list[T]
+    damage: list[str]
+
+
+def to_json(values: object, indent: int | None = None) -> str:
+    """Valid JSON text of `values`; a number that JSON does not know becomes a string that `float` reads."""
+    return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def decode(kind: type[T], values: Json) -> T:
+    """The dataclass of JSON values that `dataclasses.asdict` gave: each as its field's type says.
+
+    Args:
+        kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these.
+        values: by field; further ones are left out.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError, ValueError, OverflowError: a value is not what its field holds.
+    """
+    made = kind(
+        **{name: _decoded(hint, values[name]) for name, hint in _types_of(cast("Hashable", kind)).items()}
+    )
+    if isinstance(made, Checked):
+        made.check()
+    return made
+
+
+def parse_record(text: bytes | str, parse: Callable[[Json], T]) -> T:
+    """The record in a JSON text.
+
+    Args:
+        text: a JSON object.
+        parse: makes a record of its values; raises what `decode` raises where it cannot.
+
+    Raises:
+        ValueError: it is no JSON object, or no such record.
+    """
+    values = parse_json(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds a {type(values).__name__}, not a JSON object")
+    try:
+        return parse(values)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def read_record(path: Path, parse: Callable[[Json], T]) -> T:
+    """The record that is the whole of a file.
+
+    Args:
+        path: the file.
+        parse: as for `parse_record`.
+
+    Raises:
+        BadRunFolder: it cannot be read, or holds something else.
+    """
+    try:
+        return parse_record(read_file(path), parse)
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+    except ValueError as error:
+        raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it anew") from error
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Append `record` to a file of JSON lines; it is on the disk when this returns.
+
+    A line that an earlier run left unfinished is ended first, so that it costs only itself.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with open(path, "a+b") as file:
+        unfinished = file.tell() > 0 and _last_byte(path) != b"\n"
+        file.write((b"\n" if unfinished else b"") + to_json(record.as_json()).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, parse: Callable[[Json], T]) -> JsonLinesFile[T]:
+    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`.
+
+    Args:
+        path: the file.
+        parse: as for `parse_record`.
+
+    Raises:
+        BadRunFolder: the file cannot be opened.
+    """
+    try:
+        lines = read_file(path).split(b"\n")
+    except OSError as error:
+        raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
+    found: JsonLinesFile[T] = JsonLinesFile([], [])
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.records.append(parse_record(line, parse))
+        except ValueError as error:
+            what = "is cut off" if number == len(lines) else f"is no record ({error})"
+            found.damage.append(f"line {number} of {path} {what}; it was left out")
+    return found
+
+
+def last_record(path: Path, parse: Callable[[Json], T]) -> T | None:
+    """The last whole record of a file of JSON lines, without reading all of it; None where there is none.
+
+    Args:
+        path: the file.
+        parse: as for `parse_record`.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    for line in reversed(read_tail(path, _TAIL).split(b"\n")):
+        with suppress(ValueError):  # empty, cut off, or no record
+            return parse_record(line, parse)
+    return None
+
+
+def _last_byte(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+def _writable(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {name: _writable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    return value
+
+
+@cache
+def _types_of(kind: Hashable) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _decoded(hint: Any, value: Any) -> Any:
+    """The value as the type says; T | None is the only union there is."""
+    within, outer = get_args(hint), get_origin(hint)
+    if NoneType in within:
+        return None if value is None else _decoded(next(one for one in within if one is not NoneType), value)
+    if outer in (list, tuple):
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"a {type(value).__name__} stands where a list is expected")
+        return outer(_decoded(within[0], item) for item in value)
+    if outer is dict:
+        return {_decoded(within[0], name): _decoded(within[1], item) for name, item in dict(value).items()}
+    if hint is Any:
+        return value
+    if isinstance(hint, type) and is_dataclass(hint):
+        return decode(hint, value)
+    made = hint(value)
+    if hint is int and abs(made) > LARGEST:
+        raise ValueError(f"{str(made)[:20]}... is larger than any number of a record")
+    return made

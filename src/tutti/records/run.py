@@ -1,0 +1,321 @@
+"""What a run produced, as dataclasses, and as JSON. Needs neither torch nor MPI.
+
+A run's history is a file of JSON lines, one `EpochRecord` each.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from tutti.records.json_lines import Json, JsonLinesFile, decode, read_lines
+
+STAGES: Final = (
+    "data",
+    "copy",
+    "forward",
+    "backward",
+    "wait",
+    "reduce",
+    "update",
+    "validation",
+    "checkpoint",
+)
+"""Where the time of a rank goes; wait, reduce and update are the parts of an exchange.
+
+data: getting a batch. copy: to the device, and into the precision and layout of the model. forward: with the
+loss. backward: with the metrics. wait: for other ranks, in exchanges and at the end of an epoch. reduce: the
+rest of an exchange: sums, messages, copies. update: moving the weights. validation: what it held training up.
+checkpoint: writing weights.
+"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model does on a number of samples, each of which was counted once.
+
+    Attributes:
+        samples: how many samples were seen, over all ranks.
+        loss: the mean of the loss over them.
+        metrics: the mean of each metric over them, by name.
+        confusion: samples of each class (row) that were taken for each class (column); None without
+            classes. A further column counts predictions of no known class.
+    """
+
+    samples: int
+    loss: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    confusion: list[list[int]] | None = field(default=None, repr=False)
+
+    def check(self) -> None:
+        """Raise ValueError where a class has no column of its own."""
+        rows = self.confusion or []
+        if any(len(row) < len(rows) for row in rows):
+            raise ValueError(f"a row of the confusion matrix has less than {len(rows)} columns")
+
+    def class_accuracy(self) -> list[float | None]:
+        """The share of each class that was recognised, in [0, 1].
+
+        Returns:
+            One number for each class; None for a class without samples. Empty without a confusion matrix.
+        """
+        return [row[k] / sum(row) if sum(row) else None for k, row in enumerate(self.confusion or [])]
+
+    def as_json(self) -> Json:
+        """The evaluation as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> Evaluation:
+        """The evaluation that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such evaluation.
+        """
+        return decode(cls, values)
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one rank did in an epoch.
+
+    Attributes:
+        updates: steps that it made.
+        samples: training samples that it computed.
+        stages: its seconds by stage, one of `STAGES`. Where validation is distributed, those since the record
+            before: the time of a validation is in the next record, of the last one in the last.
+        measuring_s: how long it took to find these seconds out, as estimated from the cost of one look at the
+            clock; they contain it.
+        exchanges: how many times it exchanged something with others.
+        bytes_sent: what it sent or wrote for others to read, in bytes.
+        dropped: gradients of its own that came too late and were not used.
+        skipped: exchanges that its strategy left out as not worth their while.
+        staleness: how many updates by others came between what a gradient was computed from and what it was
+            applied to: {updates: how often}. From 64 on a power of two stands for all up to the next one.
+        age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
+        age_s_p99: their 99th percentile.
+        age_s_max: their maximum.
+    """
+
+    updates: int = 0
+    samples: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+    measuring_s: float = 0.0
+    exchanges: int = 0
+    bytes_sent: int = 0
+    dropped: int = 0
+    skipped: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+    age_s_mean: float | None = None
+    age_s_p99: float | None = None
+    age_s_max: float | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward."""
+        return self.stages.get("forward", 0.0) + self.stages.get("backward", 0.0)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that it waited for others."""
+        return self.stages.get("wait", 0.0)
+
+    @property
+    def staleness_mean(self) -> float | None:
+        """The mean of `staleness`; None where nothing was counted."""
+        if not self.staleness:
+            return None
+        total = sum(updates * count for updates, count in self.staleness.items())
+        return total / sum(self.staleness.values())
+
+    @property
+    def staleness_p99(self) -> int | None:
+        """The 99th percentile of `staleness`."""
+        left = int(0.99 * sum(self.staleness.values()))
+        for updates, count in sorted(self.staleness.items()):
+            left -= count
+            if left < 0:
+                return updates
+        return None
+
+    @property
+    def staleness_max(self) -> int | None:
+        """The largest of `staleness`."""
+        return max(self.staleness, default=None)
+
+    @classmethod
+    def from_json(cls, values: Json) -> RankRecord:
+        """The record that `dataclasses.asdict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such record.
+        """
+        return decode(cls, values)
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch of training, or the part of it that a run of so many steps reached.
+
+    Attributes:
+        epoch: its number, from 1.
+        step: weight updates made since the run began; where each rank makes its own, those of one rank (the
+            mean, where batches are handed out to whoever asks).
+        complete: whether the epoch was trained to its end.
+        train: loss and metrics of its training samples, each as it was when its update was made.
+        validation: on the validation part after the epoch; None without such a part.
+        seconds: of rank 0: "validation", what it held training up, and "total", both without the writing of
+            checkpoints. `ranks` has the stages.
+        samples_per_s: training samples of all ranks per second, validation not counted.
+        lr: the learning rate of the first parameter group in rank 0's last update.
+        time: when the epoch ended (UTC, ISO 8601).
+        ranks: what each rank did, in rank order.
+    """
+
+    epoch: int
+    step: int
+    complete: bool
+    train: Evaluation
+    validation: Evaluation | None
+    seconds: dict[str, float]
+    samples_per_s: float
+    lr: float
+    time: str
+    ranks: list[RankRecord] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise ValueError where the epoch has no updates, or no time."""
+        if min(self.epoch, self.step) < 1:
+            raise ValueError(f"epoch {self.epoch} ends with step {self.step}; both count from 1")
+        for name in ("total", "validation"):
+            if not math.isfinite(self.seconds.get(name, math.nan)):
+                raise ValueError(f"its seconds have no '{name}'")
+
+    def as_json(self) -> Json:
+        """The record as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> EpochRecord:
+        """The record that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such record.
+        """
+        return decode(cls, {"ranks": [], **values})
+
+
+@dataclass(frozen=True)
+class World:
+    """What a run was computed on.
+
+    Attributes:
+        ranks: the world size.
+        hosts: how many hosts they were on.
+        threads: threads of each rank.
+    """
+
+    ranks: int = 1
+    hosts: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run.
+
+    Attributes:
+        test: on the test part, once, at the end; None without such a part.
+        validation: on the validation part after the last epoch; None without such a part.
+        parameters: how many trainable numbers the model has.
+        epochs: epochs begun.
+        complete: whether the last of them was trained to its end.
+        steps: weight updates made, as in the last `EpochRecord`.
+        samples: training samples behind them.
+        seconds: wall time of training, validation included.
+        samples_per_s: training samples per second, validation not counted.
+        world: what it was computed on.
+        versions: of tutti, torch and Python.
+        date: when the run ended (UTC, ISO 8601).
+    """
+
+    test: Evaluation | None
+    validation: Evaluation | None
+    parameters: int
+    epochs: int
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_s: float
+    world: World
+    versions: dict[str, str]
+    date: str
+    complete: bool = True
+
+    @classmethod
+    def of(
+        cls, history: list[EpochRecord], test: Evaluation | None, parameters: int, world: World
+    ) -> Summary:
+        """The summary of a run that ends now.
+
+        Args:
+            history: the records of all its epochs.
+            test: the evaluation on the test part, if there is one.
+            parameters: how many trainable numbers the model has.
+            world: what it was computed on.
+        """
+        samples = sum(record.train.samples for record in history)
+        seconds = sum(record.seconds["total"] for record in history)
+        training = seconds - sum(record.seconds["validation"] for record in history)
+        return cls(
+            test=test,
+            validation=history[-1].validation if history else None,
+            parameters=parameters,
+            epochs=history[-1].epoch if history else 0,
+            steps=history[-1].step if history else 0,
+            samples=samples,
+            seconds=seconds,
+            samples_per_s=samples / training if training > 0 else 0.0,
+            world=world,
+            versions=versions(),
+            date=now(),
+            complete=history[-1].complete if history else True,
+        )
+
+    def as_json(self) -> Json:
+        """The summary as JSON values; `from_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Json) -> Summary:
+        """The summary that `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: `values` is no such summary.
+        """
+        return decode(cls, {"complete": True, **values})
+
+
+def now() -> str:
+    """The time (UTC, ISO 8601, whole seconds)."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """The versions of tutti, torch and Python, from the packages' metadata."""
+    found = {name: metadata.version(name) for name in ("tutti", "torch")}
+    return {**found, "python": platform.python_version()}
+
+
+def read_history(path: Path) -> JsonLinesFile[EpochRecord]:
+    """The epochs of a run; lines that cannot be read are left out and reported.
+
+    Raises:
+        BadRunFolder: the file cannot be opened.
+    """
+    return read_lines(path, EpochRecord.from_json)

@@ -1,0 +1,239 @@
+"""What every rank did when, as a picture: spans of time in a lane for each rank, and arrows between them.
+
+The file is in Chrome's trace event format (Google, "Trace Event Format", 2016), which ui.perfetto.dev and
+chrome://tracing open. Needs neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+LIMIT: Final = 200_000
+"""How many spans of a rank are kept, and how many ends of arrows."""
+
+SHORTEST_S: Final = 1e-6
+"""Spans that are shorter, and have no arrow, are not worth a place."""
+
+LARGE: Final = 100_000
+"""A file of more events is compressed."""
+
+FILE: Final = "trace.json"
+
+
+class SpanLink(Enum):
+    """What a span may be an end of. Ends with the same key belong together."""
+
+    SEND = "a message leaves"
+    RECEIVE = "a message has come"
+    MEET = "all ranks come; the last one to come lets the others go on"
+    ROOT = "gives to all who are `LEAF`"
+    LEAF = "takes from `ROOT`"
+    HOLD = "has a lock, which its next holder may have waited for"
+
+
+@dataclass
+class Trace:
+    """What one rank did. Times are in seconds of its own clock.
+
+    Attributes:
+        limit: how many spans are kept, and how many links.
+        spans: name, begin and end.
+        links: the kind, a key, begin and end of a span that is one end of an arrow.
+        left_out: spans that came after the limit.
+    """
+
+    limit: int = LIMIT
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    links: list[tuple[SpanLink, Hashable, float, float]] = field(default_factory=list)
+    left_out: int = 0
+
+    def add(self, name: str, began: float, ended: float) -> None:
+        """Note a span, unless it is too short to be seen."""
+        if ended - began >= SHORTEST_S:
+            self._keep(name, began, ended)
+
+    def link(self, name: str, began: float, ended: float, kind: SpanLink, key: Hashable) -> None:
+        """Note a span that is one end of an arrow; without a name, the span itself is noted already."""
+        if name:
+            self._keep(name, began, ended)
+        if len(self.links) < self.limit:
+            self.links.append((kind, key, began, ended))
+
+    def _keep(self, name: str, began: float, ended: float) -> None:
+        if len(self.spans) < self.limit:
+            self.spans.append((name, began, ended))
+        else:
+            self.left_out += 1
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far a rank's clock was ahead of that of rank 0.
+
+    Attributes:
+        at: when, by its own clock.
+        ahead_s: by how many seconds.
+        residual_s: how wrong that may be, either way.
+    """
+
+    at: float
+    ahead_s: float
+    residual_s: float
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A rank's part of the picture.
+
+    Attributes:
+        name: of the lane.
+        host: the number of its host.
+        host_name: what that is called.
+        trace: what it did.
+        readings: of its clock, at the begin and at the end; none where the host has rank 0's clock.
+    """
+
+    name: str
+    host: int
+    host_name: str
+    trace: Trace
+    readings: tuple[Reading, ...] = ()
+
+    def nanoseconds(self, at: float) -> int:
+        """A time of this rank's clock, by the clock of rank 0."""
+        return round(1e9 * (at - self._ahead_s(at)))
+
+    def _ahead_s(self, at: float) -> float:
+        """By how much the clock was ahead: on the line through the readings, as clocks drift evenly."""
+        if not self.readings:
+            return 0.0
+        first, last = self.readings[0], self.readings[-1]
+        if last.at <= first.at:
+            return first.ahead_s
+        part = (at - first.at) / (last.at - first.at)
+        return first.ahead_s + part * (last.ahead_s - first.ahead_s)
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """From one lane to another; times in nanoseconds by the clock of rank 0."""
+
+    name: str
+    source: int
+    start: int
+    to: int
+    finish: int
+
+
+def write_trace(lanes: Sequence[Lane], folder: Path, whole: bool = True) -> Path:
+    """Write the picture into `folder`, compressed when it is large; returns the file.
+
+    Args:
+        lanes: of the ranks.
+        folder: where to.
+        whole: whether all ranks are among them, and came to their end.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    picture = chrome_trace(lanes, whole)
+    text = json.dumps(picture, separators=(",", ":"))
+    if len(picture["traceEvents"]) <= LARGE:
+        path = folder / FILE
+        path.write_text(text, encoding="utf-8")
+    else:
+        path = folder / f"{FILE}.gz"
+        path.write_bytes(gzip.compress(text.encode(), compresslevel=6))
+    return path
+
+
+def chrome_trace(lanes: Sequence[Lane], whole: bool = True) -> dict[str, Any]:
+    """The lanes as a JSON object in Chrome's format; times begin at 0 and are in microseconds."""
+    starts = [lane.nanoseconds(began) for lane in lanes for _, began, _ in lane.trace.spans]
+    zero = min(starts, default=0)
+    events = [event for number, lane in enumerate(lanes) for event in _lane(number, lane, zero)]
+    for number, arrow in enumerate(_arrows(lanes)):
+        common = {"name": arrow.name, "cat": "arrow", "id": number}
+        for phase, rank, at in (("s", arrow.source, arrow.start), ("f", arrow.to, arrow.finish)):
+            place = {"ts": (at - zero) / 1e3, "pid": lanes[rank].host, "tid": rank}
+            events.append({**common, "ph": phase, "bp": "e", **place})
+    residuals = [reading.residual_s for lane in lanes for reading in lane.readings]
+    about = {
+        "complete": whole,
+        "spans left out": {lane.name: lane.trace.left_out for lane in lanes if lane.trace.left_out},
+        "clocks are aligned to, in microseconds": 1e6 * max(residuals, default=0.0),
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _lane(number: int, lane: Lane, zero: int) -> Iterator[dict[str, Any]]:
+    place = {"pid": lane.host, "tid": number}
+    yield {"ph": "M", "name": "process_name", **place, "args": {"name": lane.host_name}}
+    yield {"ph": "M", "name": "thread_name", **place, "args": {"name": lane.name}}
+    yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
+    times = [(lane.nanoseconds(b), lane.nanoseconds(e), name) for name, b, e in lane.trace.spans]
+    # What contains others comes before them.
+    for began, ended, name in sorted(times, key=lambda one: (one[0], -one[1])):
+        span = {"ts": (began - zero) / 1e3, "dur": (ended - began) / 1e3}
+        yield {"ph": "X", "name": name, "cat": "tutti", **span, **place}
+
+
+End = tuple[SpanLink, int, int, int]
+"""The kind, the lane, and the span in nanoseconds of one end."""
+
+
+def _arrows(lanes: Sequence[Lane]) -> Iterator[Arrow]:
+    ends: dict[Hashable, list[End]] = defaultdict(list)
+    for number, lane in enumerate(lanes):
+        for kind, key, began, ended in lane.trace.links:
+            ends[key].append((kind, number, lane.nanoseconds(began), lane.nanoseconds(ended)))
+    for key, found in ends.items():
+        kinds = {kind for kind, *_ in found}
+        if kinds == {SpanLink.MEET}:
+            yield from _releases(key, found)
+        elif kinds == {SpanLink.HOLD}:
+            yield from _hand_overs(found)
+        else:
+            yield from _messages(found)
+
+
+def _messages(found: list[End]) -> Iterator[Arrow]:
+    """From whoever sends to whoever receives; none where an end was not recorded."""
+    for kind, source, start, _ in found:
+        if kind in (SpanLink.SEND, SpanLink.ROOT):
+            name = "message" if kind is SpanLink.SEND else "broadcast"
+            for other, to, began, ended in found:
+                if other in (SpanLink.RECEIVE, SpanLink.LEAF):
+                    yield _arrow(name, source, start, to, max(began, ended - 1))
+            return
+
+
+def _releases(key: Hashable, found: list[End]) -> Iterator[Arrow]:
+    """From the last one to come to all others; the key's last part says how many there are."""
+    if not isinstance(key, tuple) or len(found) != key[-1]:
+        return
+    _, last, start, _ = max(found, key=lambda end: end[2])
+    for _, to, began, ended in found:
+        if to != last:
+            yield _arrow("release", last, start, to, max(began, ended - 1))
+
+
+def _hand_overs(found: list[End]) -> Iterator[Arrow]:
+    """From each holder of a lock to the next one, if that is another rank."""
+    ordered = sorted(found, key=lambda end: end[2])
+    for (_, source, began, ended), (_, to, start, _) in pairwise(ordered):
+        if to != source:
+            yield _arrow("lock", source, max(began, ended - 1), to, start)
+
+
+def _arrow(name: str, source: int, start: int, to: int, finish: int) -> Arrow:
+    """An arrow does not go back in time, whatever is left between the clocks."""
+    return Arrow(name, source, start, to, max(start, finish))

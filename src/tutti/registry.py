@@ -1,0 +1,137 @@
+"""Interchangeable parts by name: each is one file of its package, and found there without a list of them.
+
+    src/tutti/models/lenet.py                      MODELS = Registry("tutti.models", "model")
+
+        @part("lenet")                             list(MODELS)            names, nothing is imported
+        def lenet(shape, outputs): ...             MODELS.summary("lenet") the first line of its docstring
+                                                   MODELS["lenet"]         imports that file alone
+
+A new part is a new file: names, help texts and error messages follow.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from typing_extensions import override
+
+from tutti.errors import UnknownName
+
+T = TypeVar("T")
+
+
+def part(name: str) -> Callable[[T], T]:
+    """Name a class or function of a package with a registry, which reads this decorator in the file's text.
+
+    Args:
+        name: what users call it: a literal string.
+    """
+
+    def named(value: T) -> T:
+        return value
+
+    return named
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a part.
+
+    Attributes:
+        module: the module that defines it.
+        attribute: its name there.
+        summary: the first line of its docstring, or of its module's.
+    """
+
+    module: str
+    attribute: str
+    summary: str
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The parts of a package, by name, in the order of its files.
+
+    Args:
+        package: its name. The package itself is not imported for the names.
+        kind: what error messages call a part, such as "model".
+        hint: a sentence for who gives an unknown name.
+    """
+
+    def __init__(self, package: str, kind: str, hint: str = "") -> None:
+        self._package, self._kind, self._hint = package, kind, hint
+
+    @cached_property
+    def _places(self) -> dict[str, _Place]:
+        spec = importlib.util.find_spec(self._package)
+        assert spec is not None, f"no package {self._package}"
+        (folder,) = spec.submodule_search_locations or ()
+        found: dict[str, _Place] = {}
+        for file in sorted(Path(folder).glob("*.py")):
+            for name, place in _parts(file, f"{self._package}.{file.stem}"):
+                assert name not in found, (
+                    f"two parts are called {name}: in {place.module} and {found[name].module}"
+                )
+                found[name] = place
+        return found
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    @override
+    def __getitem__(self, name: str) -> T:
+        place = self._places[name]
+        return cast("T", getattr(importlib.import_module(place.module), place.attribute))
+
+    def named(self, name: str) -> T:
+        """Import and return the part called `name`.
+
+        Raises:
+            UnknownName: there is none; the message names the nearest.
+        """
+        self.check(name)
+        return self[name]
+
+    def check(self, name: str) -> None:
+        """Refuse a name that stands for no part, without importing one.
+
+        Raises:
+            UnknownName: the message names the nearest.
+        """
+        if name not in self:
+            raise UnknownName(self._kind, name, self, self._hint)
+
+    def summary(self, name: str) -> str:
+        """Return the first line of the part's docstring, or else of its file's."""
+        return self._places[name].summary
+
+
+def _parts(file: Path, module: str) -> Iterator[tuple[str, _Place]]:
+    """Yield the parts that a file defines, by name."""
+    text = file.read_text(encoding="utf-8")
+    if "@part(" not in text:
+        return
+    tree = ast.parse(text)
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        said = ast.get_docstring(node) or ast.get_docstring(tree) or ""
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "part":
+                name = ast.literal_eval(decorator.args[0])
+                yield name, _Place(module, node.name, said.partition("\n")[0])

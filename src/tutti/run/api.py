@@ -1,0 +1,201 @@
+"""`tutti.train`: training from a script or a notebook."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, Unpack, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tutti import models
+from tutti.errors import BadOption, UnknownName
+from tutti.records.run import EpochRecord, Summary
+from tutti.replica import refuse_overlaps
+from tutti.run.arguments import as_arguments
+from tutti.run.build import reseed, seeded
+from tutti.run.config import Options, TrainConfig
+from tutti.run.jobs import RunOutcome, TrainJob, run
+from tutti.run.pickled_arguments import by_name, named_or_given
+from tutti.strategies import Strategy
+from tutti.terminal import lasting_output
+from tutti.training.weights import bring_back
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `tutti.train` gives back.
+
+    Attributes:
+        model: the trained model: the caller's own module when one was given.
+        history: one record for each epoch.
+        summary: the totals, and the evaluation on the test part (`summary.test`).
+        config: the resolved configuration.
+        folder: the run folder; None when none was asked for.
+    """
+
+    model: nn.Module
+    history: list[EpochRecord] = field(repr=False)
+    summary: Summary
+    config: TrainConfig = field(repr=False)
+    folder: Path | None
+
+
+class TrainOptions(TypedDict, total=False):
+    """The fields of `TrainConfig` that are not arguments of their own of `tutti.train`: its `**options`."""
+
+    model_options: Options
+    data_options: Options
+    validation: float
+    validate: str
+    strategy_options: Options
+    parallel: str | None
+    parallel_options: Options
+    hosts: str | None
+    servers: int
+    levels: int
+    climb_every: int | None
+    balance: str
+    threads: int | None
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    optimizer_options: Options
+    lr: float | None
+    schedule_options: Options
+    clip_norm: float | None
+    clip_value: float | None
+    precision: str
+    layout: str
+    device: str
+    cuda_graph: str
+    seed: int
+    log: str
+    out: str | None
+
+
+@as_arguments()
+def train(
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
+    data: object = "digits",
+    *,
+    strategy: str | Strategy | None = None,
+    workers: int | str = "auto",
+    optimizer: str | Callable[..., Optimizer] | None = None,
+    schedule: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., torch.Tensor] = "auto",
+    metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
+    quiet: bool = False,
+    trace: bool = False,
+    **options: Unpack[TrainOptions],
+) -> Result:
+    """Train a model in parallel, and wait for the result.
+
+    The ranks are new processes, which get the arguments by value: a script needs no guard such as
+    `if __name__ == "__main__"`, and functions and classes of a notebook can be used. The process that forks
+    them has torch imported and is kept for later calls, which need not wait for that: until this process
+    ends, the environment changes, or five minutes have passed. In a program that mpirun or srun started, the
+    ranks that are there train instead.
+
+    Args:
+        model: a name ("mlp", "package.module:factory", "file.py:factory"), an `nn.Module`, whose weights
+            are where training begins, or a function or class that makes one (called with `model_options`,
+            and with `shape` and `outputs` if it takes them).
+        data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
+            torch `Dataset` or a pair of them, or a function that makes any of these. Floats are kept as
+            float32, also for `precision="fp64"`; as float64 after `torch.set_default_dtype(torch.float64)`.
+        strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
+        workers: how many ranks; "auto" is one for each core that may be used.
+        optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters;
+            default adam.
+        schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
+            update.
+        loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
+            (sum of the losses, weight to divide it by): a sum of any denominator is divided by that of the
+            whole batch, over all ranks and passes.
+        metrics: comma-separated names, or a list of names and functions (outputs, targets) -> one value a
+            sample.
+        quiet: print nothing.
+        trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
+        **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
+            weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
+            written when `out` names one.
+
+    Returns:
+        The trained model, the history and the summary.
+
+    Raises:
+        UserError: an argument is wrong; the message says which and what to do.
+        RankFailed: a rank raised an exception: its traceback is in the message.
+        PeerLost: a rank was killed.
+
+    Example:
+        >>> result = tutti.train("lenet", "mnist", workers=2, epochs=5, schedule="one_cycle", lr=0.003)
+        >>> print(result.summary.test)
+    """
+    _refuse_unknown(options)
+    for name, value in (("model", model), ("data", data)):
+        if value is None:
+            raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
+    for name, flag in (("quiet", quiet), ("trace", trace)):
+        if not isinstance(flag, bool):
+            raise BadOption(f"{name} is {flag!r}; give True or False")
+    for name, value in (("optimizer", optimizer), ("schedule", schedule), ("loss", loss)):
+        _refuse_uncallable(name, value)
+    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
+        _refuse_uncallable("metrics", one)
+    if isinstance(optimizer, Optimizer):
+        raise BadOption(
+            "the optimizer is built already, over parameters of this process; give its class, its name, "
+            "or a function that makes it from the parameters"
+        )
+    if isinstance(model, nn.Module):
+        refuse_overlaps(model)  # the copies that the ranks get would not show it
+    given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
+    given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
+    values, objects = by_name(given)
+    config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
+    write = config.out is not None
+    floats = str(torch.get_default_dtype()).removeprefix("torch.")
+    job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace, floats=floats)
+    with lasting_output():
+        outcome = cast("RunOutcome | None", run("tutti.run.train:work", job, quiet=quiet))
+    if outcome is None:
+        raise BadOption(
+            "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"
+        )
+    folder = Path(outcome.folder) if outcome.folder else None
+    trained = _trained_model(model, job, outcome)
+    return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def _refuse_uncallable(name: str, value: object) -> None:
+    built = isinstance(value, Optimizer)  # of which more can be said
+    if not (value is None or isinstance(value, str) or callable(value) or built):
+        raise BadOption(f"{name} is {value!r}; give a name or a function, as help(tutti.train) says")
+
+
+def _refuse_unknown(options: Mapping[str, object]) -> None:
+    for name in options:
+        if name not in TrainOptions.__annotations__:
+            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
+            known.remove("options")
+            raise UnknownName("argument", name, known, "See help(tutti.train).")
+
+
+def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Module:
+    """The caller's module, or a new one, with the trained weights."""
+    if not isinstance(model, nn.Module):
+        with seeded(job.config.seed):
+            reseed(job.config.seed, 0)
+            options = job.config.model_options
+            built = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)
+    else:
+        built = model
+    assert outcome.weights is not None
+    bring_back(outcome.weights, built)
+    return built

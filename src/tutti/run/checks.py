@@ -1,0 +1,111 @@
+"""What is refused of a job without its ranks and its data: names, options, and how many ranks there are.
+
+Whoever starts the ranks asks first, if it has torch. The ranks ask too: nobody else has where an MPI launcher
+started them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tutti import models, optim
+from tutti.data.batches import check_split
+from tutti.data.sources import check_word
+from tutti.errors import BadOption
+from tutti.load_object import names_object
+from tutti.model_parallel.choice import check_together
+from tutti.optim.schedules import check_schedule
+from tutti.run.build import build_strategy
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import Job, TrainJob, VerifyJob, layout_of
+from tutti.run.pacing import check_device, check_pace
+from tutti.strategies import Strategy
+from tutti.strategies.base import Pace
+from tutti.training.losses import check_loss
+from tutti.training.metrics import check_metrics
+
+
+def check_job(job: Job, ranks: int, hosts: int = 1) -> None:
+    """Refuse what no rank and no data could mend.
+
+    Args:
+        job: what is to be done.
+        ranks: how many there are to be, servers included.
+        hosts: on how many hosts.
+
+    Raises:
+        UserError: a name or an option is wrong, or the job does not fit these ranks.
+    """
+    check_names(job)
+    if isinstance(job, TrainJob | VerifyJob):
+        check_device(job.config, check_strategy(job, ranks, hosts))
+
+
+def check_strategy(job: TrainJob | VerifyJob, ranks: int, hosts: int) -> Strategy:
+    """The strategy of a job, which fits its ranks and its other options.
+
+    Args:
+        job: what is to be done.
+        ranks: how many there are, servers included.
+        hosts: on how many hosts.
+
+    Raises:
+        UnknownName: there is no such strategy, or it has no such hyper-parameter.
+        BadOption: it cannot use these ranks or an option, or the batch has fewer samples than they are.
+    """
+    config = job.config
+    layout = layout_of(config, ranks)
+    workers = ranks - config.servers if layout is None else layout.data
+    strategy = build_strategy(job, workers, hosts, config.servers)
+    if isinstance(job, VerifyJob):
+        _check_sequential(strategy)
+    else:
+        check_pace(config, strategy)
+    if layout is not None:
+        check_together(strategy)
+    if strategy.pace is Pace.TOGETHER:
+        check_split(config.batch_size, workers)
+    return strategy
+
+
+def _check_sequential(strategy: Strategy) -> None:
+    if strategy.pace is not Pace.TOGETHER:
+        raise BadOption(
+            f"strategy '{strategy.name}' gives every worker batches of its own, so it does not follow "
+            "sequential training; compare one that makes each update together, such as '--strategy sync'"
+        )
+
+
+def check_names(job: Job) -> None:
+    """Refuse names that stand for nothing. What names an object of the user's is not loaded.
+
+    Raises:
+        UnknownName: a name, or an option of the optimizer, is unknown.
+        BadOption: an option of the optimizer has a value that it refuses.
+    """
+    config = job.config
+    if config.hosts is None and "data" not in job.objects and not names_object(config.data):
+        # Other hosts have files of their own.
+        check_word(config.data)
+    for field, check in (
+        ("model", models.check_name),
+        ("loss", _check_loss),
+        ("metrics", check_metrics),
+        ("schedule", check_schedule),
+    ):
+        name = getattr(config, field)
+        if name is not None and field not in job.objects and not names_object(name):
+            check(name)
+    if "optimizer" not in job.objects and not names_object(config.optimizer):
+        _check_optimizer(config)
+
+
+def _check_loss(name: str) -> None:
+    if name != "auto":
+        check_loss(name)
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    # An optimizer checks its options when it is made; some take matrices alone.
+    optim.build(config.optimizer, [nn.Parameter(torch.zeros(2, 2))], config.lr, config.optimizer_options)

@@ -1,0 +1,342 @@
+"""What a training run is made from.
+
+One dataclass: the command line, `tutti.train` and `config.json` all come from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.errors import BadOption, UnknownName
+from tutti.records.untrusted import MOST_RANKS, read_file
+from tutti.run.trust import check as check_trust
+from tutti.training.run_folder import CONFIG
+
+Options = dict[str, Any]
+"""Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
+
+
+MOST_BYTES: Final = 1 << 20
+"""A larger file is no configuration."""
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a text"),
+    "Options": ((dict,), "a table of names and values"),
+}
+
+
+def about(help: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the command line says about a field, and which values it takes (all, when empty)."""
+    return {"help": help, "choices": choices}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run, complete: the same configuration gives the same run.
+
+    Every field is an option of `tutti train` of the same name, and an argument of `tutti.train`.
+    A field of type `Options` takes `--NAME.KEY value` on the command line.
+    """
+
+    model: str = field(
+        default="cnn", metadata=about("built-in model, package.module:factory, or file.py:factory")
+    )
+    model_options: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "options of the model: of mlp hidden, activation and dropout; of cnn channels, hidden and "
+            "dropout; of vgg11 dropout; or the arguments of a factory"
+        ),
+    )
+    data: str = field(
+        default="digits",
+        metadata=about(
+            "built-in data set, path (IDX, IDX.gz, NPZ), package.module:factory or file.py:factory"
+        ),
+    )
+    data_options: Options = field(default_factory=dict, metadata=about("arguments of the data's factory"))
+    validation: float = field(
+        default=0.1, metadata=about("share of the training samples kept for validation, 0 to below 1")
+    )
+    validate: str = field(
+        default="pause",
+        metadata=about(
+            "when to validate: all workers pause; each evaluates its share and trains on (distributed); or "
+            "beside training (background)",
+            ("pause", "distributed", "background"),
+        ),
+    )
+    strategy: str = field(
+        default="auto",
+        metadata=about(
+            "way to train in parallel: solo, sync, paramserver, local, diloco, downpour, lazy, easgd, "
+            "easgd_sync, gem, hogwild, gossip, adpsgd, or file.py:Class, package.module:Class; auto is solo "
+            "for one worker, else sync"
+        ),
+    )
+    strategy_options: Options = field(
+        default_factory=dict, metadata=about("hyper-parameters of the strategy")
+    )
+    parallel: str | None = field(
+        default=None,
+        metadata=about(
+            "hold one model on several ranks: tensor, pipeline or sharded; with =N on N ranks, and data=N "
+            "for so many such teams: data=2,tensor=2"
+        ),
+    )
+    parallel_options: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "of pipeline: schedule (gpipe, 1f1b, interleaved, zero_bubble, zbv) and microbatches; of tensor: "
+            "plan"
+        ),
+    )
+    workers: str = field(
+        default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")
+    )
+    hosts: str | None = field(
+        default=None,
+        metadata=about("hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"),
+    )
+    servers: int = field(
+        default=0,
+        metadata=about(
+            "ranks beside the workers that keep the parameter centre, for strategies that have one; on "
+            "several hosts these need at least 1"
+        ),
+    )
+    levels: int = field(
+        default=1,
+        metadata=about("2: a parameter centre on each host, which meets the servers'; 1: theirs alone"),
+    )
+    climb_every: int | None = field(
+        default=None,
+        metadata=about("with --levels 2: exchanges of a host between two of its centre; by default 10"),
+    )
+    balance: str = field(
+        default="none",
+        metadata=about(
+            "when workers differ in speed: split each batch by speed, where all make one update together; or "
+            "hand out batches to whoever asks (queue), where workers wait for nobody",
+            ("none", "speed", "queue"),
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=about("threads of each rank; by default the allowed cores / the ranks of the host"),
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=about("passes over the training samples; 20 when neither epochs nor steps is given"),
+    )
+    steps: int | None = field(
+        default=None, metadata=about("weight updates (of each worker), instead of epochs")
+    )
+    batch_size: int = field(
+        default=32,
+        metadata=about(
+            "samples behind one weight update: over all workers where they make updates together, else of one"
+        ),
+    )
+    optimizer: str = field(
+        default="adam", metadata=about("any optimizer of torch.optim by name, such as sgd, adam, adamw")
+    )
+    optimizer_options: Options = field(
+        default_factory=dict,
+        metadata=about("arguments of the optimizer, such as momentum, weight-decay or betas"),
+    )
+    lr: float | None = field(default=None, metadata=about("learning rate; by default the optimizer's own"))
+    schedule: str | None = field(
+        default=None,
+        metadata=about("any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update"),
+    )
+    schedule_options: Options = field(default_factory=dict, metadata=about("arguments of the scheduler"))
+    loss: str = field(
+        default="auto",
+        metadata=about(
+            "cross_entropy, mse, l1, bce, nll, file.py:function or package.module:function; auto follows "
+            "the targets"
+        ),
+    )
+    metrics: str = field(
+        default="auto",
+        metadata=about(
+            "comma-separated: accuracy, top5, mae, mse, file.py:function or package.module:function; auto "
+            "follows the loss"
+        ),
+    )
+    clip_norm: float | None = field(
+        default=None, metadata=about("largest 2-norm of the gradient of the whole model")
+    )
+    clip_value: float | None = field(
+        default=None, metadata=about("largest absolute value of an element of the gradient")
+    )
+    precision: str = field(
+        default="fp32", metadata=about("arithmetic of forward and backward", ("fp32", "bf16", "fp64"))
+    )
+    layout: str = field(
+        default="contiguous", metadata=about("memory format of 4-d tensors", ("contiguous", "channels_last"))
+    )
+    device: str = field(
+        default="cpu", metadata=about("where to compute; cuda is for one worker", ("cpu", "cuda"))
+    )
+    cuda_graph: str = field(
+        default="auto",
+        metadata=about(
+            "record forward and backward on a GPU once, and replay them: auto for models made of torch's own "
+            "layers, on for any whose Python code does the same in each step; the data must fit on the GPU",
+            ("auto", "on", "off"),
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=about("decides the initial weights, the validation part and the order of the samples"),
+    )
+    log: str = field(
+        default="none",
+        metadata=about(
+            "where the figures of every epoch go, besides history.jsonl and history.csv in the run folder; "
+            "comma-separated: tensorboard, mlflow"
+        ),
+    )
+    out: str | None = field(
+        default=None, metadata=about("run folder to write; by default runs/DATE-MODEL-DATA")
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TrainConfig:
+        """The configuration that `as_json` gave.
+
+        Raises:
+            UnknownName: a key that is no option.
+            BadOption: a value that cannot be used.
+        """
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise UnknownName("option", key, known)
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: str | Path, trust: bool = False, replaced: Collection[str] = ()) -> TrainConfig:
+        """The configuration in a JSON file, such as the `config.json` of a run folder.
+
+        Args:
+            path: of the file, or of the folder of a run.
+            trust: whether it may name code of others, which runs when the configuration is used; what runs of
+                this user have written may, in any case.
+            replaced: fields that will be others than it says.
+
+        Raises:
+            BadOption: the file cannot be read, or is no JSON table.
+            Untrusted: it names code, and no run of this user has written it.
+        """
+        path = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
+        try:
+            # As it was written: names of files must not be changed.
+            values = json.loads(read_file(path, MOST_BYTES))
+        except OSError as error:
+            raise BadOption(f"cannot read the configuration '{path}': {error.strerror}") from error
+        except ValueError as error:
+            raise BadOption(f"the configuration '{path}' is not JSON: {error}") from error
+        except RecursionError:
+            raise BadOption(f"the configuration '{path}' has too many levels") from None
+        if not isinstance(values, dict):
+            raise BadOption(
+                f"the configuration '{path}' holds {type(values).__name__}, not a table of options"
+            )
+        config = cls.from_json(values)
+        if not trust:
+            check_trust(path, values, replaced)
+        return config
+
+
+def flag(name: str) -> str:
+    """How the command line spells a field: batch_size is --batch-size."""
+    return "--" + name.replace("_", "-")
+
+
+def type_name(of: Field[Any]) -> str:
+    """Which of int, float, str, Options a field holds, besides None."""
+    return str(of.type).removesuffix(" | None")
+
+
+def _check_types(config: TrainConfig) -> None:
+    for f in fields(config):
+        value, (types, words) = getattr(config, f.name), _TYPES[type_name(f)]
+        if value is None and str(f.type).endswith("| None"):
+            continue
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise BadOption(f"{flag(f.name)} is {value!r}; give {words}")
+        if isinstance(value, dict):
+            for key, item in value.items():
+                _check_option(f"{flag(f.name).removesuffix('-options')}.{key}", item)
+
+
+def _check_option(name: str, value: object) -> None:
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
+        raise BadOption(f"{name} is {value!r}; give a number, a text, true, false, null, or a list of these")
+
+
+def _check(config: TrainConfig) -> None:
+    _check_types(config)
+    if config.device.startswith("cuda:"):
+        number = config.device.removeprefix("cuda:")
+        raise BadOption(
+            f"--device is '{config.device}'; give --device cuda, and choose the GPU in the environment: "
+            f"CUDA_VISIBLE_DEVICES={number}"
+        )
+    for f in fields(config):
+        choices = f.metadata["choices"]
+        if choices and getattr(config, f.name) not in choices:
+            raise UnknownName("value", str(getattr(config, f.name)), choices, of=flag(f.name))
+    count = config.workers[:20]
+    if count != "auto" and not (count.isdecimal() and int(count) >= 1):
+        raise BadOption(f"--workers is '{count}'; give a whole number of at least 1, or auto")
+    if count != "auto" and int(count) > MOST_RANKS:
+        raise BadOption(f"--workers is {count}; the largest possible is {MOST_RANKS}")
+    if not 0 <= config.validation < 1:
+        raise BadOption(
+            f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
+        )
+    if config.epochs is not None and config.steps is not None:
+        raise BadOption("both --epochs and --steps are given; give one of them")
+    if config.levels not in (1, 2):
+        raise BadOption(f"--levels is {config.levels}; give 1 or 2")
+    if config.levels == 2 and not config.servers:
+        raise BadOption("--levels is 2, but there is no server for the upper level; give --servers 1 or more")
+    if config.climb_every is not None and config.levels == 1:
+        raise BadOption("--climb-every is for two levels of centres; give --levels 2, or leave it out")
+    least = dict.fromkeys(("climb_every", "threads", "epochs", "steps", "batch_size"), 1)
+    least |= dict.fromkeys(("servers", "seed"), 0)
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if value is not None and value < smallest:
+            raise BadOption(f"{flag(name)} is {value}; the smallest possible is {smallest}")
+    for name in ("threads", "servers"):
+        if (getattr(config, name) or 0) > MOST_RANKS:
+            raise BadOption(f"{flag(name)} is {getattr(config, name)}; the largest possible is {MOST_RANKS}")
+    if config.parallel is None and config.parallel_options:
+        raise BadOption(
+            f"--parallel.{next(iter(config.parallel_options))} is given, but no --parallel; name a way, such "
+            "as --parallel pipeline"
+        )
+    for name in ("lr", "clip_norm", "clip_value"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise BadOption(f"{flag(name)} is {value}; give a finite number above 0")

@@ -1,0 +1,82 @@
+"""Evaluation of a trained model. Runs on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tutti.comm.base import Communicator
+from tutti.data import DataSet, Part, Scale
+from tutti.errors import BadData
+from tutti.records.run import Evaluation
+from tutti.run import summary_lines
+from tutti.run.build import open_config_data, part_sizes, seeded
+from tutti.run.jobs import EvaluateJob, load_job
+from tutti.run.task import prepare_task
+from tutti.training.run_folder import RunFolder, TrainedOn
+
+
+def work(comm: Communicator, payload: bytes) -> Evaluation:
+    """Evaluate; every rank calls this (entry point of the ranks).
+
+    Args:
+        comm: all ranks of the job.
+        payload: a pickled `EvaluateJob`.
+
+    Returns:
+        The evaluation, equal on all ranks.
+
+    Raises:
+        UserError: the run folder cannot be read, or the data does not fit the model.
+    """
+    job = load_job(payload)
+    assert isinstance(job, EvaluateJob)
+    folder = RunFolder.open(job.folder)
+    with seeded(job.config.seed):
+        dataset = open_config_data(job, comm)
+        if job.other_data:
+            dataset = _seen_as(dataset, folder.data())
+        if getattr(dataset, job.part) is None:
+            have = ", ".join(part_sizes(dataset))
+            raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
+        task = prepare_task(job, dataset)
+        folder.load_weights(task.module)
+        result = task.evaluate(getattr(task.dataset, job.part), comm)
+    assert result is not None
+    if comm.rank == 0:
+        print(
+            summary_lines.evaluation(f"{job.part} part of {dataset.name}", result, dataset.labels), flush=True
+        )
+    return result
+
+
+def _seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
+    """Other data, seen by the model as it saw the data that it was trained on: same scale, same classes.
+
+    Raises:
+        BadData: it has another shape, or classes that the model does not know.
+    """
+    if dataset.shape != trained.shape:
+        raise BadData(
+            f"the inputs of {dataset.name} have shape {dataset.shape}, but the model was trained on "
+            f"{trained.shape} ({trained.name}); give data of that shape"
+        )
+    if (dataset.classes is None) != (trained.classes is None) or (dataset.classes or 0) > (
+        trained.classes or 0
+    ):
+        raise BadData(
+            f"{dataset.name} has {dataset.classes or 'no'} classes, but the model was trained on "
+            f"{trained.classes or 'none'} ({trained.name}); give data of the same classes"
+        )
+    scale = Scale(trained.mean, trained.std)
+
+    def scaled(part: Part | None) -> Part | None:
+        return None if part is None else replace(part, scale=scale)
+
+    return replace(
+        dataset,
+        train=replace(dataset.train, scale=scale),
+        validation=scaled(dataset.validation),
+        test=scaled(dataset.test),
+        classes=trained.classes,
+        labels=trained.labels,
+    )

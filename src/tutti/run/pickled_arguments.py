@@ -1,0 +1,101 @@
+"""Python objects in place of names: what the configuration calls them, and how they come to the ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final, cast
+
+import cloudpickle
+
+from tutti.errors import BadOption
+from tutti.run.config import flag
+from tutti.run.jobs import Job
+from tutti.strategies import STRATEGIES, Strategy
+
+OBJECT: Final = "object:"
+"""Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
+
+
+def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What the caller gave in Python, as a configuration can hold it.
+
+    A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it: then
+    the configuration alone repeats the run, and the ranks check the options of the class.
+
+    Args:
+        given: names, objects and Nones, by field of `TrainConfig`.
+
+    Returns:
+        Values for a `TrainConfig`, and the objects that names alone do not bring to the ranks, pickled.
+
+    Raises:
+        BadOption: an object cannot be sent to the ranks.
+    """
+    values: dict[str, Any] = {}
+    objects: dict[str, bytes] = {}
+    for field, value in given.items():
+        if isinstance(value, Strategy) and type(value) is STRATEGIES.get(value.name):
+            values |= {field: value.name, "strategy_options": value.options()}
+        elif value is None or isinstance(value, str):
+            values[field] = value
+        elif isinstance(value, os.PathLike):
+            values[field] = os.fspath(value)
+        else:
+            values[field] = name_of(value, field)
+            if not isinstance(value, type) or values[field].startswith(OBJECT):
+                objects[field] = _pickled(field, value)
+    return values, objects
+
+
+def name_of(value: object, field: str = "") -> str:
+    """How the configuration names an object: package.module:name where that is enough to repeat the run."""
+    if isinstance(value, str):
+        return value
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(item, str) or callable(item) for item in value)
+    ):
+        return ",".join(name_of(item) for item in value)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    by_class = field in ("optimizer", "schedule") and not isinstance(value, type)
+    if isinstance(module, str) and isinstance(name, str) and _can_be_imported(module, name) and not by_class:
+        return f"{module}:{name}"
+    return OBJECT + (name if isinstance(name, str) else type(value).__name__)
+
+
+def _can_be_imported(module: str, name: str) -> bool:
+    return module != "__main__" and "<" not in name
+
+
+def named_or_given(job: Job, field: str) -> Any:
+    """What a field of the configuration stands for: the object that the caller gave, or else its value.
+
+    Raises:
+        BadOption: the configuration comes from a run with an object that is not here, or cannot be loaded.
+    """
+    value = getattr(job.config, field)
+    if field in job.objects:
+        try:
+            return cloudpickle.loads(job.objects[field])
+        except (ImportError, AttributeError) as error:
+            raise BadOption(
+                f"{field} '{value}' cannot be brought to the ranks: {error}; "
+                f"define it in the script itself, or in a module that can be imported from there"
+            ) from error
+    if isinstance(value, str) and value.startswith(OBJECT):
+        raise BadOption(
+            f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
+            f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
+        )
+    return value
+
+
+def _pickled(field: str, value: object) -> bytes:
+    try:
+        return cast("bytes", cloudpickle.dumps(value))
+    except Exception as error:
+        raise BadOption(
+            f"{field} cannot be sent to the ranks ({type(error).__name__}: {error}); "
+            f"give a function that makes it instead"
+        ) from error

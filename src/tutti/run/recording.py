@@ -1,0 +1,233 @@
+"""The records of a run beside its results: heartbeats, usage, and if asked for a trace and profiles."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.comm.clock_offset import compare_clocks
+from tutti.comm.traced import traced
+from tutti.errors import BadOption, BadRunFolder
+from tutti.launch.usage_sampler import Sampler
+from tutti.records.trace import Lane, Reading, Trace, write_trace
+from tutti.records.usage import usage_file
+from tutti.run.jobs import TrainJob
+from tutti.training.heartbeat import Heart
+from tutti.training.profiling import Profile, Profiler
+from tutti.training.run_folder import CONFIG, RunFolder
+from tutti.training.trainer import Trainer
+
+
+def crew_of(team: Communicator) -> Communicator:
+    """All ranks of the job, the workers first, with the numbers that they have among the workers."""
+    return team if team.servers is None else team.servers.comm
+
+
+@contextmanager
+def observed(
+    comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
+) -> Iterator[Heart]:
+    """Have cores and memory sampled into the run folder, and leave signs of life there (collective).
+
+    Args:
+        comm: the workers.
+        folder: what rank 0 has made, with the configuration in it; None elsewhere.
+        sampler: of this host, on one of its ranks.
+        wanted: whether there is a run folder; the same on all ranks.
+
+    Yields:
+        What leaves this rank's signs. On a host that does not see the folder there are none, and no samples.
+    """
+    seen = _seen(comm, folder) if wanted else None
+    host = socket.gethostname()
+    first = comm.broadcast_object(host) if wanted else None
+    if sampler is not None and seen is not None:
+        sampler.begin(usage_file(seen, None if host == first else host))
+    with Heart(seen, comm.rank) as heart:
+        yield heart
+
+
+def _seen(comm: Communicator, folder: RunFolder | None) -> Path | None:
+    """The run folder as this rank sees it, if it does (collective)."""
+    path = folder.path.absolute() if folder is not None else None
+    given = comm.broadcast_object(None if path is None else (str(path), _mark(path)))
+    if path is not None:
+        return path
+    name, mark = cast("tuple[str, tuple[int, ...]]", given)
+    with suppress(OSError):
+        # Another host may have a folder of the same name, left by an earlier run.
+        return Path(name) if _mark(Path(name)) == mark else None
+    return None
+
+
+def _mark(folder: Path) -> tuple[int, ...]:
+    """What tells the configuration in `folder` from any other file of that name, on whichever host."""
+    found = os.stat(folder / CONFIG)
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+TAG: Final = 7410
+
+
+@dataclass(frozen=True)
+class RankRecording:
+    """What one rank has recorded."""
+
+    lane: Lane | None
+    profile: Profile | None
+
+
+class Recording:
+    """One rank's recordings (collective over all ranks of the job, servers included).
+
+    Args:
+        comm: all ranks of the job.
+        job: what it asks for.
+
+    Attributes:
+        comm: the same ranks; what passes through this communicator is recorded.
+
+    Raises:
+        BadOption: there is no run folder for what is asked for, or a rank does not exist.
+    """
+
+    def __init__(self, comm: Communicator, job: TrainJob) -> None:
+        self._all, self._job = comm, job
+        self._profiler: Profiler | None = None
+        self._trace = Trace() if job.trace else None
+        self._readings: list[Reading] = []
+        self.comm = comm
+        _check(job, comm.size)
+        if self._trace is not None:
+            self._read_clock()
+            self.comm = traced(comm, self._trace)
+
+    def attach(self, trainer: Trainer) -> None:
+        """Record what `trainer` does.
+
+        Raises:
+            BadOption: the run has not as many steps as are to be profiled.
+        """
+        trainer.trace = self._trace
+        wanted = self._job.profile
+        if wanted is None:
+            return
+        if wanted.last > trainer.updates:
+            raise BadOption(
+                f"--profile is {wanted.first}-{wanted.last}, but the run has {trainer.updates} steps; give "
+                "steps among them"
+            )
+        if self._all.rank in wanted.ranks:
+            self._profiler = trainer.on_step = Profiler(wanted.first, wanted.last)
+
+    def save(self, folder: str | None) -> list[str]:
+        """Bring together what all ranks have recorded, and write it (collective over all ranks of the job).
+
+        Args:
+            folder: the run folder, on the rank that has made it; None on all others.
+
+        Returns:
+            Lines that say what was written, on that rank; none on the others.
+
+        Raises:
+            BadRunFolder: it cannot be written.
+        """
+        if self._trace is None and self._job.profile is None:
+            return []
+        if self._trace is not None:
+            self._read_clock()
+        writer = next(
+            (rank for rank, has in enumerate(self._all.all_gather_objects(folder is not None)) if has), 0
+        )
+        parts = _bring(self._all, self._part(), writer)
+        return [] if parts is None or folder is None else _write(parts, Path(folder), whole=True)
+
+    def rescue(self, folder: Path) -> None:
+        """Write what this rank has recorded, after a failure; not collective."""
+        if self._trace is not None:
+            _write([self._part()], folder, whole=False)
+
+    def _part(self) -> RankRecording:
+        if self._profiler is not None:
+            self._profiler.close()
+        profile = self._profiler.found if self._profiler is not None else None
+        return RankRecording(None if self._trace is None else self._lane(self._trace), profile)
+
+    def _lane(self, trace: Trace) -> Lane:
+        return Lane(f"rank {self._all.rank}", self._host, socket.gethostname(), trace, tuple(self._readings))
+
+    def _read_clock(self) -> None:
+        self._host = cast("int", self._all.node.broadcast_object(self._all.rank))
+        reading = compare_clocks(self._all, self._all.clock)
+        if reading is not None:
+            self._readings.append(reading)
+
+
+def _check(job: TrainJob, ranks: int) -> None:
+    for option, asked in (("--trace", job.trace), ("--profile", job.profile is not None)):
+        if asked and not job.write:
+            raise BadOption(f"{option} writes into the run folder, but there is none; name one with out=...")
+    missing = [rank for rank in job.profile.ranks if rank >= ranks] if job.profile is not None else []
+    if missing:
+        raise BadOption(
+            f"--profile-ranks names rank {missing[0]}, but the job has {ranks} "
+            f"rank{'' if ranks == 1 else 's'}, counted from 0"
+        )
+
+
+def _bring(comm: Communicator, part: RankRecording, writer: int) -> list[RankRecording] | None:
+    """The parts of all ranks, in order, on rank `writer`; None on the others (collective)."""
+    if comm.rank != writer:
+        data = torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8)
+        comm.send(torch.tensor([len(data)]), writer, TAG)
+        comm.send(data, writer, TAG + 1)
+        return None
+    parts = []
+    for source in range(comm.size):
+        if source == writer:
+            parts.append(part)
+            continue
+        length = torch.zeros(1, dtype=torch.int64)
+        comm.recv(length, source, TAG)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        comm.recv(data, source, TAG + 1)
+        parts.append(cast("RankRecording", pickle.loads(data.numpy().tobytes())))
+    return parts
+
+
+def _write(parts: list[RankRecording], folder: Path, whole: bool) -> list[str]:
+    lines = []
+    lanes = [part.lane for part in parts if part.lane is not None]
+    try:
+        if lanes:
+            path = write_trace(lanes, folder, whole)
+            lines.append(f"trace: {path}; open it at https://ui.perfetto.dev")
+        for rank, part in enumerate(parts):
+            if part.profile is not None:
+                path = folder / f"profile-rank{rank}.json"
+                path.write_bytes(part.profile.trace)
+                table = path.with_suffix(".txt")
+                table.write_text(part.profile.table, encoding="utf-8")
+                lines.append(f"profile of rank {rank}: {table}, and as a trace {path}")
+    except OSError as error:
+        raise BadRunFolder(
+            f"cannot write into {folder}: {error.strerror}; give a folder that you may write"
+        ) from error
+    for lane in lanes:
+        if lane.trace.left_out:
+            print(
+                f"tutti: warning: the trace of {lane.name} is full: {lane.trace.left_out:,} spans after its "
+                f"first {lane.trace.limit:,} were left out; trace fewer steps (--steps)",
+                file=sys.stderr,
+            )
+    return lines

@@ -1,0 +1,108 @@
+"""A user's own program on several ranks; it finds the others with `tutti.init`. Needs no torch."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tutti.comm.shm.memfd import make_for_all
+from tutti.errors import BadOption
+from tutti.launch.environment import LOOPBACK, hold_port, meet_in, variables
+from tutti.launch.launcher import Surroundings, started_by
+from tutti.launch.placement import make_plan
+from tutti.launch.start import start
+from tutti.run.jobs import announce
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+
+def run_program(
+    program: str,
+    arguments: list[str],
+    workers: str,
+    threads: int | None,
+    hosts: str | None,
+    *,
+    prefix: bool = True,
+) -> None:
+    """Run a Python file on every rank of this machine, or of several.
+
+    Args:
+        program: its path.
+        arguments: what follows it on the command line.
+        workers: how many ranks, or "auto".
+        threads: of each rank; None: the allowed cores / the ranks.
+        hosts: as for `make_plan`.
+        prefix: print whole lines of several ranks, each with its rank before it.
+
+    Raises:
+        BadOption: there is no such file.
+        TuttiError: a rank failed.
+    """
+    path = Path(program)
+    if not path.is_file():
+        raise BadOption(f"there is no program {program}; give the path of a Python file")
+    payload = json.dumps([str(path.resolve()), arguments]).encode()
+    plan = make_plan(workers, threads, hosts=hosts)
+    start("tutti.run.script:work", payload, plan, announce=_announce, prefix=prefix)
+
+
+def _announce(line: str) -> None:
+    """Print to stderr alone: standard output is the program's, and may be piped."""
+    with redirect_stdout(sys.stderr):
+        announce(line)
+
+
+def work(comm: Communicator, payload: bytes) -> None:
+    """Run the program in this process (entry point of the ranks).
+
+    It finds the other ranks with `tutti.init`, or with `torch.distributed.init_process_group`.
+
+    Args:
+        comm: the ranks; `tutti.init` gives it to the program.
+        payload: JSON of the program's path and its arguments.
+    """
+    from tutti.launch.world import adopt
+
+    path, arguments = json.loads(payload)
+    adopt(comm)
+    os.environ.update(_torch_variables(comm))
+    if comm.hosts == 1:
+        meet_in(make_for_all("store", comm))
+    sys.argv[:] = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
+    if comm.size > 1:
+        # A single rank is the process that was asked, which goes on, and ends as Python ends.
+        _end_program()
+
+
+def _end_program() -> None:
+    """Do what Python does after a program's last line: wait for its threads, call what it gave to `atexit`.
+
+    That is part of the program: until it is over the rank is not done.
+    """
+    # As `multiprocessing` does in the processes that it forks. The threads of executors must be told to end.
+    cast("Any", threading)._shutdown()
+    atexit._run_exitfuncs()
+
+
+def _torch_variables(comm: Communicator) -> dict[str, str]:
+    """What torch.distributed reads (collective)."""
+    offer = (LOOPBACK if comm.hosts == 1 else socket.gethostname(), hold_port()) if comm.rank == 0 else None
+    address, port = cast("tuple[str, int]", comm.broadcast_object(offer))
+    place = Surroundings(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
+    return variables(place, address, port)

@@ -1,0 +1,72 @@
+"""Servers among the ranks of a run: who they are, and what they do."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar, cast
+
+from torch import nn
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.launch.servers import split_off_servers
+from tutti.run.build import build_optimizer
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import Job
+from tutti.strategies import Clip, Strategy
+from tutti.strategies.base import Home
+from tutti.strategies.centred import Centred
+from tutti.strategies.placement import place
+
+R = TypeVar("R")
+
+CLIMB_EVERY: Final = 10
+"""After how many exchanges of a host its centre meets the servers', when nothing else is said."""
+
+
+def take_sides(comm: Communicator, config: TrainConfig) -> Communicator:
+    """The workers' communicator on a worker, the servers' on a server (collective over all ranks)."""
+    return split_off_servers(comm, config.servers, config.levels, config.climb_every or CLIMB_EVERY)
+
+
+def serves(team: Communicator) -> bool:
+    """Whether this process is a server; `team` is what `take_sides` gave."""
+    return team.servers is not None and team.servers.serving
+
+
+def serve(job: Job, team: Communicator, module: nn.Module, strategy: Strategy) -> None:
+    """Be a server until the workers have finished (collective over the servers).
+
+    Args:
+        job: what the workers do.
+        team: the servers.
+        module: a model like the workers'.
+        strategy: the workers'.
+
+    Raises:
+        BadOption: the strategy has a centre of its own kind, which servers of ours cannot keep.
+        PeerLost: a worker or another server is gone.
+    """
+    servers, config = team.servers, job.config
+    assert servers is not None, "a server knows of the servers"
+    if not isinstance(strategy, Centred):
+        raise BadOption(
+            f"strategy '{strategy.name}' cannot run on servers: only strategies derived from "
+            "tutti.strategies.centred.Centred say what a server does; leave --servers out"
+        )
+    optimizer = build_optimizer(job, module)
+    replica = place(module, team, Home.PRIVATE)
+    strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+
+
+def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:
+    """What each rank brings back: a worker its own result, a server rank 0's (collective over all ranks).
+
+    To a program that mpirun started, all ranks are alike. And a server does not leave before the workers.
+
+    Args:
+        comm: all ranks of the job.
+        team: what `take_sides` gave.
+        result: of a worker; None on a server.
+    """
+    first = result if team is comm else comm.broadcast_object(result)
+    return cast("R", first if result is None else result)

@@ -1,0 +1,186 @@
+"""What a run says about itself, as lines of text. Needs no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tutti.records.pipeline import PipelineRecord
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
+from tutti.run.config import TrainConfig
+from tutti.training.progress import SHARES
+
+WIDEST_MATRIX = 20
+"""Above this many classes the confusion matrix fits no page; each class names its commonest mistake."""
+
+WIDEST_LABEL = 12
+
+
+def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Sequence[int]) -> str:
+    """Model and data with their sizes, in a line each."""
+    samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
+    size = "x".join(map(str, shape)) or "1"
+    return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {size}"
+
+
+def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
+    """What is to be learned, in a line."""
+    return f"task: {kind}; loss {loss}, {'metrics ' + ', '.join(metrics) if metrics else 'no metrics'}"
+
+
+def training(config: TrainConfig, together: bool) -> str:
+    """How a model is trained, in a line.
+
+    Args:
+        config: of the run, with all that was left open filled in.
+        together: whether the workers make each update together.
+    """
+    schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
+    of = "" if together else " of each worker"
+    length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
+    return (
+        f"training: {length} by {config.optimizer.removeprefix('object:')}, learning rate {config.lr:g}, "
+        f"{schedule}, batch size {config.batch_size:,}{of}"
+    )
+
+
+def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
+    """An evaluation as text: count, loss, metrics, and for classes the confusion matrix and their accuracy.
+
+    Args:
+        what: the part that was evaluated.
+        result: the evaluation.
+        labels: names of the classes; by default their numbers.
+    """
+    metrics = [f"{name} {metric(name, value)}" for name, value in result.metrics.items()]
+    head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
+    if result.confusion is None:
+        return head
+    names = [_short(labels[k]) if k < len(labels) else str(k) for k in range(len(result.confusion))]
+    table = _matrix if len(names) <= WIDEST_MATRIX else _mistakes
+    return head + "\n\n" + "\n".join(table(result, names))
+
+
+def metric(name: str, value: float) -> str:
+    """A metric as text: shares of the samples in percent."""
+    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"
+
+
+def speed(summary: Summary) -> str:
+    """How fast the training was."""
+    world = summary.world
+    return (
+        f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on "
+        f"{_plural(world.ranks, 'rank')} in {summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
+    )
+
+
+def _passes(summary: Summary) -> str:
+    """How many epochs a run made."""
+    if summary.complete:
+        return _plural(summary.epochs, "epoch")
+    return (
+        f"{_plural(summary.epochs - 1, 'epoch')} and part of one"
+        if summary.epochs > 1
+        else "part of an epoch"
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def exchanges(history: Sequence[EpochRecord]) -> list[str]:
+    """How stale what workers exchanged was, and how long they waited for others; as far as any did."""
+    lines, ranks = [], [rank for record in history for rank in record.ranks]
+    stale: Counter[int] = Counter()
+    for rank in ranks:
+        stale.update(rank.staleness)
+    late = max(stale, default=0) > 0
+    if late:
+        lines.append(f"staleness: {_staleness(stale)} updates")
+    aged = [rank for rank in ranks if rank.age_s_mean is not None]
+    if late and aged:
+        lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
+    waited = [sum(rank.wait_s for rank in one) for one in zip(*(r.ranks for r in history), strict=True)]
+    if any(waited) and len(waited) > 1:
+        share = sum(waited) / sum(seconds for rank in ranks for seconds in rank.stages.values())
+        most = waited.index(max(waited))
+        lines.append(
+            f"waiting for others: {share:.0%} of the time; rank {most} the most, {waited[most]:.1f} s"
+        )
+    dropped = sum(rank.dropped for rank in ranks)
+    if dropped:
+        lines.append(f"dropped: {dropped:,} gradients that came too late")
+    return lines
+
+
+def bubble(record: PipelineRecord) -> str:
+    """How long the ranks of a pipeline waited."""
+    shares = ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(record.idle))
+    return (
+        f"pipeline {record.schedule}, {record.microbatches} microbatches: idle for {record.bubble:.1%} of "
+        f"the ranks' time in steps ({shares})"
+    )
+
+
+def validation(way: str, history: Sequence[EpochRecord]) -> str:
+    """What validation that does not stop training cost all the same."""
+    *earlier, last = [record.seconds for record in history]
+    during = sum(seconds["validation"] for seconds in earlier)
+    total = sum(seconds["total"] for seconds in [*earlier, last]) - last["validation"]
+    return (
+        f"validation ({way}): held training up for {during / total:.1%} of its time, "
+        f"and took {last['validation']:.1f} s after its end"
+    )
+
+
+def _staleness(counts: dict[int, int]) -> str:
+    """The mean, the 99th percentile and the maximum over all exchanges."""
+    all_ = RankRecord(staleness=counts)
+    mean, p99, most = all_.staleness_mean, all_.staleness_p99, all_.staleness_max
+    return f"mean {mean:.3g}, 99th percentile {p99}, at most {most}"
+
+
+def _age(ranks: Sequence[RankRecord]) -> str:
+    """The mean over all exchanges, the largest 99th percentile of a rank and an epoch, and the maximum."""
+    mean, p99, most = ([getattr(rank, f"age_s_{name}") for rank in ranks] for name in ("mean", "p99", "max"))
+    weights = [rank.exchanges for rank in ranks]
+    average = sum(value * weight for value, weight in zip(mean, weights, strict=True)) / sum(weights)
+    return f"mean {1e3 * average:.3g}, 99th percentile {1e3 * max(p99):.3g}, at most {1e3 * max(most):.3g}"
+
+
+def _matrix(result: Evaluation, names: list[str]) -> list[str]:
+    """Rows are the classes, columns what the model took them for; empty cells are dots."""
+    assert result.confusion is not None
+    cells = [[str(count) if count else "." for count in row] for row in result.confusion]
+    width = max(len(text) for text in [*names, *(cell for row in cells for cell in row)]) + 1
+    left = max(len("class"), *map(len, names))
+    lines = [f"{'class':<{left}} {'taken for':<{width * len(names)}}  accuracy"]
+    lines.append(" " * left + " " + "".join(f"{name:>{width}}" for name in names))
+    for name, row, share in zip(names, cells, result.class_accuracy(), strict=True):
+        lines.append(
+            f"{name:<{left}} " + "".join(f"{cell:>{width}}" for cell in row) + f"  {_percent(share)}"
+        )
+    return lines
+
+
+def _mistakes(result: Evaluation, names: list[str]) -> list[str]:
+    """One line for each class: samples, accuracy, and the class that it was most often mistaken for."""
+    assert result.confusion is not None
+    left = max(len("class"), *map(len, names))
+    lines = [f"{'class':<{left}} {'samples':>8}  accuracy  most often mistaken for"]
+    for k, (name, share) in enumerate(zip(names, result.class_accuracy(), strict=True)):
+        row = result.confusion[k]
+        wrong, other = max(((count, j) for j, count in enumerate(row) if j != k), default=(0, k))
+        mistaken = f"{names[other]} ({wrong})" if wrong else "-"
+        lines.append(f"{name:<{left}} {sum(row):>8,}  {_percent(share)}  {mistaken}")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return f"{'-':>8}" if share is None else f"{share:>8.2%}"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= WIDEST_LABEL else label[: WIDEST_LABEL - 1] + "…"

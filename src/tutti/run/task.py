@@ -1,0 +1,121 @@
+"""What is to be learned, and by which model. Runs on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from tutti.comm.base import Communicator
+from tutti.data import Batch, DataSet, Part
+from tutti.model_parallel.base import Learning, count_of
+from tutti.records.run import Evaluation
+from tutti.run import summary_lines
+from tutti.run.build import build_model, outputs_for, part_sizes
+from tutti.run.jobs import Job
+from tutti.run.pickled_arguments import OBJECT, named_or_given
+from tutti.training.evaluation import evaluate
+from tutti.training.losses import LOSSES, Loss, named_loss
+from tutti.training.metrics import Metric, named_metrics
+from tutti.training.precision import Arithmetic
+from tutti.training.preflight import check_fit
+from tutti.training.target_kinds import are_flags
+
+FEW: Final = 5
+"""Up to so many classes are told by their names."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned, by what, and how well it is done: all but the way of training.
+
+    Attributes:
+        dataset: what is to be learned.
+        name: of the model.
+        module: the model.
+        parameters: how many trainable numbers it has.
+        loss: of the run.
+        metrics: what else is computed.
+        arithmetic: how the model computes; the module was prepared by it.
+    """
+
+    dataset: DataSet
+    name: str
+    module: nn.Module
+    parameters: int
+    loss: Loss
+    metrics: tuple[Metric, ...]
+    arithmetic: Arithmetic
+
+    @property
+    def nbytes(self) -> int:
+        """How much its weights take, of the whole model where this rank holds a portion of it."""
+        own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
+        return max(own, self.parameters * torch.float32.itemsize)
+
+    def described(self) -> str:
+        """Model, data and what is to be learned, in a line each."""
+        data = self.dataset
+        sizes = summary_lines.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
+        return f"{sizes}\n{summary_lines.task(self.kind, self.loss.name, [one.name for one in self.metrics])}"
+
+    @property
+    def kind(self) -> str:
+        """What the targets are taken for."""
+        targets, data = self.dataset.train.targets, self.dataset
+        if data.classes is not None:
+            names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
+            positions = f" at each of {'x'.join(map(str, targets.shape[1:]))} positions"
+            return (
+                f"{_count(data.classes, 'class', 'classes')}{names}{positions if targets.dim() > 1 else ''}"
+            )
+        numbers = outputs_for(data)
+        if self.loss.labels:
+            return f"shares of {targets.shape[1]} classes"
+        if self.loss.name == "bce":
+            if not are_flags(targets):
+                return _count(numbers, "probability", "probabilities")
+            return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
+        if self.loss.name not in LOSSES:
+            return f"{_count(numbers, 'number', 'numbers')} for each sample"
+        return f"regression of {_count(numbers, 'number', 'numbers')}"
+
+    def learning(self, batch_size: int) -> Learning:
+        """What the ways to hold a model on several ranks must know, with so many samples behind an update."""
+        return Learning(self.dataset.train, batch_size, self.loss, self.arithmetic)
+
+    def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
+        """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
+        inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
+        return self.loss.measure(self.arithmetic.forward(module, inputs), targets)
+
+    def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
+        """How well the model does on `part` (collective)."""
+        if part is None:
+            return None
+        rest = self.loss, self.metrics, self.dataset.classes
+        return evaluate(self.module, part, comm, *rest, arithmetic=self.arithmetic)
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def prepare_task(job: Job, dataset: DataSet) -> Task:
+    """Build the model, and see that model, data, loss and metrics fit each other.
+
+    Raises:
+        UserError: they do not.
+    """
+    config = job.config
+    arithmetic = Arithmetic(config.precision, config.layout, config.device)
+    if arithmetic.has_room_for(dataset.nbytes):
+        dataset = dataset.on(config.device)
+    loss = named_loss(named_or_given(job, "loss"), dataset)
+    metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
+    module = arithmetic.prepare(build_model(job, dataset))
+    loss = check_fit(module, dataset.train, loss, metrics, dataset.classes, arithmetic=arithmetic)
+    name = config.model.removeprefix(OBJECT)
+    return Task(dataset, name, module, count_of(module), loss, metrics, arithmetic)

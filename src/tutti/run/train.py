@@ -1,0 +1,330 @@
+"""A training run, from the configuration to the run folder. Runs on every rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
+from torch.optim import Optimizer
+
+from tutti.comm.base import Communicator
+from tutti.data import Batches, DataSet, Queue
+from tutti.errors import BadOption
+from tutti.launch.launcher import started_by
+from tutti.launch.usage_sampler import Sampler, sampling
+from tutti.model_parallel.base import Portion
+from tutti.model_parallel.choice import portion_of
+from tutti.model_parallel.layout import Layout
+from tutti.records.heartbeat import TESTING
+from tutti.records.pipeline import PipelineRecord
+from tutti.records.run import Summary, World
+from tutti.replica import Replica
+from tutti.run import summary_lines
+from tutti.run.build import (
+    build_optimizer,
+    build_schedule,
+    default_floats,
+    open_config_data,
+    outputs_for,
+    reseed,
+    seeded,
+)
+from tutti.run.checks import check_strategy
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import RunOutcome, TrainJob, layout_of, load_job
+from tutti.run.pacing import check_device, deal
+from tutti.run.recording import Recording, crew_of, observed
+from tutti.run.rollback import take_back_after_me
+from tutti.run.servers import result_for_all, serve, serves, take_sides
+from tutti.run.task import Task, prepare_task
+from tutti.run.trust import seal
+from tutti.strategies import Clip, Strategy
+from tutti.training.cuda_graph import Captured, Cuda, can_be_recorded
+from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers.base import Logbook
+from tutti.training.progress import Several, Silent, progress_on
+from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.training.trainer import Trainer, run_length
+
+
+def captured_by(
+    config: TrainConfig, task: Task, replica: Replica, batches: Batches | Queue
+) -> Captured | None:
+    """What computes by a graph; None where the CPU is to tell the device each operation.
+
+    Raises:
+        BadOption: a graph is asked for where none can be.
+    """
+    wanted, on_gpu = config.cuda_graph, batches.part.device.type == "cuda"
+    if wanted == "on" and not (on_gpu and isinstance(batches, Batches)):
+        raise BadOption(
+            "--cuda-graph on is for samples that lie on a GPU; use --device cuda, a data set that takes at "
+            "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
+        )
+    if not on_gpu or not isinstance(batches, Batches) or wanted == "off":
+        return None
+    if task.loss.weighed:
+        if wanted == "on":
+            raise BadOption(
+                f"loss '{task.loss.name}' has a denominator of its own, which the CPU must know in each "
+                "step; use --cuda-graph off"
+            )
+        return None
+    if wanted == "auto" and not can_be_recorded(replica.module, task.loss):
+        return None
+    return Captured(replica, batches, task.loss, task.arithmetic, bool(task.metrics), Cuda())
+
+
+DEFAULT_EPOCHS = 20
+"""Passes over the training samples, when neither epochs nor steps is given."""
+
+
+def work(comm: Communicator, payload: bytes) -> RunOutcome:
+    """Train, or serve those who train; every rank calls this (entry point of the ranks).
+
+    Args:
+        comm: all ranks of the job, servers included.
+        payload: a pickled `TrainJob`.
+
+    Raises:
+        UserError: the input is wrong.
+    """
+    job = load_job(payload)
+    assert isinstance(job, TrainJob)
+    config = job.config
+    if job.write and comm.rank == 0:
+        check_writable(config.out)
+    with seeded(config.seed), default_floats(job.floats):
+        strategy = check_strategy(job, comm.size, comm.hosts)
+        check_device(config, strategy)
+        recording = Recording(comm, job)
+        team = take_sides(recording.comm, config)
+        outcome = None
+        with sampling(crew_of(team), job.write) as sampler:
+            task = prepare_task(job, open_config_data(job, comm))
+            if serves(team):
+                serve(job, team, task.module, strategy)
+            else:
+                outcome = _train(job, team, task, strategy, layout_of(config, comm.size), sampler, recording)
+        said = recording.save(outcome.folder if outcome is not None else None)
+        if said and not job.quiet:
+            print(*said, sep="\n", flush=True)
+        return result_for_all(recording.comm, team, outcome)
+
+
+def _train(
+    job: TrainJob,
+    comm: Communicator,
+    task: Task,
+    strategy: Strategy,
+    layout: Layout | None,
+    sampler: Sampler | None,
+    recording: Recording,
+) -> RunOutcome:
+    """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
+    portion = portion_of(layout, comm, task.module, task.learning(job.config.batch_size))
+    try:
+        task = replace(task, module=portion.module)
+        optimizer = build_optimizer(job, portion.module)
+        job = replace(job, config=resolved(job.config, comm, task, strategy, optimizer))
+        trainer = prepare_trainer(job, comm, task, strategy, portion, optimizer)
+        warn_if_short(strategy, trainer.updates, comm)
+        recording.attach(trainer)
+        return _run(job, comm, task, trainer, sampler, portion, recording)
+    finally:
+        portion.close()
+
+
+def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
+    """Warn of a run that ends before the workers have exchanged much.
+
+    Args:
+        strategy: how they train.
+        steps: how many each of them makes.
+        comm: the workers.
+    """
+    if comm.rank == 0 and comm.size > 1 and 1 < strategy.period >= steps:
+        print(
+            f"tutti: warning: each worker makes {steps} steps, and with strategy '{strategy.name}' they "
+            f"exchange something after every {strategy.period}, so they learn next to nothing from each "
+            "other; train longer, or have them exchange more often",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def resolved(
+    config: TrainConfig, comm: Communicator, task: Task, strategy: Strategy, optimizer: Optimizer
+) -> TrainConfig:
+    """The configuration with all that was left to us filled in."""
+    names = ",".join(metric.name for metric in task.metrics) or "none"
+    return replace(
+        config,
+        strategy=strategy.name,
+        strategy_options=strategy.options(),
+        workers=str(comm.size),
+        threads=torch.get_num_threads(),
+        epochs=config.epochs or (DEFAULT_EPOCHS if config.steps is None else None),
+        lr=float(optimizer.param_groups[0]["lr"]),
+        loss=task.loss.name if config.loss == "auto" else config.loss,
+        metrics=names if config.metrics == "auto" else config.metrics,
+    )
+
+
+def prepare_trainer(
+    job: TrainJob,
+    comm: Communicator,
+    task: Task,
+    strategy: Strategy,
+    portion: Portion,
+    optimizer: Optimizer,
+) -> Trainer:
+    """What trains by the resolved configuration (collective)."""
+    config = job.config
+    batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
+    replica = portion.place(strategy)
+    schedule = build_schedule(job, optimizer, run_length(batches, config.epochs, config.steps))
+    worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    reseed(config.seed, 1 + portion.peers.rank)
+    return Trainer(
+        comm=portion.peers,
+        replica=replica,
+        worker=worker,
+        optimizer=optimizer,
+        batches=batches,
+        loss=task.loss,
+        epochs=config.epochs,
+        steps=config.steps,
+        metrics=task.metrics,
+        validation=task.dataset.validation,
+        validate=config.validate,
+        classes=task.dataset.classes,
+        schedule=schedule,
+        balance=balance,
+        arithmetic=task.arithmetic,
+        compute=portion.compute,
+        captured=captured_by(config, task, replica, batches),
+        everyone=comm,
+        # mpirun gives its ranks a terminal even where what they print goes into a file.
+        progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi),
+    )
+
+
+def _run(
+    job: TrainJob,
+    comm: Communicator,
+    task: Task,
+    trainer: Trainer,
+    sampler: Sampler | None,
+    portion: Portion,
+    recording: Recording,
+) -> RunOutcome:
+    """Train, evaluate, write and print."""
+    speaks = comm.rank == 0 and not job.quiet
+    if speaks:
+        together = not trainer.batches.own
+        print(task.described(), summary_lines.training(job.config, together), sep="\n", flush=True)
+    # Whoever repeats the run writes another folder.
+    config = replace(job.config, out=None)
+    state: dict[str, Any] = {}
+    with (
+        _run_folder(job, comm, config, task, sampler, recording) as folder,
+        _logbook(folder, config) as book,
+        # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
+        observed(comm, folder, sampler, wanted=job.write) as heart,
+    ):
+
+        def keep() -> None:
+            state.update(portion.state())
+            if folder is not None:
+                folder.write_weights(state)
+
+        trainer.checkpoint, trainer.on_epoch = keep, book.epoch
+        trainer.progress = Several(trainer.progress, heart)
+        history = trainer.fit()
+        heart.doing(TESTING)
+        test = task.evaluate(task.dataset.test, trainer.comm)
+        world = World(comm.size, comm.hosts, torch.get_num_threads())
+        summary = Summary.of(history, test, task.parameters, world)
+        pipeline = portion.record()
+        if folder is not None:
+            if pipeline is not None:
+                folder.write_pipeline(pipeline)
+            folder.write_summary(summary)
+            book.finish(summary)
+    path = None if folder is None else str(folder.path)
+    weights = _own(state) if job.bring_weights else None
+    data = task.dataset
+    outcome = RunOutcome(config, history, summary, path, data.shape, outputs_for(data), weights)
+    if speaks:
+        _print_end(outcome, data, pipeline)
+    return outcome
+
+
+@contextmanager
+def _run_folder(
+    job: TrainJob,
+    comm: Communicator,
+    config: TrainConfig,
+    task: Task,
+    sampler: Sampler | None,
+    recording: Recording,
+) -> Iterator[RunFolder | None]:
+    """The run folder, with what is known before training in it; None on the ranks that write none.
+
+    If the run fails the folder stays, unless that is in the first epoch: its name is free again then. Whoever
+    has started the ranks sees to that, if it can: this one may be ended before it comes to it.
+    """
+    if comm.rank or not job.write:
+        yield None
+        return
+    data, scale = task.dataset, task.dataset.train.scale
+    folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
+    told = job.starter is not None and job.starter.send(folder.path.absolute())
+    if not told and comm.size > 1:
+        take_back_after_me(folder)
+    try:
+        folder.reserve_weights(task.nbytes)
+        folder.write_config(config.as_json())
+        folder.write_seal(seal(config.as_json()))
+        folder.write_data(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
+        yield folder
+    except Exception:
+        if folder.begun:
+            folder.release_weights()
+            recording.rescue(folder.path)
+        elif not told:
+            if sampler is not None:
+                sampler.abandon()
+            folder.remove()
+        raise
+
+
+def _logbook(folder: RunFolder | None, config: TrainConfig) -> Logbook:
+    """The loggers of the run, on the rank that has its folder."""
+    loggers = {} if folder is None else loggers_of(folder, logger_names(config.log))
+    return Logbook(loggers, config.as_json())
+
+
+def _print_end(outcome: RunOutcome, dataset: DataSet, pipeline: PipelineRecord | None) -> None:
+    summary, history, validate = outcome.summary, outcome.history, outcome.config.validate
+    if summary.test is not None:
+        print("\n" + summary_lines.evaluation("test", summary.test, dataset.labels) + "\n")
+    print(summary_lines.speed(summary), *summary_lines.exchanges(history), sep="\n")
+    if pipeline is not None:
+        print(summary_lines.bubble(pipeline))
+    if validate != "pause" and dataset.validation is not None:
+        print(summary_lines.validation(validate, history))
+    if outcome.folder is not None:
+        print(f"run folder: {outcome.folder}")
+    sys.stdout.flush()
+
+
+def _own(state: dict[str, Any]) -> dict[str, Any]:
+    """A state in memory of its own: views would be pickled with all that they are views of."""
+    return {name: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}

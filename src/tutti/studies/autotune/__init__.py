@@ -1,0 +1,1 @@
+"""How to run a training on this machine, found out by measuring."""

@@ -1,0 +1,157 @@
+"""What can be chosen about a training run: ranks, threads, precision, layout, batch size. Needs no torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tutti.errors import BadOption
+from tutti.run.config import TrainConfig
+
+STRATEGIES: Final = ("auto", "solo", "sync")
+"""Strategies that make the same updates with any number of ranks, so that speed alone decides."""
+
+LAYOUTS: Final = ("contiguous", "channels_last")
+"""Either gives the same results up to rounding, so either may be chosen."""
+
+PRECISIONS: Final = ("fp64", "fp32", "bf16")
+"""Those that round more come later."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a training.
+
+    Attributes:
+        ranks: the world size.
+        threads: of each rank.
+        precision: of forward and backward.
+        layout: the memory format of 4-d tensors.
+        batch_size: samples behind one weight update, over all ranks.
+    """
+
+    ranks: int
+    threads: int
+    precision: str
+    layout: str
+    batch_size: int
+
+    @property
+    def shape(self) -> str:
+        """Ranks and threads for people, such as "2 ranks x 1 thread"."""
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return f"{ranks} x {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    @property
+    def complexity(self) -> tuple[int, int, int, int, int]:
+        """Of two that are equally fast, the smaller one is the simpler."""
+        layout, precision = LAYOUTS.index(self.layout), PRECISIONS.index(self.precision)
+        return self.ranks, self.threads, layout, precision, self.batch_size
+
+    def applied_to(self, config: TrainConfig) -> TrainConfig:
+        """The configuration with this choice in it."""
+        return replace(
+            config,
+            workers=str(self.ranks),
+            threads=self.threads,
+            precision=self.precision,
+            layout=self.layout,
+            batch_size=self.batch_size,
+        )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What may be chosen: every shape with every precision, layout and batch size.
+
+    Attributes:
+        shapes: numbers of ranks, and of threads of each.
+        precisions: of `tutti.training.precision.PRECISIONS`.
+        layouts: of `LAYOUTS`.
+        batch_sizes: samples behind one weight update.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    precisions: tuple[str, ...]
+    layouts: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+
+    @property
+    def most_ranks(self) -> int:
+        """The largest number of ranks."""
+        return max(ranks for ranks, _ in self.shapes)
+
+    def candidates(self) -> list[Candidate]:
+        """All combinations, those that use the most cores first: they give the others something to reach."""
+        shapes = sorted(self.shapes, key=lambda shape: (-shape[0] * shape[1], -shape[0]))
+        crossed = itertools.product(self.precisions, shapes, self.layouts, self.batch_sizes)
+        return [
+            Candidate(ranks, threads, precision, layout, batch)
+            for precision, (ranks, threads), layout, batch in crossed
+            if ranks <= batch
+        ]
+
+
+def choices_for(
+    config: TrainConfig,
+    fixed: Collection[str],
+    cores: int,
+    precisions: Sequence[str] = (),
+    batch_sizes: Sequence[int] = (),
+) -> Choices:
+    """What may be chosen for a training run.
+
+    Args:
+        config: what to train.
+        fixed: the fields of `config` that the user has decided.
+        cores: how many there are.
+        precisions: that may be chosen; by default that of `config` alone.
+        batch_sizes: that may be chosen; by default that of `config` alone.
+
+    Raises:
+        BadOption: the strategy is another, or nothing is left to choose from.
+    """
+    if config.strategy not in STRATEGIES:
+        raise BadOption(
+            f"a plan is for strategies that make the same updates with any number of ranks: sync, and solo "
+            f"for one; for '{config.strategy}' use 'tutti compare', which trains to a target"
+        )
+    sizes = tuple(dict.fromkeys(batch_sizes)) or (config.batch_size,)
+    for size in sizes:
+        replace(config, batch_size=size)  # refuses what is no batch size
+    found = Choices(
+        tuple(_shapes(config, fixed, cores)),
+        tuple(dict.fromkeys(precisions)) or (config.precision,),
+        (config.layout,) if "layout" in fixed else LAYOUTS,
+        sizes,
+    )
+    if not found.candidates():
+        least = min(ranks for ranks, _ in found.shapes)
+        raise BadOption(
+            f"a batch of {max(sizes)} samples cannot be split over {least} ranks; use '--batch-size {least}' "
+            "or more, or fewer workers"
+        )
+    return found
+
+
+def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator[tuple[int, int]]:
+    """Ranks with the threads that fill the cores; one rank with one thread too."""
+    counts = _rank_counts(config, fixed, cores)
+    if "threads" in fixed and config.threads is not None:
+        fitting = [ranks for ranks in counts if ranks * config.threads <= cores]
+        yield from ((ranks, config.threads) for ranks in fitting or counts[:1])
+        return
+    if counts[0] == 1 and cores > 1:
+        yield 1, 1
+    yield from ((ranks, max(1, cores // ranks)) for ranks in counts)
+
+
+def _rank_counts(config: TrainConfig, fixed: Collection[str], cores: int) -> list[int]:
+    """The powers of two, and all cores."""
+    if "workers" in fixed and config.workers != "auto":
+        return [int(config.workers)]
+    if config.strategy == "solo" or config.device != "cpu":
+        return [1]
+    return [2**k for k in range(cores.bit_length()) if 2**k < cores] + [cores]

@@ -1,0 +1,140 @@
+"""How to run a training on this machine: found out by measuring. Needs no torch: the ranks import it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from tutti.errors import BadOption, UnknownName
+from tutti.launch.cores import allowed_cores
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import Placement
+from tutti.launch.start import start
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import PlanJob, announce, check_early
+from tutti.studies.autotune.candidates import choices_for
+from tutti.studies.autotune.recommendation import Recommendation
+
+BUDGET_S: Final = 50.0
+"""Seconds that a plan may take, when nothing is said."""
+
+SHORT_BUDGET_S: Final = 20.0
+"""Seconds that measuring before a training may take."""
+
+BUSY: Final = 0.25
+"""The share of the cores from which on it is worth a warning that others use them."""
+
+LEAST: Final = 0.5
+"""The share of the time that is for measuring, however long it takes to start the ranks and read the data."""
+
+
+def plan(
+    config: TrainConfig,
+    fixed: Collection[str] = (),
+    *,
+    budget_s: float = BUDGET_S,
+    precisions: Sequence[str] = (),
+    batch_sizes: Sequence[int] = (),
+    exhaustive: bool = False,
+    quiet: bool = False,
+) -> Recommendation:
+    """Measure the ways in which a training can be run on this machine.
+
+    Args:
+        config: what to train.
+        fixed: the fields of `config` that are decided: of workers, threads, precision, layout, batch_size.
+        budget_s: seconds that this may take, and a step longer. If more than half of them are gone before
+            the ranks are ready, measuring takes half of them all the same.
+        precisions: that may be chosen; by default that of `config`; what bf16 would bring is measured too.
+        batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
+        exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
+        quiet: print nothing but warnings.
+
+    Returns:
+        What was measured, and what to take.
+
+    Raises:
+        BadOption: the options contradict each other or the launcher, or leave nothing to choose from.
+        UserError: the input is wrong.
+        TuttiError: a rank failed.
+    """
+    began = time.monotonic()
+    _refuse_elsewhere(config, budget_s)
+    _refuse_unknown(precisions)
+    cores = allowed_cores()
+    choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
+    warning = others_at_work(cores.usable)
+    if warning is not None:
+        announce(f"warning: {warning}")
+    open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
+    shown = ("bf16",) if open_to_others else ()
+    end, least_s = began + budget_s, LEAST * budget_s
+    job = PlanJob(config, choices, shown, cores, end, least_s, exhaustive=exhaustive, quiet=quiet)
+    # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
+    ranks = Placement(choices.most_ranks, 1)
+    check_early(job, ranks)
+    found = start("tutti.studies.autotune.measure:work", pickle.dumps(job), ranks)
+    assert isinstance(found, Recommendation)
+    return replace(found, seconds=time.monotonic() - began)
+
+
+def planned(config: TrainConfig, fixed: Collection[str], say: Callable[[str], None]) -> TrainConfig:
+    """The configuration with what a short measurement has chosen in it.
+
+    Args:
+        config: what to train.
+        fixed: the fields of it that are decided.
+        say: is told what happens and the result, in a line each.
+
+    Raises:
+        TuttiError: as `plan` does.
+    """
+    _refuse_elsewhere(config, SHORT_BUDGET_S)
+    only = choices_for(config, fixed, allowed_cores().usable).candidates()
+    if len(only) == 1:
+        say(f"{only[0].shape}: the options leave nothing to choose")
+        return only[0].applied_to(config)
+    say(f"measuring for at most {SHORT_BUDGET_S:g} s")
+    found = plan(config, {*fixed, "precision"}, budget_s=SHORT_BUDGET_S, quiet=True)
+    measured = sum(way.rate is not None for way in found.ways)
+    ways = f"{measured} combination{'' if measured == 1 else 's'}"
+    say(f"measured {ways} in {found.seconds:.0f} s: {found.why()[0]}")
+    return found.pick.candidate.applied_to(config)
+
+
+def others_at_work(cores: int) -> str | None:
+    """A warning that other programs seem to use the cores; nothing where they hardly do."""
+    load = os.getloadavg()[0]
+    if load < BUSY * cores:
+        return None
+    return (
+        f"in the last minute {load:.1f} threads were busy on {cores} core{'s' if cores > 1 else ''}; if "
+        "other programs still compute, plan again without them: what is fastest now may not be so then"
+    )
+
+
+def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:
+    """A plan is for the ranks of one host, which it starts itself."""
+    around = started_by()
+    if around.launcher is not Launcher.ALONE:
+        raise BadOption(
+            f"a plan starts its ranks itself, in several numbers; run it without {around.launcher.value}"
+        )
+    if config.hosts is not None or config.servers:
+        name = "--servers" if config.hosts is None else "--hosts"
+        raise BadOption(f"a plan is for the ranks of this machine; leave {name} out")
+    if config.parallel is not None:
+        raise BadOption("a plan is for ranks that hold the whole model each; leave --parallel out")
+    if not budget_s > 0:
+        raise BadOption(f"--budget is {budget_s:g}; give seconds above 0, such as {BUDGET_S:g}")
+
+
+def _refuse_unknown(precisions: Sequence[str]) -> None:
+    known = TrainConfig.__dataclass_fields__["precision"].metadata["choices"]
+    for precision in precisions:
+        if precision not in known:
+            raise UnknownName("value", precision, known, of="--precisions")

@@ -1,0 +1,299 @@
+"""The same training by several ways in turn: who needs how long for what.
+
+    repeat 0   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers
+    repeat 1   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers    with the next seed
+
+Taking turns spreads whatever else the machine does over all combinations. Each run is a process tree of its
+own with a run folder of its own; one that fails leaves its error there, and the others still run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.launch.cores import allowed_cores
+from tutti.launch.launcher import Launcher, started_by
+from tutti.model_parallel.layout import Layout, options_of, ranks_of
+from tutti.records.comparison import (
+    CPU,
+    LAYOUT,
+    STRONG,
+    WEAK,
+    Combination,
+    Comparison,
+    error_file,
+    run_folder,
+)
+from tutti.records.run import Summary
+from tutti.run import summary_lines
+from tutti.run.checks import check_names, check_strategy
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import TrainJob, run
+from tutti.training.run_folder import SUMMARY, RunFolder
+
+CROSSED: Final = {
+    "strategy": "--strategies",
+    "parallel": "--parallel",
+    "workers": "--workers",
+    "threads": "--workers",
+    "device": "--devices",
+}
+"""Fields of a run's configuration that are not swept: options of the comparison decide them."""
+
+Options = Mapping[str, Any]
+"""Fields of `TrainConfig` with their values; an option of a part is given as "strategy.every"."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out.
+
+    Attributes:
+        config: what every combination has in common.
+        strategies: ways to train.
+        workers: how many ranks, each with each strategy but solo.
+        scalings: of `tutti.records.comparison.SCALINGS`.
+        repeats: of each combination.
+        target: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
+        sweep: further options, each with the values that are crossed in.
+        own: options of one strategy alone, by its name.
+        devices: what is computed on, each with all the rest.
+        layouts: ways to hold one model on several ranks, each on its own or else each number of ranks. The
+            teams of one that has several make updates together. Swept options of a way are its own.
+    """
+
+    config: TrainConfig
+    strategies: Sequence[str]
+    workers: Sequence[int]
+    scalings: Sequence[str] = (STRONG,)
+    repeats: int = 3
+    target: float | None = None
+    sweep: Mapping[str, Sequence[Any]] | None = None
+    own: Mapping[str, Options] | None = None
+    devices: Sequence[str] = (CPU,)
+    layouts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("strategies", "workers", "devices"):
+            if not getattr(self, name):
+                raise BadOption(f"nothing to compare; give --{name} at least one value")
+        if self.repeats < 1:
+            raise BadOption(f"--repeats is {self.repeats}; the smallest possible is 1")
+        if min(self.workers) < 1:
+            raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
+        if self.target is not None:
+            self._check_target()
+        for name in CROSSED.keys() & (self.sweep or {}).keys():
+            raise BadOption(f"--sweep {name}: every comparison crosses it in; give {CROSSED[name]} instead")
+        for name in self.own or {}:
+            if name not in (*self.strategies, *self.layouts):
+                layouts = f", nor a --parallel {' or '.join(self.layouts)}" if self.layouts else ""
+                raise BadOption(
+                    f"--for {name}: '{name}' is not among --strategies {','.join(self.strategies)}{layouts}"
+                )
+        self._check_layouts()
+
+    def _check_layouts(self) -> None:
+        if self.layouts and set(self.devices) != {CPU}:
+            raise BadOption(f"--parallel computes on the CPU, not on --devices {','.join(self.devices)}")
+        known = list(dict.fromkeys(name for text in self.layouts for name in options_of(text)))
+        for key in self.layout_options:
+            if not self.layouts:
+                raise BadOption(f"{LAYOUT}.{key} is given, but no --parallel; name one, such as pipeline")
+            if key not in known:
+                raise UnknownName("option", key, known, of=f"--parallel {' or '.join(self.layouts)}")
+
+    @property
+    def layout_options(self) -> dict[str, Sequence[Any]]:
+        """The swept options of layouts, such as schedule. Each is crossed in where a layout has it."""
+        parts = {key.partition("."): values for key, values in (self.sweep or {}).items()}
+        return {key: values for (part, _, key), values in parts.items() if part == LAYOUT}
+
+    def _check_target(self) -> None:
+        if not self.config.validation:
+            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
+        metrics = self.config.metrics
+        if {"auto", "accuracy"}.isdisjoint(word.strip() for word in metrics.split(",")):
+            raise BadOption(f"--target is an accuracy, but accuracy is not among --metrics {metrics}")
+
+
+def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
+    """The combinations that answer the question.
+
+    Args:
+        question: what is to be found out.
+        cores: how many may be used; by default what the kernel allows this process.
+
+    Raises:
+        UserError: a strategy or an option is unknown, or has a value that cannot be used.
+    """
+    around = started_by()
+    if around.launcher is not Launcher.ALONE:
+        raise BadOption(
+            f"a comparison starts its ranks itself, one combination after the other; run it without "
+            f"{around.launcher.value}"
+        )
+    check_names(TrainJob(question.config))
+    cores = cores or allowed_cores().usable
+    found: dict[str, Combination] = {}
+    for one in _combinations(question, cores):
+        job = TrainJob(config_of(question, one, 0))
+        check_strategy(job, one.workers, hosts=1)
+        found[one.folder] = one
+    config, ways = question.config, tuple(found.values())
+    return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())
+
+
+def _combinations(question: Question, cores: int) -> Iterator[Combination]:
+    layouts = list(_layouts(question))
+    most = max([*question.workers, *(layout.ranks for _, layout, _ in layouts)])
+    sweep = {key: values for key, values in (question.sweep or {}).items() if key.partition(".")[0] != LAYOUT}
+    kinds = itertools.product(question.scalings, _crossed(sweep), question.devices)
+    for scaling, swept, device in kinds:
+        for strategy in question.strategies:
+            for workers, threads in _shapes(strategy, question.workers, cores, most, device):
+                place = Combination("", "", strategy, workers, threads, scaling, {**swept}, swept, device)
+                yield _named(question, place, strategy)
+        for text, layout, own in layouts:
+            options, threads = swept | own, max(1, cores // most)
+            place = Combination("", "", "auto", layout.ranks, threads, scaling, options, swept)
+            yield _named(question, replace(place, parallel=layout.describe()), text)
+
+
+def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
+    """Each layout as it was given, on each number of ranks that it leaves open, with its swept options."""
+    for text in question.layouts:
+        known, asked = options_of(text), ranks_of(text)
+        own = {key: values for key, values in question.layout_options.items() if key in known}
+        # One rank has nothing to share: that is what solo is for.
+        several = [count for count in question.workers if count > 1] or question.workers
+        for ranks in several if asked is None else [asked]:
+            for options in _crossed(own):
+                named = {f"{LAYOUT}.{key}": value for key, value in options.items()}
+                yield text, Layout.of(text, options, ranks), named
+
+
+def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
+    """The configuration of one run.
+
+    Raises:
+        UserError: an option is unknown, or its value cannot be used.
+    """
+    values = question.config.as_json()
+    values |= {"strategy": one.strategy, "workers": str(one.workers), "threads": one.threads}
+    values |= {"device": one.device, "parallel": one.parallel}
+    for name, value in one.options.items():
+        part, dot, key = name.partition(".")
+        if dot:
+            values[f"{part}_options"] = {**values.get(f"{part}_options", {}), key: value}
+        else:
+            values[name] = value
+    return replace(TrainConfig.from_json(values), seed=question.config.seed + repeat)
+
+
+def compare(
+    question: Question,
+    comparison: Comparison,
+    folder: Path,
+    said: Callable[[str], None],
+    train: Callable[[TrainConfig], Summary] | None = None,
+) -> None:
+    """Run what has not been run yet.
+
+    Args:
+        question: what is to be found out.
+        comparison: its combinations.
+        folder: where the runs go; those that have ended there are not run again.
+        said: is told about every run, before it begins and when it has ended.
+        train: does one run, and gives its summary; by default on ranks of its own.
+    """
+    left = [
+        (repeat, one)
+        for repeat, one in itertools.product(range(comparison.repeats), comparison.combinations)
+        if not (run_folder(folder, one, repeat) / SUMMARY).exists()
+    ]
+    for number, (repeat, one) in enumerate(left, start=1):
+        said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
+        place, problem = run_folder(folder, one, repeat), error_file(folder, one, repeat)
+        RunFolder(place).remove()
+        problem.unlink(missing_ok=True)
+        try:
+            found = (train or _train)(replace(config_of(question, one, repeat), out=str(place)))
+        except TuttiError as error:
+            RunFolder(place).remove()
+            problem.parent.mkdir(parents=True, exist_ok=True)
+            problem.write_text(f"{error}\n", encoding="utf-8")
+            said(f"  failed: {str(error).splitlines()[-1]}")
+        else:
+            said(f"  {summary_lines.speed(found)}")
+
+
+def _train(config: TrainConfig) -> Summary:
+    run("tutti.run.train:work", TrainJob(config, quiet=True), quiet=True)
+    assert config.out is not None
+    return RunFolder(Path(config.out)).summary()
+
+
+def _shapes(
+    strategy: str, workers: Sequence[int], cores: int, most: int, device: str
+) -> Iterator[tuple[int, int]]:
+    """Numbers of workers and threads: alone with one thread and with all; all other workers equally many.
+
+    So that a worker is the same in all of them, and twice the workers are twice the cores.
+    """
+    if strategy != "solo":
+        for count in workers:
+            yield count, max(1, cores // most)
+    elif device == CPU:
+        yield from dict.fromkeys([(1, 1), (1, cores)])
+    else:
+        yield 1, cores
+
+
+def _named(question: Question, one: Combination, given: str) -> Combination:
+    """The combination with its names, and with the batch size that its kind of scaling asks for.
+
+    Args:
+        question: what is to be found out.
+        one: the combination.
+        given: its strategy or layout, as options for it alone name it.
+    """
+    words = [one.parallel or one.strategy]
+    words += [f"{key}={value}" for key, value in one.layout_options.items()]
+    if one.parallel is None and one.strategy != "solo":
+        words.append(f"{one.workers} worker{'s' if one.workers > 1 else ''}")
+    elif one.parallel is None and one.device == CPU:
+        words.append(f"{one.threads} thread{'s' if one.threads > 1 else ''}")
+    words += [f"{key}={value}" for key, value in one.sweep.items()]
+    words += [one.device] if one.device != CPU else []
+    words += ["weak"] if len(question.scalings) > 1 and one.scaling == WEAK else []
+    name = ", ".join(words)
+    folder = "-".join(name.replace(", ", " ").replace(",", "-").replace("=", "-").replace("/", "-").split())
+    options = {**one.options, **(question.own or {}).get(given, {})}
+    one = replace(one, name=name, folder=folder, options=options)
+    batch = config_of(question, one, 0).batch_size
+    together = one.parallel is not None or _together(one.strategy)
+    if one.scaling == WEAK and together:
+        options["batch_size"] = batch * one.workers
+    elif one.scaling == STRONG and not together:
+        # A batch is one worker's own; those of all workers together are to be as large as the others'.
+        options["batch_size"] = max(1, batch // one.workers)
+    return one
+
+
+def _together(strategy: str) -> bool:
+    from tutti.strategies import named
+    from tutti.strategies.base import Pace
+
+    return named(strategy).pace is Pace.TOGETHER
+
+
+def _crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Each value of each option with each value of all others."""
+    for values in itertools.product(*sweep.values()):
+        yield dict(zip(sweep, values, strict=True))

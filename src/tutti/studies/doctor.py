@@ -1,0 +1,245 @@
+"""What this machine has for training, and what to run on it. Needs no torch: a rank imports it and tells."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tutti.errors import TuttiError
+from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.placement import Placement, make_plan
+from tutti.launch.start import start
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
+
+LENGTHS = (1_000, 250_000, 4_000_000)
+"""Lengths of the vectors (fp32) whose all-reduce is timed: 4 KB, 1 MB, 16 MB."""
+
+ROUNDS = 5
+
+PATIENCE_S = 60
+"""How long another program (MPI's, the GPU driver's) may take to answer."""
+
+MPI_QUESTION = "from tutti.comm import mpi; print(mpi.library()); print(mpi.has_ulfm())"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What two ranks found out together.
+
+    Attributes:
+        torch: its version.
+        cuda: the version of CUDA that it was built with, or nothing.
+        gpu: the GPU that torch can use, or nothing.
+        seconds: the median time of one all-reduce, for each of `LENGTHS`.
+    """
+
+    torch: str
+    cuda: str
+    gpu: str
+    seconds: tuple[float, ...]
+
+
+def examine() -> list[Finding]:
+    """Everything that matters for training on this machine. Takes some seconds: it starts two ranks."""
+    cores = allowed_cores()
+    findings = [
+        Finding("machine", f"{_processor()}, {platform.system()} {platform.release()}"),
+        Finding("cores", _describe_cores(cores)),
+        Finding("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
+        Finding("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
+        Finding("threads", _threads()),
+        Finding("memory", _memory()),
+        Finding("matrix units", _matrix_units()),
+        Finding("python", f"{platform.python_version()} ({sys.executable})"),
+        Finding("MPI", mpi_library()),
+    ]
+    measured = measure_ranks(make_plan(2))
+    if isinstance(measured, str):
+        findings += [Finding("torch", _version("torch")), Finding("2 ranks", f"do not work here: {measured}")]
+        return findings
+    findings += [
+        Finding("torch", measured.torch),
+        Finding("GPU", measured.gpu or unused_gpu(measured)),
+        Finding("all-reduce", _all_reduce(measured.seconds)),
+    ]
+    return findings + [Finding("recommended", line) for line in recommend(cores, measured.gpu)]
+
+
+def measure_ranks(plan: Placement) -> Measured | str:
+    """Start two ranks on this host and let them measure; or the reason why that does not work."""
+    try:
+        result = start("tutti.studies.doctor:measure", pickle.dumps(ROUNDS), plan)
+    except TuttiError as error:
+        return str(error)
+    assert isinstance(result, Measured)
+    return result
+
+
+def measure(comm: Communicator, payload: bytes) -> Measured:
+    """The ranks' part: torch's version, the GPU, and the time of an all-reduce (entry point of the ranks)."""
+    import statistics
+
+    import torch
+
+    medians = []
+    for length in LENGTHS:
+        vector, times = torch.ones(length), []
+        comm.all_reduce(vector)
+        for _ in range(pickle.loads(payload)):
+            comm.barrier()
+            begin = comm.clock()
+            comm.all_reduce(vector)
+            times.append(comm.clock() - begin)
+        medians.append(statistics.median(times))
+    gpu = ""
+    if torch.cuda.is_available():
+        first, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
+        of_them = f", {count} of them: choose one by CUDA_VISIBLE_DEVICES" if count > 1 else ""
+        gpu = f"{first.name}, {first.total_memory / 2**30:.0f} GiB{of_them}"
+    return Measured(torch.__version__, torch.version.cuda or "", gpu, tuple(medians))
+
+
+def recommend(cores: Cores, gpu: str) -> list[str]:
+    """Commands to paste on such a machine, each with its reason."""
+    count = cores.usable
+    lines = []
+    if gpu:
+        lines.append("tutti train cnn --data mnist -n 1 --device cuda    (one worker on the GPU)")
+    lines.append(f"tutti train cnn --data mnist -n {count}    (one rank for each of {count} cores)")
+    if "amx_bf16" in _flags() or "avx512_bf16" in _flags():
+        bf16 = f"tutti train cnn --data mnist -n {count} --precision bf16 --layout channels_last"
+        lines.append(f"{bf16}    (this processor multiplies bf16 faster; check the accuracy)")
+    return lines
+
+
+def mpi_library() -> str:
+    """Which MPI mpi4py would use, asked in another process: importing MPI initialises it."""
+    if _version("mpi4py") == "not installed":
+        return "mpi4py is not installed (needed for several machines only): pip install 'tutti[mpi]'"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", MPI_QUESTION],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"mpi4py is installed, but MPI did not start within {PATIENCE_S} s"
+    answer = asked.stdout.strip().splitlines()
+    if asked.returncode != 0 or len(answer) < 2:
+        reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return f"mpi4py is installed, but no MPI library works: {reason}; try: pip install 'tutti[mpi]'"
+    ulfm = "with" if answer[-1] == "True" else "without"
+    return f"{answer[0]}, mpi4py {_version('mpi4py')}, {ulfm} ULFM (fault tolerance)"
+
+
+def _describe_cores(cores: Cores) -> str:
+    logical = f"{len(cores.logical)} logical allowed of {os.cpu_count() or 1}"
+    return f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"
+
+
+def _listed(cpus: tuple[int, ...]) -> str:
+    return ", ".join(map(str, cpus)) if len(cpus) <= 16 else f"{cpus[0]} to {cpus[-1]} ({len(cpus)} of them)"
+
+
+def _threads() -> str:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    plan = make_plan("auto")
+    return f"{plan.describe()} by default" + (f"; {', '.join(given)} in the environment" if given else "")
+
+
+def _memory() -> str:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"
+
+
+def _flags() -> set[str]:
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
+def _matrix_units() -> str:
+    known = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "sve", "bf16", "asimd")
+    found = [name for name in known if name in _flags()]
+    return ", ".join(found) or "none that matter"
+
+
+def _processor() -> str:
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def unused_gpu(measured: Measured) -> str:
+    """What the driver says, where torch can use no GPU, and why it cannot."""
+    found = _driver_gpu()
+    if not found:
+        return "none"
+    if not measured.cuda:
+        return f"{found}, but torch {measured.torch} was built without CUDA"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return f"{found}, but CUDA_VISIBLE_DEVICES='{os.environ['CUDA_VISIBLE_DEVICES']}' hides it"
+    return f"{found}, but its driver is too old for CUDA {measured.cuda}, which this torch was built with"
+
+
+def _driver_gpu() -> str:
+    """The first GPU that the driver knows, or nothing."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    asked = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "a GPU whose driver does not answer"
+    lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    return lines[0] if lines else ""
+
+
+def _all_reduce(seconds: tuple[float, ...]) -> str:
+    sizes = [(length * 4, took) for length, took in zip(LENGTHS, seconds, strict=True)]
+    shown = [f"{_bytes(size)} in {1e3 * took:.3f} ms ({size / took / 1e9:.1f} GB/s)" for size, took in sizes]
+    return "2 ranks of this host: " + ", ".join(shown)
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size >= 1_000_000 else f"{size / 1e3:.0f} KB"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

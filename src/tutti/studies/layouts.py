@@ -1,0 +1,77 @@
+"""The memory that a rank needs under each layout of a model. Runs on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tutti.comm.base import Communicator
+from tutti.errors import UserError
+from tutti.model_parallel.layout import DATA, WAYS, Layout
+from tutti.model_parallel.memory import Need, needs, state_per_byte
+from tutti.run.build import build_optimizer, open_config_data, seeded
+from tutti.run.jobs import LayoutsJob, load_job
+from tutti.run.task import prepare_task
+
+HEADS = ("weights", "gradients", "optimizer", "activations", "in all")
+
+
+def work(comm: Communicator, payload: bytes) -> dict[str, Need | str]:
+    """Print the needs of each layout (entry point).
+
+    Args:
+        comm: one rank.
+        payload: a pickled `LayoutsJob`.
+
+    Returns:
+        By layout: what a rank needs, or why the model cannot be laid out so.
+
+    Raises:
+        UserError: the input is wrong.
+    """
+    job = load_job(payload)
+    assert isinstance(job, LayoutsJob)
+    config = job.config
+    with seeded(config.seed):
+        task = prepare_task(job, open_config_data(job, comm))
+        state = state_per_byte(lambda module: build_optimizer(job, module))
+        found: dict[str, Need | str] = {}
+        for name, layout, ranks in _layouts(job):
+            try:
+                found[name] = needs(layout, ranks, task.module, task.learning(config.batch_size), state)
+            except UserError as error:
+                found[name] = str(error)
+    print(task.described())
+    print(_table(found, config.batch_size, config.optimizer), flush=True)
+    return found
+
+
+def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
+    """One rank, and every way in which so many ranks can be laid out; or the one that is asked for."""
+    ranks = job.ranks
+    yield "1 rank", None, 1
+    if job.parallel is not None:
+        layout = Layout.of(job.parallel, job.options, ranks)
+        yield layout.describe(), layout, ranks
+        return
+    yield f"{DATA}={ranks}", None, ranks
+    for team in [size for size in range(ranks, 1, -1) if ranks % size == 0]:
+        for way in WAYS:
+            layout = Layout.of(f"{DATA}={ranks // team},{way}={team}", {}, ranks)
+            yield layout.describe(), layout, ranks
+
+
+def _table(found: dict[str, Need | str], batch_size: int, optimizer: str) -> str:
+    width = max(len(name) for name in found) + 2
+    lines = [f"memory of the rank that needs most, MB; {batch_size} samples behind an update, {optimizer}"]
+    lines.append(f"{'':{width}}" + "".join(f"{head:>13}" for head in HEADS) + f"{'of 1 rank':>13}")
+    first = next(iter(found.values()))
+    for name, need in found.items():
+        if isinstance(need, str):
+            lines.append(f"{name:{width}}  not possible: {need}")
+            continue
+        numbers = need.weights, need.gradients, need.state, need.activations, need.total
+        share = f"{need.total / first.total:.0%}" if isinstance(first, Need) else ""
+        lines.append(
+            f"{name:{width}}" + "".join(f"{number / 1e6:>13,.1f}" for number in numbers) + f"{share:>13}"
+        )
+    return "\n".join(lines)

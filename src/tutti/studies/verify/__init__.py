@@ -1,0 +1,1 @@
+"""Whether parallel training follows sequential training."""

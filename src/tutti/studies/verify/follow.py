@@ -1,0 +1,341 @@
+"""Whether parallel training follows sequential training, on the user's own model. Runs on every rank.
+
+Both sides begin with the same weights and see the same batches, step by step. The sequential side is plain
+torch, on rank 0: the whole batch in one backward pass, clipping and optimizer by torch. After each backward
+pass the gradients are compared (before clipping), after each step the weights. Where ranks hold a model
+together, both are put together for that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import count, repeat
+from typing import cast
+
+import torch
+import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.data import Batch, Batches, Update
+from tutti.errors import BadOption
+from tutti.model_parallel.base import Of, Portion, gradient_of, taken, values_of
+from tutti.model_parallel.choice import portion_of
+from tutti.model_parallel.layout import Layout
+from tutti.run.build import (
+    build_optimizer,
+    build_schedule,
+    open_config_data,
+    reseed,
+    seeded,
+)
+from tutti.run.checks import check_strategy
+from tutti.run.jobs import VerifyJob, layout_of, load_job
+from tutti.run.pacing import check_device
+from tutti.run.servers import result_for_all, serve, serves, take_sides
+from tutti.run.task import Task, prepare_task
+from tutti.strategies import Clip, Strategy
+from tutti.studies.verify.causes import by_design, is_random, of_the_loss
+from tutti.studies.verify.tolerance import Deviation, Distance, Verdict, describe, deviations, table
+from tutti.training.trainer import divide_by_weight
+
+
+@dataclass(frozen=True)
+class State:
+    """A run at one step.
+
+    Attributes:
+        loss: the mean over the batch.
+        gradient: of all trainable parameters end to end, before clipping, in float64.
+        weights: after the step, likewise.
+    """
+
+    loss: float
+    gradient: Tensor
+    weights: Tensor
+
+
+class Sequential:
+    """Plain torch on one process."""
+
+    def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
+        self.task, self.module = task, copy.deepcopy(task.module)
+        self.module.train()
+        self.names = trained_names(self.module)
+        self.optimizer = build_optimizer(job, self.module)
+        self.schedule = build_schedule(job, self.optimizer, updates)
+        self.loss, self.gradient = 0.0, torch.zeros(0)
+
+    def backward(self, batches: Iterable[Batch]) -> None:
+        """Forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
+        self.optimizer.zero_grad()
+        total = whole = 0.0
+        # The parallel run draws its random numbers from where this one drew them.
+        with torch.random.fork_rng(devices=()):
+            for batch in batches:
+                loss, weight = self.task.measure_loss(self.module, batch)
+                torch.autograd.backward(loss * len(batch.targets))
+                total, whole = total + loss.item() * len(batch.targets), whole + weight
+        self.loss = total / whole if whole else 0.0
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 / whole if whole else 0.0)
+        self.gradient = self._whole(gradient_of)
+
+    def step(self, clip: Clip) -> State:
+        """Clip as torch does, and step."""
+        if clip.value is not None:
+            nn.utils.clip_grad_value_(self.module.parameters(), clip.value)
+        if clip.norm is not None:
+            nn.utils.clip_grad_norm_(self.module.parameters(), clip.norm)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        return State(self.loss, self.gradient, self._whole(values_of))
+
+    def _whole(self, of: Of) -> Tensor:
+        return end_to_end(taken(self.module, of), self.names)
+
+
+class Parallel:
+    """Training on all ranks.
+
+    Args:
+        job: what is compared.
+        task: what is learned, by this rank's portion.
+        strategy: moves it.
+        portion: of the model.
+        names: of the whole model's trainable parameters.
+    """
+
+    def __init__(
+        self, job: VerifyJob, task: Task, strategy: Strategy, portion: Portion, names: Sequence[str]
+    ) -> None:
+        config = job.config
+        assert config.steps is not None, "a comparison has a number of steps"
+        self.task, self.portion, self.passes, self._names = task, portion, strategy.passes, names
+        optimizer = build_optimizer(job, task.module)
+        self.replica = replica = portion.place(strategy)
+        self._schedule = build_schedule(job, optimizer, config.steps)
+        given = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
+        changed = (f"{f.name}={given[f.name]}" for f in fields(strategy) if given[f.name] != f.default)
+        self.options = ", ".join(changed)
+        clip = Clip(config.clip_norm, config.clip_value)
+        self.worker = portion.worker(strategy, replica, optimizer, clip)
+        task.module.train()
+
+    def step(self, update: Update) -> State:
+        """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
+        loss = self._forward_backward(update)
+        gradient = end_to_end(self.portion.state(gradient_of), self._names)
+        self.portion.data.all_reduce(gradient)
+        self.worker.step()
+        if self._schedule is not None:
+            self._schedule.step()
+        return State(loss, gradient, end_to_end(self.portion.state(), self._names))
+
+    def _forward_backward(self, update: Update) -> float:
+        """Add this rank's share to its gradient; returns the loss over the whole batch."""
+        self.worker.share = sum(batch.share for batch in update.passes)
+        total, weight = torch.zeros(1, dtype=torch.float64), 0.0
+        for batch in update.passes:
+            if self.portion.compute is not None:
+                computed = self.portion.compute(batch)
+                found = computed.loss, len(computed.targets) if computed.weight is None else computed.weight
+            elif batch.share:
+                loss, own = self.task.measure_loss(self.task.module, batch)
+                torch.autograd.backward(loss * batch.share)
+                found = loss.item(), own
+            else:
+                continue
+            total += found[0] * batch.share
+            weight += found[1]
+        self.portion.peers.all_reduce(total)
+        if not self.task.loss.weighed:
+            return total.item()
+        whole = divide_by_weight(self.replica, self.portion.peers, weight, update.samples)
+        self.worker.share = weight / whole if whole else 0.0
+        return total.item() * update.samples / whole if whole else 0.0
+
+
+class _Runs:
+    """The sequential run, and others that differ from it by rounding alone.
+
+    One has the samples of every batch in reverse order; the other adds up the gradients of a batch's parts.
+    Either may happen to round as the plain one does, for a shape or a processor. Where order or parts change
+    more than rounding, as with dropout or with a loss that is no mean over the samples, they are left out.
+
+    Args:
+        job: what is compared.
+        task: what is learned.
+        updates: how many steps there are.
+        part: the samples that are computed together, in words; None: all of a batch.
+        parts: how many of them a batch has at least.
+
+    Attributes:
+        reasons: what makes parts differ from the whole by design. Then nothing is added up from parts.
+        causes: what was seen to make them differ, and should not.
+    """
+
+    def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
+        first = next(Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed).epoch(0))
+        self._random = is_random(task, task.module, first.passes[0])
+        self.reasons: tuple[str, ...] = ()
+        self.causes: tuple[str, ...] = ()
+        if part is not None:
+            self.reasons = tuple(by_design(task, task.module, first.passes[0], parts, part))
+        self._task, self._part, self._parts = task, part, parts
+        self.plain, self.reversed, self.added_up = (Sequential(job, task, updates) for _ in range(3))
+
+    def backward(self, update: Update) -> None:
+        """Forward and backward of all."""
+        (batch,) = update.passes
+        if self._part is not None and not self.causes:
+            found = of_the_loss(self._task, self.plain.module, batch, self._parts)
+            self.causes = () if found is None else (found,)
+        self.plain.backward([batch])
+        turned = Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)
+        self.reversed.backward([batch] if self._random else [turned])
+        self.added_up.backward(self._cut(batch) if self._comparable_in_parts else [batch])
+
+    @property
+    def _comparable_in_parts(self) -> bool:
+        return not (self._random or self.reasons or self.causes)
+
+    def _cut(self, batch: Batch) -> Iterator[Batch]:
+        pieces = zip(batch.inputs.chunk(self._parts), batch.targets.chunk(self._parts), strict=True)
+        for inputs, targets in pieces:
+            yield Batch(inputs, targets, batch.share * len(targets) / len(batch.targets))
+
+    def step(self, clip: Clip, parallel: State, found: dict[str, Deviation], step: int) -> None:
+        """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
+        plain = self.plain.step(clip)
+        _note({name: one.found for name, one in found.items()}, step, parallel, plain)
+        _note({name: one.reordered for name, one in found.items()}, step, self.reversed.step(clip), plain)
+        added_up = self.added_up.step(clip)
+        if self._comparable_in_parts:
+            _note({name: one.added_up for name, one in found.items()}, step, added_up, plain)
+
+
+def work(comm: Communicator, payload: bytes) -> Verdict:
+    """Compare; every rank calls this (entry point of the ranks).
+
+    Args:
+        comm: all ranks of the job, servers included.
+        payload: a pickled `VerifyJob`.
+
+    Raises:
+        UserError: the input is wrong.
+    """
+    job = load_job(payload)
+    assert isinstance(job, VerifyJob)
+    with seeded(job.config.seed):
+        strategy = check_strategy(job, comm.size, comm.hosts)
+        check_device(job.config, strategy)
+        team = take_sides(comm, job.config)
+        task = prepare_task(job, open_config_data(job, comm))
+        verdict = None
+        if serves(team):
+            serve(job, team, task.module, strategy)
+        else:
+            verdict = _verdict(job, team, task, strategy, layout_of(job.config, comm.size))
+        return result_for_all(comm, team, verdict)
+
+
+def _verdict(
+    job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy, layout: Layout | None
+) -> Verdict:
+    """Compare, and print what was found."""
+    config = job.config
+    if config.steps is None:
+        raise BadOption("a comparison needs a number of steps; give --steps 20")
+    part = _part(layout, comm.size, strategy.passes)
+    parts = max(2, comm.size * strategy.passes)
+    # One set of initial weights: rank 0's, which all get when the model is laid out.
+    sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
+    names = trained_names(task.module)
+    portion = portion_of(layout, comm, task.module, task.learning(config.batch_size))
+    try:
+        parallel = Parallel(job, replace(task, module=portion.module), strategy, portion, names)
+        verdict = _compare(job, comm, parallel, sequential, config.steps)
+        if comm.rank == 0:
+            way = strategy.name if layout is None else layout.describe()
+            _print(job, comm.size, task, way, verdict)
+    finally:
+        portion.close()
+    return verdict
+
+
+def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
+    """The samples that are computed together; None: all of a batch."""
+    if layout is not None and layout.way == "pipeline":
+        return "microbatch"
+    if passes > 1:
+        return "pass"
+    if layout is not None and layout.way == "tensor":
+        return "team's own part of the batch" if layout.data > 1 else None
+    return "rank's own part of the batch" if ranks > 1 else None
+
+
+def _compare(
+    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None, steps: int
+) -> Verdict:
+    """Train both ways; the verdict is equal on all ranks (collective)."""
+    config, train, peers = job.config, parallel.task.dataset.train, parallel.portion.peers
+    batches = Batches(train, config.batch_size, peers.rank, peers.size, parallel.passes, config.seed)
+    whole = Batches(train, config.batch_size, seed=config.seed)
+    clip = Clip(config.clip_norm, config.clip_value)
+    found = deviations(job.dtype)
+    for step, (mine, all_of_it) in enumerate(_pairs(batches, whole, steps, comm.rank == 0), start=1):
+        reseed(config.seed, step * peers.size + peers.rank)
+        if sequential is not None and all_of_it is not None:
+            sequential.backward(all_of_it)
+        state = parallel.step(mine)
+        if sequential is not None:
+            sequential.step(clip, state, found, step)
+    parallel.worker.finish()
+    verdict = None
+    if sequential is not None:
+        verdict = Verdict(found, sequential.reasons, sequential.causes, parallel.options)
+    return cast("Verdict", comm.broadcast_object(verdict))
+
+
+def trained_names(module: nn.Module) -> list[str]:
+    """The names of the trainable parameters."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def end_to_end(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """Tensors of a state one after the other, in float64, on the CPU."""
+    return torch.cat([state[name].reshape(-1).double() for name in names]).cpu()
+
+
+def _note(distances: dict[str, Distance], step: int, one: State, other: State) -> None:
+    distances["loss"].note(step, abs(one.loss - other.loss), abs(other.loss))
+    distances["gradient"].note(
+        step, (one.gradient - other.gradient).norm().item(), other.gradient.norm().item()
+    )
+    distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
+
+
+def _pairs(
+    mine: Batches, whole: Batches, steps: int, with_whole: bool
+) -> Iterator[tuple[Update, Update | None]]:
+    """The rank's part of each update, and on the rank that trains sequentially all of it."""
+    done = 0
+    for epoch in count():
+        others = whole.epoch(epoch) if with_whole else repeat(None)
+        for pair in zip(mine.epoch(epoch), others, strict=False):
+            yield pair
+            done += 1
+            if done == steps:
+                return
+
+
+def _print(job: VerifyJob, size: int, task: Task, way: str, verdict: Verdict) -> None:
+    print(task.described())
+    ranks = f"{size} rank{'' if size == 1 else 's'}"
+    print(f"{job.config.steps} steps in {job.dtype}: {way} on {ranks} against plain torch on one\n")
+    print(table(verdict), describe(verdict, job.dtype), sep="\n\n", flush=True)

@@ -1,0 +1,85 @@
+"""What torch's C++ finds of a group that is written in Python: a backend with a name and no operations.
+
+Newer versions of torch ask a group's backends for more than the group: a flight recorder for their name,
+batched messages and `split_group` for what they can do. Older ones do not ask, nor let Python make a backend.
+
+Of an operation that is written in Python, C++ keeps only that part which is C++, which can do nothing alone.
+"""
+
+# torch's stubs have properties where these are plain values.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import Backend, Reducer, Work
+from torch.distributed import ProcessGroup
+
+from tutti.torch_backend.registration import NAME
+from tutti.torch_backend.work import Operation
+
+
+class Counterpart(Backend):
+    """Stands for a group in C++; the group itself does all the work.
+
+    Every property is here because those of C++ look for a Python one, find themselves, and so never end.
+
+    Args:
+        rank: this process's number in the group.
+        size: how many ranks the group has.
+        timeout: how long its operations may take.
+    """
+
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = False
+
+    def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._options = Backend.Options(NAME, timeout)
+
+    def name(self) -> str:
+        """The backend's name."""
+        return NAME
+
+    getBackendName = name
+
+    @property
+    def options(self) -> Backend.Options:
+        """What the group was made with."""
+        return self._options
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: only its members make a part of a group."""
+
+
+def counterpart(group: ProcessGroup, timeout: timedelta) -> Counterpart | None:
+    """Register a counterpart of a group for all its devices; None: this torch lets Python make none.
+
+    The caller keeps it: C++ keeps only that part of it which is C++.
+    """
+    try:
+        made = Counterpart(group.rank(), group.size(), timeout)
+    except TypeError:
+        return None
+    for device in group._device_types:
+        group._register_backend(device, ProcessGroup.BackendType.CUSTOM, made)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    return made
+
+
+_hold = Reducer._set_forward_pass_work_handle
+
+
+def _hold_whole(reducer: Reducer, work: Work, use_static_world_size: bool) -> None:
+    """Let a reducer wait for an operation (`DistributedDataParallel.join`) that nobody else holds."""
+    if isinstance(work, Operation):
+        work = _distributed_c10d._create_work_from_future(work.outcome())  # type: ignore[attr-defined]
+    _hold(reducer, work, use_static_world_size)
+
+
+# The only place of torch that hands to C++ what Python has got from a group, and then forgets it.
+Reducer._set_forward_pass_work_handle = _hold_whole

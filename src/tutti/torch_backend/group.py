@@ -1,0 +1,311 @@
+"""The process group that torch.distributed talks to: how it begins, who is in it, messages, how it ends."""
+
+# torch's stubs list operations twice, as they are called from C++ and as they may be called from Python.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from tutti.comm.base import ANY
+from tutti.comm.shm.collectives import ONE_HOP, HostCollectives
+from tutti.comm.shm.layout import LEFT, ControlLayout
+from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
+from tutti.comm.shm.point_to_point import HostMessages, Receiving
+from tutti.errors import PeerLost
+from tutti.torch_backend.arguments import Tensors, asynchronous, listed
+from tutti.torch_backend.collectives import GroupCollectives, chain
+from tutti.torch_backend.cpp_stub import counterpart
+from tutti.torch_backend.device_dispatch import Routes, routed
+from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
+from tutti.torch_backend.hierarchical import Spread
+from tutti.torch_backend.hierarchical_barrier import WideRollCall
+from tutti.torch_backend.host_state import Board
+from tutti.torch_backend.mpi_messages import DistantMessages
+from tutti.torch_backend.mpi_requests import Wire
+from tutti.torch_backend.progress import ProgressEngine
+from tutti.torch_backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
+from tutti.torch_backend.shutdown import Departures
+from tutti.torch_backend.staging import Loan
+from tutti.torch_backend.work import Operation
+
+SPREAD_NAP_S: Final = 100e-6
+"""The longest nap of a rank that waits for other hosts: MPI moves data only when it is called."""
+
+_open: Final[weakref.WeakSet[TuttiGroup]] = weakref.WeakSet()
+
+
+def create(options: Any, backend_options: object) -> TuttiGroup:
+    """Make a group of the ranks that call this (what `torch.distributed` calls; collective).
+
+    Args:
+        options: torch's `_DistributedBackendOptions`.
+        backend_options: ignored.
+    """
+    names = options.global_ranks_in_group or range(options.group_size)
+    return TuttiGroup(options.store, options.group_rank, names, options.timeout)
+
+
+class TuttiGroup(GroupCollectives):
+    """One rank's end of a process group.
+
+    Args:
+        store: of torch's; the group's own part of it.
+        rank: this process's number in the group.
+        names: the numbers of the group's ranks in the job.
+        timeout: how long an operation may take.
+
+    Raises:
+        TuttiError: a rank did not come, or the ranks share no memory.
+    """
+
+    _messages: HostMessages | DistantMessages
+    _departures: Departures | None = None
+
+    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
+        size = len(names)
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._rank, self._size, self._names, self._store = rank, size, tuple(names), store
+        self._name, self._description, self._splits = "", "", 0
+        self._counterpart = counterpart(self, timeout)
+        self._owner, self._routes = os.getpid(), Routes(store, rank, size, timeout)
+        registry = Registry(store, rank, self._names, timeout.total_seconds())
+        keys = registry.gather("host", host_key())
+        here = [other for other, key in enumerate(keys) if key == keys[rank]]
+        place = share(registry, rank, size, here)
+        self._arena, self._here, self._words = place.arena, here, place.words
+        local, named = here.index(rank), [self._names[other] for other in here]
+        try:
+            self._peers = Peers(place.words, local, len(here), named, timeout.total_seconds(), None)
+        except PeerLost as error:
+            raise RankLost(error.ranks, error.why) from error
+        # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
+        self._peers.crowded |= any(group._peers.crowded for group in _open)
+        if len(here) == size:
+            self._stay_here(place)
+        else:
+            self._spread(registry, place, keys)
+        self._progress = ProgressEngine(
+            self._peers,
+            self._names,
+            self._transport.absent,
+            self._has_left,
+            timeout.total_seconds(),
+            LONGEST_NAP_S if len(here) == size else SPREAD_NAP_S,
+        )
+        _open.add(self)
+
+    def _stay_here(self, place: Place) -> None:
+        arena, block, words, crowded = place.arena, place.block, place.words, self._peers.crowded
+        rows = HostCollectives(arena, block, words, self._rank, self._names, crowded, Mismatch)
+        self._transport, self._hop = rows, rows.hop
+        self._longest_hop = ONE_HOP if self._size > 1 else -1
+        self._messages = HostMessages(arena, block, words, self._rank, self._names, Mismatch)
+
+    def _spread(self, registry: Registry, place: Place, keys: Sequence[str]) -> None:
+        mpi = join_by_mpi(registry, self._names, [key.split()[0] for key in keys])
+        hosts = [[rank for rank, its in enumerate(keys) if its == key] for key in dict.fromkeys(keys)]
+        here, names, words = self._here, self._names, self._words
+        elsewhere = [rank for rank in range(self._size) if rank not in here]
+        local, named = here.index(self._rank), [names[rank] for rank in here]
+        self._departures = Departures(
+            mpi, names, elsewhere, partial(_all_have_left, words, len(here)), self._peers.report
+        )
+        rows = HostCollectives(place.arena, place.block, words, local, named, self._peers.crowded, Mismatch)
+        wire, board = Wire(mpi, self._departures), Board(place.arena, place.board, len(here), self._size)
+        roll_call = WideRollCall(wire, rows, board, hosts, self._rank, names)
+        self._transport = Spread(wire, roll_call, rows, hosts, self._rank, names)
+        self._messages = DistantMessages(mpi, self._departures, self._rank, names)
+
+    def _has_left(self, rank: int) -> bool:
+        """Whether a rank has left."""
+        if rank not in self._here:
+            return self._departures is not None and self._departures.has_left(rank)
+        return _has_left_host(self._words, len(self._here), self._here.index(rank))
+
+    # --- what it is called
+
+    def rank(self) -> int:
+        """Which number this process has in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._size
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "tutti"
+
+    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:
+        """The group's name; what C++ asks for."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """The group's description; what C++ asks for."""
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+    group_name = pg_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it takes; the first is preferred for what may lie anywhere."""
+        accelerators = [torch.device("cuda")] if torch.cuda.is_available() else []
+        return [torch.device("cpu"), *accelerators]
+
+    def get_group_store(self) -> Store:
+        """The store that the ranks met in."""
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: mismatched calls are always found."""
+
+    def __repr__(self) -> str:
+        return f"TuttiGroup(rank {self._rank} of {self._size}, ranks {list(self._names)} of the job)"
+
+    # --- barriers
+
+    def barrier(
+        self, options: Any = None, timeout: timedelta | None = None, *, opts: Any = None
+    ) -> Operation | None:
+        """Wait until every rank has come here.
+
+        Raises:
+            Absent: ranks did not come in time; it names them.
+        """
+        options = opts if options is None else options
+        if isinstance(options, timedelta):
+            options, timeout = None, options
+        limit_s = _limit_s(getattr(options, "timeout", None) if timeout is None else timeout)
+        steps = self._transport.barrier()
+        return self._progress.collective(steps, (), "barrier", asynchronous(options), limit_s)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank has come here; the error of those who wait in vain names who did not come."""
+        steps = self._transport.barrier()
+        self._progress.collective(steps, (), "monitored_barrier", False, _limit_s(timeout))
+
+    # --- messages
+
+    @routed("send")
+    def send(self, tensors: Tensors, to: int, tag: int = 0) -> Operation:
+        """Send a tensor to a rank of the group."""
+        loan, (tensor,) = Loan(), listed(tensors)
+        self._check_rank("send", to)
+        vector = loan.take(tensor, write=False)
+        steps = self._messages.send(vector, to, tag)
+        return self._progress.message(steps, [tensor], f"send to rank {self._names[to]}", lambda: [to])
+
+    @routed("recv")
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Operation:
+        """Receive a tensor from a rank of the group."""
+        self._check_rank("recv", source)
+        what = f"recv from rank {self._names[source]}"
+        return self._receive(tensors, Receiving(source, tag), what, [source])
+
+    @routed("recv_anysource")
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Operation:
+        """Receive a tensor from whichever rank sends first."""
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        return self._receive(tensors, Receiving(ANY, tag), "recv from any rank", others)
+
+    def _receive(self, tensors: Tensors, receiving: Receiving, what: str, needed: list[int]) -> Operation:
+        loan, (tensor,) = Loan(), listed(tensors)
+        steps = self._messages.recv(loan.take(tensor, read=False), receiving)
+        return self._progress.message(chain([steps], loan), [tensor], what, lambda: needed, receiving)
+
+    def _check_rank(self, what: str, rank: int) -> None:
+        if not 0 <= rank < self._size:
+            raise Unusable(
+                f"{what} names rank {rank}, but the group has {self._size}; give 0 to {self._size - 1}"
+            )
+
+    # --- parts, the end
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> TuttiGroup | None:
+        """A group of some of these ranks; on the others None (collective)."""
+        self._splits += 1
+        name = group_name or f"{self._name}:split:{self._splits}"
+        if self._rank not in ranks:
+            return None
+        store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
+        limit = timeout or timedelta(seconds=self._progress.timeout_s)
+        part = TuttiGroup(store, list(ranks).index(self._rank), [self._names[rank] for rank in ranks], limit)
+        part._set_group_name(name)
+        part._set_group_desc(group_desc or f"{self._description}:split:{self._splits}")
+        return part
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long an operation may take from now on."""
+        self._progress.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Leave: what is under way fails, and the group gives back all that it holds."""
+        if self in _open:
+            _open.discard(self)
+            self._progress.close()
+            self._routes.close()
+            if self._departures is not None and isinstance(self._transport, Spread):
+                self._departures.leave(self._transport.done, self._lost())
+            here = self._here
+            self._words[ControlLayout(len(here)).line(here.index(self._rank)) + LEFT] = 1
+            self._peers.close()
+            self._arena.close()
+
+    abort = shutdown
+
+    def _lost(self) -> Sequence[int]:
+        """Whom this rank has lost, if that is why the group cannot go on."""
+        why = self._progress._broken
+        return why.ranks if isinstance(why, PeerLost) else ()
+
+
+def _limit_s(timeout: timedelta | None) -> float | None:
+    """A time-out in seconds; None where the group's holds, for which torch has a negative one."""
+    return timeout.total_seconds() if timeout is not None and timeout >= timedelta(0) else None
+
+
+def _has_left_host(words: memoryview, local_size: int, local_rank: int) -> bool:
+    """Whether a rank of this host has left a group."""
+    return bool(words[ControlLayout(local_size).line(local_rank) + LEFT])
+
+
+def _all_have_left(words: memoryview, local_size: int) -> bool:
+    return all(_has_left_host(words, local_size, local_rank) for local_rank in range(local_size))
+
+
+@atexit.register
+def _leave() -> None:
+    """Tell the others that this process ends in an orderly way, and let its threads end."""
+    for group in list(_open):
+        if group._owner == os.getpid():
+            group.shutdown()

@@ -1,0 +1,418 @@
+"""Who runs a group's operations, and how it waits.
+
+    caller      │ starts an operation ── runs it as long as nobody has to be waited for long ──▶ done
+                │                                    │ else, without async_op
+                │                                    ▼
+                │                       waits: runs all that is under way, naps between
+                │ with async_op: goes on
+    progress    │ . . . . . . . . . . . runs what nobody waits for, naps between
+
+Collectives run one after the other, in the order of the calls; messages run beside them. Whoever has the lock
+runs. The thread is started when it is first needed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from tutti.comm.shm.liveness import CROWDED_YIELD_S, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
+from tutti.errors import PeerLost
+from tutti.torch_backend.errors import Absent, Closed, RankLost
+from tutti.torch_backend.profiling import profiled
+from tutti.torch_backend.work import Operation
+
+if TYPE_CHECKING:
+    from tutti.comm.reductions import Reduction
+    from tutti.comm.shm.barrier import Steps
+    from tutti.comm.shm.point_to_point import Receiving
+
+SPIN_S: Final = 200e-6
+"""How long whoever starts an operation runs it without letting go of the core."""
+
+CHECK_S: Final = LONGEST_NAP_S / NAP_SHARE
+"""After how long a wait begins to look for dead ranks."""
+
+
+class ProgressEngine:
+    """Runs the operations of one rank of a group.
+
+    Args:
+        peers: the group's processes on this host.
+        names: the ranks' numbers in the job.
+        absent: tells who has not come to the collective under way, by rank in the group.
+        has_left: tells whether a rank of the group has left.
+        timeout_s: how long an operation may take.
+        nap_s: how long a nap may be: what moves only when it is asked after must be asked often.
+
+    Attributes:
+        lock: held by whoever runs operations.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        names: Sequence[int],
+        absent: Callable[[], list[int]],
+        has_left: Callable[[int], bool],
+        timeout_s: float,
+        nap_s: float = LONGEST_NAP_S,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.timeout_s = timeout_s
+        self._peers, self._names, self._absent, self._has_left = peers, tuple(names), absent, has_left
+        self._nap_s = nap_s
+        self._spin_s = 0.0 if peers.crowded else SPIN_S
+        self._wake = threading.Condition(self.lock)
+        self._collectives: deque[Operation] = deque()
+        self._messages: list[Operation] = []
+        self._waiting: list[threading.Thread] = []
+        self._broken: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+
+    def collective(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        asynchronous: bool,
+        timeout_s: float | None = None,
+    ) -> Operation | None:
+        """Run a collective after those before it.
+
+        Args:
+            steps: what is to be done.
+            outputs: the tensors that hold its result.
+            what: its name in errors.
+            asynchronous: whether the caller goes on as soon as somebody has to be waited for.
+            timeout_s: how long it may take; None: as long as the group allows.
+
+        Returns:
+            The operation under way; None without `asynchronous`.
+        """
+        if profiler._is_profiler_enabled:
+            return profiled(
+                what, outputs, lambda: self._collective(steps, outputs, what, asynchronous, timeout_s)
+            )
+        return self._collective(steps, outputs, what, asynchronous, timeout_s)
+
+    def _collective(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        asynchronous: bool,
+        timeout_s: float | None,
+    ) -> Operation | None:
+        with self.lock:
+            if not self._collectives and self._broken is None:
+                try:
+                    if self._sprint(steps):
+                        return Operation.over(outputs) if asynchronous else None
+                except Exception as error:
+                    return _fail(error, asynchronous)
+            operation = self._enqueue(steps, outputs, what, asynchronous, timeout_s)
+        if asynchronous:
+            return operation
+        operation.wait()
+        return None
+
+    def _enqueue(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        asynchronous: bool,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """Put a collective behind those before it; with the lock."""
+        self._check(what)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        operation = Operation(self, steps, outputs, what, self._absent, limit_s)
+        self._collectives.append(operation)
+        if asynchronous:
+            self._rouse()
+        return operation
+
+    def _check(self, what: str) -> None:
+        if self._broken is not None:
+            raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
+
+    def sudden(
+        self,
+        begin: Callable[[Tensor, Reduction], Steps | None],
+        tensor: Tensor,
+        way: Reduction,
+        what: str,
+        asynchronous: bool,
+    ) -> Operation | None:
+        """Run a collective that is as a rule over before anybody could wait for it.
+
+        Args:
+            begin: begins it, with `tensor` and `way`; returns what is left to be done, or None.
+            tensor: what it works on.
+            way: how.
+            what: its name in errors.
+            asynchronous: as in `collective`.
+        """
+        if profiler._is_profiler_enabled:
+            return self.collective(_begun(begin, tensor, way), (tensor,), what, asynchronous)
+        with self.lock:
+            if self._broken is None and not self._collectives:
+                try:
+                    steps = begin(tensor, way)
+                except Exception as error:
+                    return _fail(error, asynchronous)
+                if steps is None:
+                    return Operation.over((tensor,)) if asynchronous else None
+            else:
+                steps = _begun(begin, tensor, way)
+            operation = self._enqueue(steps, (tensor,), what, asynchronous)
+        if asynchronous:
+            return operation
+        operation.wait()
+        return None
+
+    def message(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        absent: Callable[[], list[int]],
+        receiving: Receiving | None = None,
+    ) -> Operation:
+        """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
+        if profiler._is_profiler_enabled:
+            return profiled(what, outputs, lambda: self._message(steps, outputs, what, absent, receiving))
+        return self._message(steps, outputs, what, absent, receiving)
+
+    def _message(
+        self,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        absent: Callable[[], list[int]],
+        receiving: Receiving | None,
+    ) -> Operation:
+        operation = Operation(self, steps, outputs, what, absent, self.timeout_s, receiving)
+        with self.lock:
+            self._check(what)
+            ended: list[Operation] = []
+            self._advance(operation, ended)
+            if not operation.done:
+                self._messages.append(operation)
+                self._rouse()
+        return operation
+
+    def _sprint(self, steps: Steps) -> bool:
+        """Run an operation while others are at it too; whether it is done."""
+        started = 0.0
+        for tries, moves in enumerate(steps):
+            if moves:
+                started = 0.0
+            elif tries & 0xF == 0xF or not self._spin_s:
+                now = time.monotonic()
+                started = started or now
+                if now - started >= self._spin_s:
+                    return False
+        return True
+
+    def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
+        """Return when an operation is over; run it, and all others, meanwhile."""
+        this = threading.current_thread()
+        with self.lock:
+            self._waiting.append(this)
+        try:
+            limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+            pause = _Backoff(self._peers, self._nap_s)
+            while not operation.done:
+                if self._run():
+                    pause = _Backoff(self._peers, self._nap_s)
+                    continue
+                if time.monotonic() > limit and not operation.done:
+                    raise Absent(operation.what, self._named(operation.absent()), timeout_s)
+                self._rest(pause)
+        finally:
+            with self.lock:
+                self._waiting.remove(this)
+                if not self._waiting and (self._collectives or self._messages):
+                    self._rouse()
+
+    def _run(self) -> bool:
+        """Run what can go on; whether anything did."""
+        moved, ended = False, list[Operation]()
+        with self.lock:
+            while self._collectives and self._advance(self._collectives[0], ended):
+                moved = True
+                if self._collectives and self._collectives[0].done:
+                    self._collectives.popleft()
+            for operation in tuple(self._messages):
+                if self._advance(operation, ended):
+                    moved = True
+                    if operation.done and operation in self._messages:
+                        self._messages.remove(operation)
+        self._publish(ended)
+        return moved
+
+    def _publish(self, ended: Sequence[Operation]) -> None:
+        """Resolve the futures of what has ended.
+
+        Their callbacks may wait for further operations in ways that run none: somebody else must then do so.
+        """
+        heard = [operation for operation in ended if operation.heard]
+        if not heard:
+            return
+        this = threading.current_thread()
+        with self.lock:
+            serves, held = this is self._thread, self._waiting.count(this)
+            self._waiting = [thread for thread in self._waiting if thread is not this]
+            if serves:
+                self._thread = None
+            if self._collectives or self._messages:
+                self._rouse()
+        try:
+            for operation in heard:
+                operation.publish()
+        finally:
+            with self.lock:
+                self._waiting += [this] * held
+                if serves and self._thread is None:
+                    self._thread = this
+
+    def _advance(self, operation: Operation, ended: list[Operation]) -> bool:
+        try:
+            # Tensors of inference mode can be written in that mode alone, and all others in it as well.
+            with torch.inference_mode():
+                moved = operation.advance()
+            if operation.done:
+                operation.end(None)
+            elif not operation.deadline_s:
+                operation.deadline_s = time.monotonic() + operation.timeout_s
+        except BaseException as error:
+            operation.end(error)
+            if not isinstance(error, Exception):
+                raise
+            moved = True
+        if operation.done:
+            ended.append(operation)
+        return moved
+
+    def _rest(self, pause: _Backoff) -> None:
+        """Wait a moment; notice who is dead, has left, or is late."""
+        try:
+            long = pause.rest()
+            if long:
+                self._look_around()
+        except (RankLost, Absent) as error:
+            self.fail(error)
+        except PeerLost as error:
+            self.fail(RankLost(error.ranks, error.why))
+
+    def _look_around(self) -> None:
+        self._peers.check()
+        with self.lock:
+            heads = [*list(self._collectives)[:1], *self._messages]
+        now = time.monotonic()
+        for operation in heads:
+            missing = operation.absent()
+            left = [rank for rank in missing if self._has_left(rank)]
+            # Whoever has left may have done what we wait for with its last breath.
+            if left and set(left) >= set(operation.absent()) and not self._run() and not operation.done:
+                raise RankLost(self._named(left), "it left while others still waited for it")
+            if operation.deadline_s and now > operation.deadline_s and not operation.done:
+                raise Absent(operation.what, self._named(missing), operation.timeout_s)
+
+    def _named(self, ranks: Sequence[int]) -> list[int]:
+        return [self._names[rank] for rank in ranks]
+
+    def fail(self, error: BaseException) -> None:
+        """End all that is under way with an error; nothing can follow."""
+        with self.lock:
+            self._broken = self._broken or error
+            ended = [*self._collectives, *self._messages]
+            self._collectives.clear()
+            self._messages.clear()
+            for operation in ended:
+                operation.end(error)
+        self._publish(ended)
+
+    # --- the thread
+
+    def _rouse(self) -> None:
+        """See that somebody runs what is under way; with the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="tutti progress", daemon=True)
+            self._threads = [*(thread for thread in self._threads if thread.is_alive()), self._thread]
+            self._thread.start()
+        elif not self._waiting:
+            self._wake.notify()
+
+    def _serve(self) -> None:
+        this = threading.current_thread()
+        while self._thread is this:
+            with self.lock:
+                while self._waiting or not (self._collectives or self._messages):
+                    if self._stopped:
+                        return
+                    self._wake.wait()
+            pause = _Backoff(self._peers, self._nap_s)
+            while self._thread is this and not self._waiting and (self._collectives or self._messages):
+                if self._stopped:
+                    return
+                if self._run():
+                    pause = _Backoff(self._peers, self._nap_s)
+                else:
+                    self._rest(pause)
+
+    def close(self) -> None:
+        """Stop: what is under way fails, the thread ends."""
+        self.fail(Closed("it was destroyed"))
+        with self.lock:
+            self._stopped = True
+            self._wake.notify_all()
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        # A thread that is still in a callback when Python ends would abort the process.
+        for thread in threads:
+            thread.join()
+
+
+def _fail(error: Exception, asynchronous: bool) -> Operation:
+    if not asynchronous:
+        raise error
+    return Operation.failed(error)
+
+
+def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, way: Reduction) -> Steps:
+    rest = begin(tensor, way)
+    if rest is not None:
+        yield from rest
+
+
+class _Backoff:
+    """Short naps at first, longer ones later, as in `tutti.comm.shm.liveness`."""
+
+    def __init__(self, peers: Peers, nap_s: float) -> None:
+        self._peers, self._nap_s, self._started = peers, nap_s, time.monotonic()
+        self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
+
+    def rest(self) -> bool:
+        """Let others work; whether the wait is a long one by now."""
+        waited_s = time.monotonic() - self._started
+        if waited_s < self._yield_s:
+            os.sched_yield()
+            return False
+        if NAP_SHARE * waited_s > self._nap_s < LONGEST_NAP_S:
+            time.sleep(self._nap_s)
+        else:
+            self._peers.nap(waited_s)
+        return waited_s > CHECK_S

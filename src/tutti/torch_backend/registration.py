@@ -1,0 +1,150 @@
+"""Makes the name "tutti" known to torch.distributed, without importing torch before somebody else does.
+
+An entry point of the group "torch.backends" registers it whenever torch is imported. Where entry points are
+not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD=0, tutti on the path without being installed), `import tutti`
+does so: now, if torch.distributed is there, else when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import count
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+
+Meet = Callable[[float], int | None]
+"""Waits so many seconds for the ranks of a host to meet.
+
+Gives the descriptor of the file that their store is in, or None: they meet where the environment says.
+"""
+
+NAME = "tutti"
+_HOME = "torch.distributed.distributed_c10d"
+_RENDEZVOUS = "torch.distributed.rendezvous"
+_TRACE_RULES = "torch._dynamo.trace_rules"
+_UNTRACED = ("tutti.torch_backend", "tutti.comm")
+_PLACE = ("rank", "world_size")
+
+_meet: Meet | None = None
+_meetings = count()
+
+
+def register() -> None:
+    """Register the backend with torch.distributed, which is imported (the entry point)."""
+    c10d = sys.modules.get(_HOME)
+    backend = getattr(c10d, "Backend", None)
+    if backend is not None and NAME.upper() not in backend._plugins:
+        backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        _meet_before_env()
+        _when_imported(_TRACE_RULES, _keep_untraced)
+
+
+def _keep_untraced() -> None:
+    """Have the compiler call what a group does, as it calls other groups' C++, instead of tracing it."""
+    for package in _UNTRACED:
+        sys.modules[_TRACE_RULES].add(package)
+
+
+def _meet_before_env() -> None:
+    """Have the ranks meet in a file where that can be, before torch reads the environment (env://)."""
+    handlers = sys.modules[_RENDEZVOUS]._rendezvous_handlers
+    read = handlers["env"]
+
+    def meet_or_read(url: str, timeout: timedelta, **rest: Any) -> Iterator[tuple[Store, int, int]]:
+        file = None if _meet is None else _meet(timeout.total_seconds())
+        if file is not None and _as_described(url):
+            yield _met(file, timeout)
+        else:
+            yield from read(url, timeout=timeout, **rest)
+
+    handlers["env"] = meet_or_read
+
+
+def _as_described(url: str) -> bool:
+    """Whether the caller of `init_process_group` gives no other rank or size than the environment."""
+    given = dict(parse_qsl(urlsplit(url).query))
+    return all(given.get(name, os.environ[name.upper()]) == os.environ[name.upper()] for name in _PLACE)
+
+
+def _met(file: int, timeout: timedelta) -> tuple[Store, int, int]:
+    """The store in a file; each time that the ranks meet, its keys are new."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from tutti.torch_backend.rendezvous import store_in
+
+    rank, size = (int(os.environ[name.upper()]) for name in _PLACE)
+    store = store_in(file, size)
+    store.set_timeout(timeout)
+    return PrefixStore(str(next(_meetings)), store), rank, size
+
+
+def register_with_torch(meet: Meet) -> None:
+    """Register the backend as soon as torch.distributed is there.
+
+    Args:
+        meet: finds where the ranks meet; under launchers that torch does not know, it sets the variables that
+            `env://` reads.
+    """
+    global _meet
+    _meet = meet
+    _when_imported(_HOME, register)
+
+
+def _when_imported(module: str, action: Callable[[], None]) -> None:
+    """Call `action` now if a module is imported, else when it will be."""
+    if module in sys.modules:
+        action()
+    elif not any(isinstance(finder, _Watcher) and finder.module == module for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(module, action))
+
+
+def _create(options: Any, backend_options: object) -> ProcessGroup:
+    from tutti.torch_backend.group import create
+
+    return create(options, backend_options)
+
+
+class _Watcher(MetaPathFinder):
+    """Has the import of one module followed by a call, then goes away."""
+
+    def __init__(self, module: str, action: Callable[[], None]) -> None:
+        self.module, self._action = module, action
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's ordinary specification, with a loader that also calls."""
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Following(spec.loader, self._action)
+        return spec
+
+
+class _Following(Loader):
+    """A loader that makes a call when it is done."""
+
+    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
+        self._loader, self._action = loader, action
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the loader does; then make the call."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._action()

@@ -1,0 +1,78 @@
+"""Any tensor as a flat vector on the CPU: itself where it is one, else a copy that is written back."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from tutti.torch_backend.errors import Unusable
+
+
+class Loan:
+    """The vectors that one operation works on, and where they belong.
+
+    What is contiguous and on the CPU is worked on where it lies. All else is copied, at once: an
+    accelerator's tensors into pinned host memory.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[Tensor, Tensor, torch.cuda.Stream | None]] = []
+
+    def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
+        """The elements of a tensor as a vector.
+
+        Args:
+            tensor: of any shape; complex numbers come as pairs of real ones.
+            read: whether what the tensor holds is needed.
+            write: whether the vector's elements go back into the tensor with `give_back`.
+
+        Raises:
+            Unusable: the tensor is on a device without memory, or sparse.
+        """
+        tensor = tensor.data
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        if tensor.is_cpu and tensor.layout is torch.strided:
+            if tensor.is_contiguous():
+                return tensor.view(-1)
+        elif tensor.device.type == "meta" or tensor.layout is not torch.strided:
+            what = "sparse" if tensor.layout is not torch.strided else f"on the device {tensor.device}"
+            raise Unusable(
+                f"a tensor of shape {tuple(tensor.shape)} is {what}; give a dense tensor that is on the CPU "
+                "or on an accelerator"
+            )
+        pinned = not tensor.is_cpu and tensor.device.type == "cuda"
+        vector = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+        if read:
+            vector.view(tensor.shape).copy_(tensor)
+        if write:
+            self._copies.append(
+                (tensor, vector, torch.cuda.current_stream(tensor.device) if pinned else None)
+            )
+        return vector
+
+    def give_back(self) -> None:
+        """Copy what was written back to where it belongs."""
+        for tensor, vector, stream in self._copies:
+            # This may be another thread, and the caller's stream may still have to do with the tensor.
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                tensor.copy_(vector.view(tensor.shape))
+        self._copies.clear()
+
+    @property
+    def copied(self) -> bool:
+        """Whether `give_back` has something to do."""
+        return bool(self._copies)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor can be worked on where it lies, in its own shape: a short way to what `Loan` finds."""
+    return (
+        tensor.is_cpu
+        and not tensor.requires_grad
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_complex()
+    )

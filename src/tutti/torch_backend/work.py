@@ -1,0 +1,185 @@
+"""One operation under way, as torch.distributed sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+from torch.futures import Future
+
+if TYPE_CHECKING:
+    from tutti.comm.shm.barrier import Steps
+    from tutti.comm.shm.point_to_point import Receiving
+    from tutti.torch_backend.progress import ProgressEngine
+
+
+class Operation(Work):
+    """What `async_op=True` returns.
+
+    Args:
+        progress: what runs it.
+        steps: what is to be done.
+        outputs: the tensors that hold its result.
+        what: its name in errors.
+        absent: tells who has not come, by rank in the group.
+        timeout_s: how long it may take, once it is its turn.
+        receiving: for a receive, what it waits for.
+
+    Attributes:
+        done: whether it is over.
+        error: why it failed, if it did.
+        deadline_s: when its time is over, on the clock `time.monotonic`; 0 before its turn.
+    """
+
+    done = False
+    error: BaseException | None = None
+    deadline_s = 0.0
+    _progress: ProgressEngine | None = None
+    _steps: Steps | None = None
+    _receiving: Receiving | None = None
+    _future: Future[Any] | None = None
+    _source: Future[Any] | None = None
+
+    def __init__(
+        self,
+        progress: ProgressEngine,
+        steps: Steps,
+        outputs: Sequence[Tensor],
+        what: str,
+        absent: Callable[[], list[int]],
+        timeout_s: float,
+        receiving: Receiving | None = None,
+    ) -> None:
+        super().__init__()
+        self.what, self.absent, self.timeout_s = what, absent, timeout_s
+        self._progress, self._steps = progress, steps
+        self._outputs, self._receiving = outputs, receiving
+
+    @classmethod
+    def over(cls, outputs: Sequence[Tensor]) -> Operation:
+        """One that is done."""
+        operation = cls.__new__(cls)
+        Work.__init__(operation)
+        operation.done, operation._outputs = True, outputs
+        return operation
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Operation:
+        """One that has failed."""
+        operation = cls.over(())
+        operation.error = error
+        return operation
+
+    # --- for who runs it
+
+    def advance(self) -> bool:
+        """Go on until it would have to wait; whether anything moved or it ended."""
+        assert self._steps is not None
+        moved = False
+        for moves in self._steps:
+            if not moves:
+                return moved
+            moved = True
+        self.done = True
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """Be over; `publish` is to follow, outside of all locks."""
+        self.done, self.error = True, error
+        if error is not None and self._steps is not None:
+            self._steps.close()
+        self._steps = None
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody has asked for the future."""
+        return self._source is not None
+
+    def publish(self) -> None:
+        """Tell whoever waits for the future."""
+        if self._source is not None:
+            self._source.set_result(list(self._outputs) if self.error is None else self.error)
+
+    # --- for the user
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return when it is done.
+
+        Args:
+            timeout: how long to wait at most; 0: as long as the group allows.
+
+        Raises:
+            TuttiError: it failed: a rank is lost, did not come, or called something else.
+        """
+        if not self.done and self._progress is not None:
+            self._progress.finish(self, timeout.total_seconds())
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def synchronize(self) -> None:
+        """Return when it is done."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is over."""
+        return self.done
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return self.done and self.error is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed, if it did."""
+        return self.error
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result."""
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        """Who sent what was received."""
+        return self._receiving.sender if self._receiving is not None else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """A future of the tensors that hold the result; it fails if the operation does.
+
+        Where the tensors are float16, this waits until the operation is over: torch's hook FP16_COMPRESS
+        wants a list of C++, and Python can make a future of one only when it has the list.
+        """
+        if any(output.dtype is torch.float16 for output in self._outputs):
+            if not self.done and self._progress is not None:
+                self._progress.finish(self)
+            if self.error is None:
+                return cast("Future[Any]", torch._C.fork(lambda: list(self._outputs)))
+        return self.outcome()
+
+    def outcome(self) -> Future[Any]:
+        """What `get_future` gives, without waiting for anything."""
+        if self._future is None:
+            source: Future[Any] = Future()
+            with self._progress.lock if self._progress is not None else _nothing:
+                if not self.done:
+                    self._source = source
+            # Only what a callback raises becomes an error of a future that C++ understands.
+            self._future = source if self.done and self.error is None else source.then(_result)
+            if self._source is None:
+                source.set_result(list(self._outputs) if self.error is None else self.error)
+        return self._future
+
+
+def _result(source: Future[Any]) -> Any:
+    found = source.value()
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+_nothing: AbstractContextManager[None] = nullcontext()

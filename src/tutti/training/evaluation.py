@@ -1,0 +1,134 @@
+"""Evaluation over all ranks: each sample exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from tutti.comm.base import Communicator, cut
+from tutti.data.parts import Part
+from tutti.records.run import Evaluation
+from tutti.replica import Replica
+from tutti.strategies.placement import broadcast_all
+from tutti.training.losses import Loss
+from tutti.training.metrics import Metric
+from tutti.training.precision import FP32, Arithmetic, is_of_keras
+from tutti.training.sums import Tally
+
+
+def evaluate(
+    module: nn.Module,
+    part: Part,
+    comm: Communicator,
+    loss: Loss,
+    metrics: Sequence[Metric] = (),
+    classes: int | None = None,
+    *,
+    batch_size: int = 250,
+    arithmetic: Arithmetic = FP32,
+) -> Evaluation:
+    """How well `module` does on `part` (collective).
+
+    The samples are cut over the ranks, and sums, not means, are added up: every sample counts once, by its
+    true weight, whatever the number of ranks. Every rank uses its own `module`; they should hold the same
+    weights, and the same statistics of BatchNorm (`average_buffers`).
+
+    Args:
+        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
+        part: the samples.
+        comm: all ranks that take part.
+        loss: of the run.
+        metrics: what to compute besides.
+        classes: how many classes the confusion matrix tells apart; None: no matrix.
+        batch_size: samples of one forward pass of one rank.
+        arithmetic: how the model computes.
+
+    Returns:
+        The evaluation over all ranks, equal on all of them. Its `samples` were counted as they came.
+    """
+    rest = loss, metrics, classes
+    return tally_of(module, part, comm, *rest, batch_size=batch_size, arithmetic=arithmetic).total(comm)
+
+
+def tally_of(
+    module: nn.Module,
+    part: Part,
+    comm: Communicator,
+    loss: Loss,
+    metrics: Sequence[Metric] = (),
+    classes: int | None = None,
+    *,
+    batch_size: int = 250,
+    arithmetic: Arithmetic = FP32,
+) -> Tally:
+    """The sums of `evaluate` over this rank's share of `part`.
+
+    All ranks make the same number of passes, the last of which may count nothing: where several ranks hold
+    one model, each pass needs all of them.
+
+    Args:
+        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
+        part: where the samples are.
+        comm: all ranks that have a share; nothing is exchanged with them.
+        loss: of the run.
+        metrics: what to compute besides.
+        classes: how many classes the confusion matrix tells apart; None: no matrix.
+        batch_size: samples of one forward pass.
+        arithmetic: how the model computes.
+    """
+    tally, shares = Tally(metrics, classes, loss.ignored, loss.amounts), cut(len(part), comm.size)
+    mine, longest = shares[comm.rank], shares[0]
+    # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
+    with evaluating(module), torch.no_grad():
+        for start in range(mine.start, mine.start + longest.stop, batch_size):
+            stop = min(start + batch_size, mine.stop)
+            counts = start < stop
+            positions = (start, stop) if counts else (0, 1)
+            inputs, targets = part.take(torch.arange(*positions, device=part.device))
+            outputs, targets = (
+                arithmetic.forward(module, arithmetic.inputs(inputs)),
+                arithmetic.targets(targets),
+            )
+            if counts:
+                value, weight = loss.measure(outputs, targets)
+                tally.add(arithmetic.number(value), outputs, targets, weight)
+    return tally
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for `module`; afterwards each of its parts is in the mode that it was in."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def average_buffers(replica: Replica, comm: Communicator) -> None:
+    """Set the floating-point buffers of all ranks to their mean, and all others to rank 0's (collective).
+
+    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics. Of what counts
+    forward passes rank 0 has the count of one process: the others may have had no sample of a short batch.
+    """
+    if comm.size == 1:
+        return
+    broadcast_all([buffer for buffer in replica.module.buffers() if not buffer.is_floating_point()], comm)
+    for buffer in [*replica.buffers, *keras_statistics(replica.module)]:
+        # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
+        mean = buffer.to(device="cpu", dtype=torch.float64).flatten()
+        comm.all_reduce(mean)
+        buffer.copy_(mean.div_(comm.size).view(buffer.shape))
+
+
+def keras_statistics(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters that Keras has for floating-point buffers, such as BatchNorm's statistics."""
+    if not is_of_keras(module):
+        return []
+    fixed = (parameter.detach() for parameter in module.parameters() if not parameter.requires_grad)
+    return [parameter for parameter in fixed if parameter.is_floating_point()]

@@ -1,0 +1,91 @@
+"""Where a rank's time goes: from one look at the clock to the next, all of it belongs to one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tutti.records.run import STAGES
+from tutti.records.trace import Trace
+from tutti.strategies.stopwatch import Stopwatch
+from tutti.strategies.traffic import Traffic
+
+EXCHANGE: Final = "exchange"
+"""A lap to be divided into wait, reduce and update."""
+
+_TRIALS: Final = 5
+_LAPS: Final = 100
+
+
+class Stages:
+    """Seconds by stage since they were last taken.
+
+    Args:
+        clock: what it looks at, in seconds.
+
+    Attributes:
+        last: the time of the last lap.
+        trace: where each lap is noted; None: nowhere.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.trace: Trace | None = None
+        self._seconds = dict.fromkeys((*STAGES, EXCHANGE), 0.0)
+        self._looks, self.last = 0, clock()
+
+    def start(self) -> float:
+        """What has passed since the last lap belongs to no stage; returns the time."""
+        self.last = self._clock()
+        return self.last
+
+    def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
+        """What has passed since the last lap belongs to `stage`, or to an exchange; returns the time.
+
+        Args:
+            stage: what all of it belongs to, but for
+            others: seconds of it by stage.
+        """
+        now = self._clock()
+        self._seconds[stage] += now - self.last
+        for other, seconds in others.items():
+            self._seconds[stage] -= seconds
+            self._seconds[other] += seconds
+        if self.trace is not None:
+            self.trace.add(stage, self.last, now)
+        self.last = now
+        self._looks += 1
+        return now
+
+    def divide(self, traffic: Traffic, updating: Stopwatch) -> None:
+        """Divide the exchanges; `traffic` and `updating` say what of them was waiting, and what updates."""
+        seconds = self._seconds
+        rest = seconds[EXCHANGE] - traffic.wait_s - updating.seconds
+        seconds["wait"] += traffic.wait_s
+        seconds["update"] += updating.seconds
+        # Waiting is measured by the communicator's clock, which may be another than this.
+        seconds["reduce"] += max(0.0, rest)
+        seconds[EXCHANGE] = 0.0
+        self._looks += updating.looks
+        updating.seconds, updating.looks = 0.0, 0
+
+    def take(self, look_s: float) -> tuple[dict[str, float], float]:
+        """The seconds by stage, and how many of them the looks at the clock took, at `look_s` each."""
+        taken = {stage: self._seconds[stage] for stage in STAGES}
+        measuring_s = self._looks * look_s
+        self._seconds, self._looks = dict.fromkeys(self._seconds, 0.0), 0
+        return taken, measuring_s
+
+
+def look_s(clock: Callable[[], float]) -> float:
+    """What a lap costs, in seconds: the best of some trials."""
+    trial = Stages(clock)
+
+    def laps() -> float:
+        began = clock()
+        for _ in range(_LAPS):
+            trial.lap(EXCHANGE)
+        return (clock() - began) / _LAPS
+
+    return min(laps() for _ in range(_TRIALS))

@@ -1,0 +1,428 @@
+"""The training loop: forward, backward, the strategy's step, and what is to be known about them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from tutti.comm.base import Communicator
+from tutti.data.batches import Batch, Batches, Update
+from tutti.data.dealing import Queue
+from tutti.data.parts import Part
+from tutti.errors import BadOption, NotFinite
+from tutti.records.heartbeat import VALIDATING, WAITING
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
+from tutti.records.trace import Trace
+from tutti.replica import Replica
+from tutti.strategies.base import Worker
+from tutti.training.balance import SpeedBalance
+from tutti.training.cuda_graph import Captured
+from tutti.training.evaluation import average_buffers
+from tutti.training.finite_check import Lookout, Sight
+from tutti.training.losses import Loss
+from tutti.training.metrics import Metric
+from tutti.training.precision import FP32, Arithmetic
+from tutti.training.preflight import check_fit, check_smallest_batch
+from tutti.training.progress import Moment, Progress, RunLength, Silent
+from tutti.training.sums import Tally
+from tutti.training.timers import EXCHANGE, Stages, look_s
+from tutti.training.validation import Validation, ValidationTask, named_validation
+
+FORWARD: Final = 1 / 3
+"""The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What forward and backward of a batch gave, the gradients aside.
+
+    Attributes:
+        loss: the sum of the losses / the samples; 0 without any. A scalar on a GPU, for which nobody has
+            waited yet.
+        outputs: of the model, of shape (samples, ...), without gradient.
+        targets: of shape (samples, ...), where the outputs are.
+        weight: the denominator of the losses; None: the samples.
+        seconds: what of its time belongs to other stages than backward.
+    """
+
+    loss: float | Tensor
+    outputs: Tensor
+    targets: Tensor
+    weight: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+Compute = Callable[[Batch], Computed]
+"""Adds the gradient of a batch, weighted by its share of the update, to that which is there."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains a replica, on every rank of a communicator at once.
+
+    Attributes:
+        comm: the ranks over which samples are dealt: all of the job, unless several hold one model together.
+        replica: the model.
+        worker: this rank's part in the strategy.
+        optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
+        batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
+            strategy's workers make one update together. Or a queue that deals such own batches.
+        loss: of the run.
+        epochs: passes over the training samples; or
+        steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
+            need be. Give one of the two.
+        metrics: computed besides the loss, on training and validation samples.
+        validation: evaluated after every epoch.
+        validate: when and by whom: a name in `tutti.training.validation.VALIDATIONS`.
+        classes: how many classes the validation's confusion matrix tells apart; None: no matrix.
+        schedule: a learning-rate scheduler of torch, stepped after each update; where each rank makes its
+            own, after each round of them.
+        balance: splits each update over the ranks by their speeds.
+        seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
+            clock measures all times. None: time is real.
+        arithmetic: how the model computes; the module was prepared by it.
+        compute: forward and backward of a batch, also of one without samples, where several ranks do that
+            together; None: the replica's module gives outputs, and these the loss.
+        captured: does that of batches of positions on a GPU; None: the CPU tells each operation.
+        everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
+        progress: shows the run.
+        on_epoch: called on every rank with the record of each epoch, when its validation is known.
+        on_step: called on every rank before each of its steps, with the number of updates made before.
+        trace: where each stage is noted; None: nowhere.
+        checkpoint: called on every rank when the final weights are in place, to write them; before the last
+            record.
+    """
+
+    comm: Communicator
+    replica: Replica
+    worker: Worker
+    optimizer: Optimizer
+    batches: Batches | Queue
+    loss: Loss
+    epochs: int | None = None
+    steps: int | None = None
+    metrics: Sequence[Metric] = ()
+    validation: Part | None = None
+    validate: str = "pause"
+    classes: int | None = None
+    schedule: LRScheduler | None = None
+    balance: SpeedBalance | None = None
+    seconds_per_sample: float | None = None
+    arithmetic: Arithmetic = FP32
+    compute: Compute | None = None
+    captured: Captured | None = None
+    everyone: Communicator | None = None
+    progress: Progress = field(default_factory=Silent)
+    on_epoch: Callable[[EpochRecord], None] | None = None
+    checkpoint: Callable[[], None] | None = None
+    on_step: Callable[[int], None] | None = None
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        self.updates = run_length(self.batches, self.epochs, self.steps)
+        self._now = perf_counter if self.seconds_per_sample is None else self.comm.clock
+        self._stages, self._look_s = Stages(self._now), look_s(self._now)
+        self.worker.updating.clock = self._now
+        self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
+        self._shares: dict[float, Tensor] = {}
+        self._lookout = Lookout()
+        self._unvalidated: deque[EpochRecord] = deque()
+        self._validation: Validation | None = None
+
+    def fit(self) -> list[EpochRecord]:
+        """Train to the end (collective).
+
+        The module is in training mode meanwhile and afterwards. When this returns, its weights and buffers
+        are final, and equal on all ranks.
+
+        Returns:
+            One record for each epoch; equal on all ranks but for the times.
+
+        Raises:
+            BadModel, BadData, BadOption: model, data, loss and metrics do not fit; before the first step.
+            NotFinite: the loss or a weight became NaN or inf.
+        """
+        module = self.replica.module
+        self._stages.trace = self.worker.updating.trace = self.trace
+        history: list[EpochRecord] = []
+        fit = self.batches.part, self.loss, self.metrics, self.classes
+        self.loss = check_fit(module, *fit, arithmetic=self.arithmetic)
+        if not module.training:
+            module.train()
+        check_smallest_batch(module, self.batches, arithmetic=self.arithmetic)
+        self._validation = self._open_validation()
+        self.progress.begin(RunLength(self.updates, self.batches.updates))
+        try:
+            while self._step < self.updates:
+                for record in self._epoch(len(history) + len(self._unvalidated)):
+                    history.append(record)
+                    self.progress.epoch(record)
+                    if self.on_epoch is not None:
+                        self.on_epoch(record)
+        finally:
+            self.progress.end()
+            if self._validation is not None:
+                self._validation.close()
+        return history
+
+    def _open_validation(self) -> Validation | None:
+        if self.validation is None:
+            return None
+        rest = self.loss, self.metrics, self.classes, self.arithmetic
+        return named_validation(self.validate)(
+            ValidationTask(self.replica, self.validation, self.comm, *rest)
+        )
+
+    def _epoch(self, epoch: int) -> list[EpochRecord]:
+        """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
+        began, tally = self._stages.start(), Tally(self.metrics, ignored=self.loss.ignored)
+        last = min(self.updates, self._step + self.batches.updates)
+        final = last == self.updates
+        self._train(epoch, last, tally)
+        self._meet(final)
+        train = tally.total(self.comm)
+        trained = self._stages.lap("wait" if (self.everyone or self.comm).size > 1 else "reduce")
+        # Records are exchanged while the ranks are together, so that none waits for that alone.
+        stays = final or self._validation is None or self._validation.meets
+        ranks = [] if stays else self._ranks(tally.samples)
+        evaluations = self._validate(final)
+        ended = self._stages.lap("validation")
+        if final and self.checkpoint is not None:
+            self.checkpoint()
+            self._stages.lap("checkpoint")
+        if stays:
+            ranks = self._ranks(tally.samples)
+        record = EpochRecord(
+            epoch=epoch + 1,
+            step=self._step,
+            complete=self._step == (epoch + 1) * self.batches.updates,
+            train=train,
+            validation=None,
+            seconds={"validation": ended - trained, "total": ended - began},
+            samples_per_s=_rate(train.samples, trained - began),
+            lr=float(self._lr),
+            time=now(),
+            ranks=ranks,
+        )
+        if self.trace is not None:
+            self.trace.add(f"epoch {epoch + 1}", began, self._stages.last)
+        self._unvalidated.append(record)
+        return [replace(self._unvalidated.popleft(), validation=found) for found in evaluations]
+
+    def _meet(self, final: bool) -> None:
+        """Bring the workers together (collective): the replica gets the weights that are to be evaluated."""
+        self._stages.divide(self.worker.traffic, self.worker.updating)
+        self.progress.doing(WAITING)
+        # Before anything collective: others may still wait for what this worker will exchange.
+        if final:
+            self.worker.finish()
+        else:
+            self.worker.settle()
+        self._refuse_broken_weights()
+        average_buffers(self.replica, self.comm)
+
+    def _train(self, epoch: int, last: int, tally: Tally) -> None:
+        """Make the updates of one epoch, up to update number `last` of the run."""
+        stages, dealt = self._stages, 0
+        began = stages.start()
+        report = began + self.progress.every_s
+        for update in self.batches.epoch(epoch, rounds=last - self._step):
+            stages.lap("data")
+            if self.on_step is not None:
+                self.on_step(update.round)
+                stages.start()
+            loaded = self._schedule_until(update.round)
+            late = self.worker.is_late()
+            samples, weight = (0, 0.0) if late else self._compute(update, epoch, tally)
+            computed = stages.last
+            self._lr = self.optimizer.param_groups[0]["lr"]
+            if not late and (samples or not self.batches.own):
+                self._divide(update, samples, weight)
+                self.worker.step()
+                self._steps += 1
+            else:
+                self.worker.skip()
+            if self.balance is not None:
+                self.balance.note(samples, computed - loaded)
+            self._step = update.round + 1
+            dealt += update.samples
+            now = stages.lap(EXCHANGE)
+            if now >= report:
+                rate = _rate(dealt, now - began)
+                self.progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
+                report = stages.start() + self.progress.every_s
+        self._step = last
+        self._schedule_until(last)
+        if isinstance(tally.loss, Tensor):
+            if last < self.updates and isinstance(self.batches, Batches):
+                self.batches.prepare(epoch + 1)
+            self._refuse_sum(epoch, self._lookout.last(tally.loss, last))
+            stages.lap("backward")
+
+    def _schedule_until(self, updates: int) -> float:
+        """Step the schedule until it stands where it belongs after so many updates; returns the time."""
+        while self.schedule is not None and self._scheduled < updates:
+            self.schedule.step()
+            self._scheduled += 1
+        return self._stages.lap("update")
+
+    def _compute(self, update: Update, epoch: int, tally: Tally) -> tuple[int, float]:
+        """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
+        before, weight = tally.samples, 0.0
+        together = self.compute is not None
+        for batch in update.passes:
+            if batch.share or together:
+                weight += self._pass(batch, epoch, tally)
+        if isinstance(tally.loss, Tensor):
+            self._refuse_sum(epoch, self._lookout.note(tally.loss, self._step + 1))
+            self._stages.lap("backward")
+        self._charge(tally.samples - before)
+        return tally.samples - before, weight
+
+    def _divide(self, update: Update, samples: int, weight: float) -> None:
+        """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
+        worker, own = self.worker, self.batches.own
+        if not own:
+            worker.share = sum(batch.share for batch in update.passes)
+        if not self.loss.weighed:
+            return
+        if own:
+            divide_by_weight(self.replica, None, weight, samples)
+        elif worker.divides:
+            worker.weight = weight / update.samples
+        else:
+            whole = divide_by_weight(self.replica, self.comm, weight, update.samples)
+            worker.share = weight / whole if whole else 0.0
+
+    def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
+        """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
+        computed = (self.compute or self._forward_backward)(batch)
+        weight = len(computed.targets) if computed.weight is None else computed.weight
+        tally.add(computed.loss, computed.outputs, computed.targets, weight)
+        self._stages.lap("backward", computed.seconds)
+        if isinstance(computed.loss, float) and not math.isfinite(computed.loss):
+            self._refuse_loss(epoch, computed.loss, f"step {self._step + 1}")
+        return weight
+
+    def _forward_backward(self, batch: Batch) -> Computed:
+        """Add this batch's gradient, weighted by its share of the update."""
+        if self.captured is not None:
+            return Computed(*self.captured(batch))
+        inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
+        self._stages.lap("copy")
+        outputs = self.arithmetic.forward(self.replica.module, inputs)
+        loss, weight = self.loss.measure(outputs, targets)
+        self._stages.lap("forward")
+        # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
+        share = self._shares.get(batch.share)
+        if share is None:
+            share = self._shares[batch.share] = loss.new_tensor(batch.share)
+        torch.autograd.backward(loss, share)
+        return Computed(self.arithmetic.number(loss), outputs.detach(), targets, weight)
+
+    def _charge(self, samples: int) -> None:
+        """Let the virtual clock, if it measures the times, go on by what so many samples cost.
+
+        Not before all is computed: meanwhile others may move the weights, if they are shared.
+        """
+        if self.seconds_per_sample is not None:
+            for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
+                self.comm.compute(self.seconds_per_sample * samples * share)
+                self._stages.lap(stage)
+
+    def _validate(self, final: bool) -> Sequence[Evaluation | None]:
+        """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
+        if self._validation is not None:
+            self.progress.doing(VALIDATING)
+            self._validation.begin()
+        if not final:
+            self.worker.resume()
+        return [None] if self._validation is None else self._validation.collect(everything=final)
+
+    def _ranks(self, samples: int) -> list[RankRecord]:
+        """What each rank did since it was last asked (collective)."""
+        stages, measuring_s = self._stages.take(self._look_s)
+        exchanged = self.worker.traffic.take().figures()
+        mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged)
+        self._steps = 0
+        return cast("list[RankRecord]", (self.everyone or self.comm).all_gather_objects(mine))
+
+    def _refuse_sum(self, epoch: int, seen: Sight | None) -> None:
+        """Refuse what a GPU has summed up, as soon as that is known."""
+        if seen is not None and not math.isfinite(seen.total):
+            steps = f"steps {seen.first} to {seen.last}" if seen.first < seen.last else f"step {seen.last}"
+            self._refuse_loss(epoch, seen.total, steps)
+
+    def _refuse_loss(self, epoch: int, loss: float, step: str) -> None:
+        name = self.replica.first_not_finite()
+        where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
+        raise NotFinite(
+            f"the loss became {loss} in {step} (epoch {epoch + 1}) on rank {self.comm.rank}; "
+            f"{where if name else 'all weights and gradients are finite'}. {_REMEDY}"
+        )
+
+    def _refuse_broken_weights(self) -> None:
+        """The last update may break weights without any loss having shown it."""
+        name = self.replica.first_not_finite()
+        if name is None:
+            return
+        raise NotFinite(
+            f"parameter '{name}' is no longer finite after step {self._step} on rank {self.comm.rank}, "
+            f"though the loss was. {_REMEDY}"
+        )
+
+
+_REMEDY = (
+    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
+)
+
+
+def _rate(samples: int, seconds: float) -> float:
+    """Samples per second; 0 where no time has passed, as on a virtual clock that nothing moves."""
+    return samples / seconds if seconds > 0 else 0.0
+
+
+def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
+    """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
+
+    Where a loss is no plain mean over samples, each pass adds the gradient of its sum of losses / the samples
+    of the update: what the denominators of all ranks and passes are is known after the last one.
+
+    Args:
+        replica: its gradients are scaled. They become zero where nothing has a weight.
+        comm: the ranks that make the update together; None: each makes its own.
+        weight: of this rank's samples.
+        samples: behind the update.
+
+    Returns:
+        The weight of the update.
+    """
+    total = torch.tensor([weight], dtype=torch.float64)
+    if comm is not None:
+        comm.all_reduce(total)
+    whole = float(total.item())
+    replica.scale_gradients(samples / whole if whole else 0.0)
+    return whole
+
+
+def run_length(batches: Batches | Queue, epochs: int | None = None, steps: int | None = None) -> int:
+    """How many weight updates a run makes, or rounds of them where each rank makes its own.
+
+    Raises:
+        BadOption: not exactly one of `epochs` and `steps` is given, or it is below 1.
+    """
+    given = [count for count in (epochs, steps) if count is not None]
+    if len(given) != 1 or given[0] < 1:
+        raise BadOption(
+            f"epochs is {epochs} and steps is {steps}; give one of them, as a whole number from 1"
+        )
+    return steps if steps is not None else given[0] * batches.updates

@@ -1,0 +1,152 @@
+"""Codecs against numbers worked by hand, and what error feedback keeps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK, decompress, with_feedback
+
+CODECS = [
+    Cast(torch.bfloat16),
+    Cast(torch.float16),
+    Int8(),
+    Int8(bucket=8),
+    TopK(0.25),
+    Sign(),
+    Sign(bucket=8),
+]
+LENGTHS = [0, 1, 7, 8, 511, 512, 513, 2000]
+
+
+def there_and_back(codec: Codec, vector: Tensor) -> Tensor:
+    return decompress(codec, codec.compress(vector), len(vector), vector.dtype)
+
+
+def test_bf16_keeps_eight_bits_of_the_mantissa() -> None:
+    # Neighbours of 1 in bfloat16 are 1 + 2^-7 and 1 - 2^-8.
+    found = there_and_back(Cast(torch.bfloat16), torch.tensor([1.0, 1 + 2**-7, 1 + 2**-9, 3e38]))
+    assert found.tolist() == pytest.approx([1.0, 1 + 2**-7, 1.0, 3e38], rel=2**-8)
+    assert found[:3].tolist() == [1.0, 1 + 2**-7, 1.0]
+
+
+def test_fp16_keeps_eleven_bits_and_limits_large_numbers() -> None:
+    found = there_and_back(Cast(torch.float16), torch.tensor([1 + 2**-10, 1 + 2**-12, 1e6, -1e6]))
+    assert found.tolist() == [1 + 2**-10, 1.0, 65504.0, -65504.0]
+
+
+def test_int8_rounds_to_the_nearest_of_255_levels() -> None:
+    # max |x| = 254, so a level is 2 wide: 3.1 -> level 1.55 -> 2 -> 4; -100.9 -> -50.45 -> -50 -> -100.
+    found = there_and_back(Int8(), torch.tensor([254.0, 3.1, -100.9, 0.9, 0.0]))
+    assert found.tolist() == [254.0, 4.0, -100.0, 0.0, 0.0]
+
+
+def test_int8_has_a_scale_for_each_bucket() -> None:
+    found = there_and_back(Int8(bucket=2), torch.tensor([1270.0, 10.0, 12.7, 0.1, 0.0]))
+    assert found.tolist() == pytest.approx([1270.0, 10.0, 12.7, 0.1, 0.0])
+
+
+def test_a_bucket_has_512_numbers_unless_another_number_is_given() -> None:
+    # In a bucket with 127, 0.1 is nearest to level 0; in its own it is level 127.
+    vector = torch.zeros(513)
+    vector[511], vector[512] = 127.0, 0.1
+    found = there_and_back(Int8(), vector)
+    assert (found[511].item(), found[512].item()) == (127.0, pytest.approx(0.1))
+
+
+def test_places_have_eight_bytes_where_four_are_too_few() -> None:
+    # Two numbers, each of 4 bytes beside its place.
+    assert TopK(1e-9).nbytes((1 << 31) - 1, torch.float32) == 2 * (4 + 4)
+    assert TopK(1e-9).nbytes(1 << 31, torch.float32) == 2 * (4 + 8)
+
+
+def test_top_k_sends_the_largest_and_nothing_else() -> None:
+    found = there_and_back(TopK(keep=0.4), torch.tensor([0.5, -3.0, 0.1, 2.0, -1.0]))
+    assert found.tolist() == [0.0, -3.0, 0.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(("keep", "length", "count"), [(0.01, 5, 1), (0.5, 4, 2), (1.0, 4, 4), (0.3, 10, 3)])
+def test_top_k_sends_at_least_one_number(keep: float, length: int, count: int) -> None:
+    assert TopK(keep).count(length) == count
+
+
+def test_sign_sends_the_mean_magnitude_with_each_sign() -> None:
+    # |x|_1 / d = (1 + 2 + 3 + 0) / 4 = 1.5
+    found = there_and_back(Sign(), torch.tensor([1.0, -2.0, 3.0, 0.0]))
+    assert found.tolist() == [1.5, -1.5, 1.5, 1.5]
+
+
+def test_sign_has_a_scale_for_each_bucket_and_for_what_is_left() -> None:
+    found = there_and_back(Sign(bucket=2), torch.tensor([1.0, -3.0, -7.0]))
+    assert found.tolist() == [2.0, -2.0, -7.0]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_payload_has_the_length_that_was_announced(codec: Codec, dtype: torch.dtype, length: int) -> None:
+    payload = codec.compress(torch.randn(length, dtype=dtype))
+    assert payload.dtype == torch.uint8
+    assert len(payload) == codec.nbytes(length, dtype)
+    assert len(payload) % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("codec", "nbytes"),
+    [(Cast(torch.bfloat16), 2048), (Int8(), 1024 + 8), (TopK(1 / 32), 256), (Sign(), 128 + 8)],
+    ids=str,
+)
+def test_payloads_are_as_short_as_the_table_says(codec: Codec, nbytes: int) -> None:
+    assert codec.nbytes(1024, torch.float32) == nbytes
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_payloads_can_be_added_with_a_factor(codec: Codec) -> None:
+    vector = torch.randn(700)
+    payload, total = codec.compress(vector), torch.ones(700)
+    codec.add(payload, total, -2.0)
+    assert torch.allclose(total, 1 - 2 * there_and_back(codec, vector))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_broken_number_stays_broken(codec: Codec, broken: float) -> None:
+    vector = torch.randn(700)
+    vector[600] = broken
+    assert not there_and_back(codec, vector).isfinite().all()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_zeros_lose_nothing(codec: Codec) -> None:
+    assert not there_and_back(codec, torch.zeros(700)).any()
+
+
+def test_error_feedback_by_hand() -> None:
+    # Top 1 of 2 numbers. Step 1: [3, 1] sends 3, keeps [0, 1]. Step 2: [1, 1] + [0, 1] = [1, 2] sends 2,
+    # keeps [1, 0]. Step 3: [0.5, 0] + [1, 0] sends 1.5, keeps nothing.
+    codec, error = TopK(keep=0.5), torch.zeros(2)
+    sent = []
+    for vector in ([3.0, 1.0], [1.0, 1.0], [0.5, 0.0]):
+        payload, error = with_feedback(codec, torch.tensor(vector), error)
+        sent.append(decompress(codec, payload, 2).tolist())
+    assert sent == [[3.0, 0.0], [0.0, 2.0], [1.5, 0.0]]
+    assert error.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_what_was_sent_and_what_is_left_are_all_that_was_given(codec: Codec) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given, arrived, error = (torch.zeros(700, dtype=torch.float64) for _ in range(3))
+    for _ in range(50):
+        vector = torch.randn(700, generator=generator, dtype=torch.float64)
+        before = vector.clone()
+        payload, error = with_feedback(codec, vector, error)
+        assert torch.equal(vector, before)
+        given += vector
+        codec.add(payload, arrived)
+    assert torch.allclose(arrived + error, given, atol=1e-4)
+    # The error stays bounded: it does not grow with the number of steps.
+    assert error.norm() < 10 * math.sqrt(700)

@@ -1,0 +1,139 @@
+"""Waiting for other processes, and noticing that they ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tutti.comm.shm.layout import LEFT, LINE, ControlLayout
+from tutti.comm.shm.liveness import DescriptorWatch, Peers, ProcWatch, Watch, wait
+from tutti.errors import PeerLost
+
+pytestmark = pytest.mark.timeout(30)
+SOON_S = 10.0
+
+
+@pytest.fixture(params=[DescriptorWatch, ProcWatch])
+def watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
+    watch = request.param()
+    yield watch
+    watch.close()
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until its input is closed, or it is killed."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def alone() -> Iterator[Peers]:
+    peers = Peers(memoryview(bytearray(ControlLayout(1).words * 8)).cast("q"), 0, 1, [0], 1.0, cores=1)
+    yield peers
+    peers.close()
+
+
+def ended_in_time(watch: Watch) -> list[int]:
+    deadline = time.monotonic() + SOON_S
+    while not (ended := watch.ended(0.01)):
+        assert time.monotonic() < deadline
+    return ended
+
+
+def test_a_living_process_has_not_ended(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+    watch.add(1, process.pid)
+    watch.add(2, os.getpid())
+    assert watch.ended(0.0) == []
+    assert watch.ended(0.15) == []
+
+
+def test_a_killed_process_that_nobody_has_waited_for_has_ended(
+    watch: Watch, process: subprocess.Popen[bytes]
+) -> None:
+    watch.add(1, os.getpid())
+    watch.add(2, process.pid)
+    process.kill()
+    assert ended_in_time(watch) == [2]
+
+
+def test_a_process_that_was_gone_before_has_ended(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    watch.add(3, process.pid)
+    assert ended_in_time(watch) == [3]
+
+
+def test_a_removed_process_is_not_watched(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+    watch.add(2, process.pid)
+    process.kill()
+    ended_in_time(watch)
+    watch.remove(2)
+    watch.remove(2)
+    assert watch.ended(0.0) == []
+
+
+def test_a_wait_with_a_descriptor_ends_with_the_process(process: subprocess.Popen[bytes]) -> None:
+    watch = DescriptorWatch()
+    watch.add(2, process.pid)
+    started = time.monotonic()
+    process.kill()
+    assert watch.ended(20.0) == [2]
+    assert time.monotonic() - started < SOON_S
+    watch.close()
+
+
+def test_several_threads_may_wait_at_a_time(watch: Watch, process: subprocess.Popen[bytes]) -> None:
+    watch.add(2, process.pid)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(ended_in_time, watch)
+        for _ in range(1000):
+            watch.ended(0.0)
+        process.kill()
+        assert waiting.result(SOON_S) == [2]
+
+
+def test_what_is_ready_is_not_waited_for(alone: Peers) -> None:
+    wait(lambda: True, alone, memoryview(b""), list)
+
+
+def test_waiting_goes_on_until_it_is_ready(alone: Peers) -> None:
+    words = memoryview(bytearray(ControlLayout(2).words * 8)).cast("q")
+    calls = iter(range(200))
+    wait(lambda: next(calls) == 150, alone, words, lambda: [(1, 1)])
+    assert next(calls) == 151
+
+
+def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(alone: Peers) -> None:
+    words = memoryview(bytearray(ControlLayout(3).words * 8)).cast("q")
+    words[LINE * (1 + 1) + LEFT] = 1
+    ready_at = time.monotonic() + 0.1
+    wait(lambda: time.monotonic() > ready_at, alone, words, lambda: [(1, 1), (2, 2)])
+    words[LINE * (1 + 2) + LEFT] = 1
+    with pytest.raises(PeerLost, match="lost ranks 8, 9: it left") as lost:
+        wait(lambda: False, alone, words, lambda: [(1, 8), (2, 9)])
+    assert lost.value.ranks == [8, 9]
+
+
+def test_what_a_rank_did_before_it_left_counts(alone: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = memoryview(bytearray(ControlLayout(2).words * 8)).cast("q")
+    words[LINE * (1 + 1) + LEFT] = 1
+    done: list[bool] = []
+    # It becomes ready just while the look at who is still there is taken.
+    monkeypatch.setattr(alone, "check", lambda: done.append(True))
+    wait(lambda: bool(done), alone, words, lambda: [(1, 1)])
+    assert done == [True]
+
+
+def test_a_nap_is_short_however_long_the_wait(alone: Peers) -> None:
+    for waited_s in (0.0, 1e-3, 1000.0):
+        started = time.monotonic()
+        alone.nap(waited_s)
+        assert time.monotonic() - started < SOON_S

@@ -1,0 +1,98 @@
+"""Which of several failures is the cause, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tutti.errors import BadModel, PeerLost, RankFailed, TuttiError, UserError
+from tutti.launch import rank_main as ranks
+from tutti.launch.exit_reports import Death, Report, cause, failure
+from tutti.terminal import identity
+
+
+class OwnError(UserError):
+    """A user error that cannot be made from its message alone, so that pickle cannot bring it back."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def report(rank: int, error: Exception, at: float) -> Report:
+    return failure(rank, error, error.__traceback__, at)
+
+
+def the_cause(reports: list[Report], deaths: list[Death] | None = None) -> TuttiError:
+    error, _ = cause(reports, deaths or [])
+    assert error is not None
+    return error
+
+
+def test_the_first_exception_is_the_cause() -> None:
+    error = the_cause([report(0, ValueError("later"), 2.0), report(3, KeyError("first"), 1.0)])
+    assert isinstance(error, RankFailed)
+    assert (error.rank, "KeyError: 'first'" in error.traceback) == (3, True)
+
+
+def test_a_lost_peer_is_a_consequence_of_the_exception_that_came_later_to_our_ears() -> None:
+    error = the_cause([report(0, PeerLost([1]), 1.0), report(1, BadModel("no output"), 2.0)])
+    assert type(error) is BadModel
+    assert str(error) == "no output"
+
+
+def test_as_long_as_only_losses_are_known_the_cause_is_uncertain() -> None:
+    lost = report(0, PeerLost([1], "left"), 1.0)
+    assert [type(error) for error in (the_cause([lost]),)] == [PeerLost]
+    assert cause([lost], [])[1] is False
+    assert cause([lost], [Death(1, 2.0, -signal.SIGSEGV)])[1] is True
+    assert cause([Report(0, 1.0)], []) == (None, False)
+
+
+def test_all_dead_ranks_are_named_with_what_happened_to_the_first() -> None:
+    deaths = [Death(2, 1.0, -signal.SIGSEGV), Death(0, 2.0, 1)]
+    error = the_cause([report(1, PeerLost([2]), 1.5)], deaths)
+    assert isinstance(error, PeerLost)
+    assert error.ranks == [0, 2]
+    assert error.why == "killed by signal 11 (SIGSEGV)"
+
+
+@pytest.mark.parametrize(
+    ("death", "why"),
+    [
+        (Death(0, 0.0, 3), "exited with code 3 before it was done"),
+        (Death(0, 0.0, -9, out_of_memory=True), "killed by signal 9 (SIGKILL); the kernel ran out of memory"),
+        (Death(0, 0.0, -9), "killed by signal 9 (SIGKILL); if nobody sent it, the memory may have run out"),
+        (Death(0, 0.0, -40), "killed by signal 40"),
+    ],
+)
+def test_a_death_is_explained(death: Death, why: str) -> None:
+    assert death.why().startswith(why)
+
+
+def test_a_user_error_that_cannot_be_sent_keeps_its_message() -> None:
+    error = the_cause([report(0, OwnError("this", "that"), 1.0)])
+    assert type(error) is UserError
+    assert str(error) == "this and that"
+
+
+def test_a_report_is_read_when_it_is_complete() -> None:
+    sent = Report(1, 2.0, value=b"x" * 1000)
+    data = sent.encoded()
+    assert Report.decode(data[:4]) is None
+    assert Report.decode(data[:-1]) is None
+    assert Report.decode(data + b"more") == sent
+
+
+def test_a_rank_that_fails_when_nobody_listens_any_more_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    reading, writing = os.pipe()
+    os.close(reading)
+    ranks._tell(failure(1, ValueError("as on rank 0"), None), writing, identity(writing))
+    os.close(writing)
+    assert codes == [1]
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,174 @@
+"""One process forks the ranks of many jobs: they start at once, and know nothing of each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+import tutti
+from tests.launch.processes import lives, wait_until_gone
+from tutti.errors import PeerLost, RankFailed
+from tutti.launch import fork_server_client
+from tutti.launch.fork_server_client import ForkServer
+from tutti.launch.placement import Placement
+from tutti.launch.start import start
+
+TWO = Placement(2, 1)
+
+
+def circumstances() -> list[dict[str, Any]]:
+    """Of both ranks of a job."""
+    return cast("list[dict[str, Any]]", start("tests.launch.entries:circumstances", b"", TWO))
+
+
+def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_other() -> None:
+    first, second = circumstances(), circumstances()
+    (server,) = {one["server"] for one in first + second}
+    assert [one["remembered"] for one in first + second] == [[0], [1], [0], [1]]
+    assert len({one["random"] for one in first + second}) == 4
+    assert lives(server)
+    fork_server_client.end_ranks()
+    assert not lives(server)
+
+
+def test_ranks_do_not_look_for_garbage_in_what_was_imported_before_them() -> None:
+    assert start("tests.launch.entries:watches_for_garbage", b"", TWO) == (True, False, True)
+
+
+def test_ranks_see_folder_path_and_arguments_as_they_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = circumstances()[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["program", "--option"])
+    now = circumstances()[1]
+    assert now["server"] == before["server"]
+    assert (now["folder"], now["arguments"]) == (str(tmp_path), ["program", "--option"])
+    assert now["path"] == sys.path != before["path"]
+
+
+def test_ranks_start_where_the_folder_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    assert start("tests.launch.entries:sum_of_ranks", b"", TWO) == 1
+
+
+def test_another_environment_takes_another_server_and_so_does_another_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = circumstances()[0]
+    monkeypatch.setenv("A_VARIABLE", "now")
+    now = circumstances()[0]
+    assert (before["variable"], now["variable"]) == (None, "now")
+    assert now["server"] != before["server"]
+    assert not lives(before["server"])
+    # Another number of ranks does not, another number of threads does.
+    assert start("tests.launch.entries:sum_of_ranks", b"", Placement(3, 1)) == 3
+    assert circumstances()[0]["server"] == now["server"]
+    assert start("tests.launch.entries:sum_of_ranks", b"", Placement(2, 2)) == 1
+    assert not lives(now["server"])
+
+
+def test_a_job_that_fails_leaves_a_server_for_the_next(tmp_path: Path) -> None:
+    server = circumstances()[0]["server"]
+    with pytest.raises(RankFailed):
+        start("tests.launch.entries:fail", str(tmp_path).encode(), Placement(3, 1))
+    with pytest.raises(PeerLost):
+        start("tests.launch.entries:die", b"kill", TWO)
+    with pytest.raises(KeyboardInterrupt):
+        start("tests.launch.entries:interrupt", str(os.getpid()).encode(), TWO)
+    assert circumstances()[0]["server"] == server
+
+
+def test_a_daemon_that_a_rank_leaves_is_ended_before_the_job_is_over() -> None:
+    daemons = cast("list[int]", start("tests.launch.entries:leave_a_daemon", b"", TWO))
+    assert daemons
+    assert not any(lives(daemon) for daemon in daemons)
+
+
+def test_a_server_that_was_killed_is_replaced() -> None:
+    server = circumstances()[0]["server"]
+    os.kill(server, signal.SIGKILL)
+    assert circumstances()[0]["server"] != server
+
+
+def test_a_server_without_work_ends_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_server_client.end_ranks()
+    monkeypatch.setattr(fork_server_client, "IDLE_S", 0.1)
+    server = circumstances()[0]["server"]
+    assert wait_until_gone([server]) == []
+    monkeypatch.undo()
+    assert circumstances()[0]["server"] != server
+
+
+def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> None:
+    server = circumstances()[0]["server"]
+    child = os.fork()
+    if child == 0:
+        fork_server_client.end_ranks()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert circumstances()[0]["server"] == server
+
+
+def test_jobs_of_two_threads_run_at_the_same_time() -> None:
+    outcomes: list[object] = []
+    threads = [
+        threading.Thread(
+            target=lambda: outcomes.append(start("tests.launch.entries:sum_of_ranks", b"", Placement(3, 1)))
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [3, 3]
+
+
+def test_a_server_outlives_the_thread_that_started_it() -> None:
+    fork_server_client.end_ranks()
+    servers: list[object] = []
+    thread = threading.Thread(target=lambda: servers.append(circumstances()[0]["server"]))
+    thread.start()
+    thread.join()
+    assert circumstances()[0]["server"] == servers[0]
+
+
+def test_training_again_gives_the_same_bits() -> None:
+    def train() -> dict[str, torch.Tensor]:
+        options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}
+        return tutti.train("mlp", "digits", workers=2, epochs=1, **options).model.state_dict()
+
+    fork_server_client.end_ranks()
+    cold, warm = train(), train()
+    assert all(torch.equal(cold[name], warm[name]) for name in cold)
+
+
+def test_a_server_that_cannot_be_started_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+    pair = socket.socketpair
+
+    def noted(*arguments: int) -> tuple[socket.socket, ...]:
+        made.extend(pair(*arguments))
+        return tuple(made)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(socket, "socketpair", noted)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(BlockingIOError):
+        ForkServer(1, False)
+    assert [one.fileno() for one in made] == [-1, -1]

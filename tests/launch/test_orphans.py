@@ -1,0 +1,94 @@
+"""Ranks end with the launcher that the user ran, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.launch.processes import lives, wait_for_files, wait_until_gone
+from tests.mpi.mpirun import needs_mpirun
+from tutti.launch import orphans
+from tutti.launch.hosts import Host
+from tutti.launch.mpirun import command_line, find_mpirun, settings
+
+HERE = Path(__file__).parent
+
+
+@needs_mpirun
+@pytest.mark.mpi
+@pytest.mark.parametrize("moment", ["beginning", "computing"])
+def test_ranks_end_with_a_launcher_that_is_killed(moment: str, tmp_path: Path) -> None:
+    found, hosts = find_mpirun(), (Host("localhost", 2),)
+    command = command_line(found, hosts, [], [])
+    command[command.index("-P") :] = [str(HERE / "followers.py"), moment, str(tmp_path)]
+    environment = {**os.environ, **settings(found, hosts, os.environ)}
+    mpirun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    processes: list[int] = []
+    try:
+        wait_for_files(tmp_path / f"rank-{rank}" for rank in range(2))
+        notes = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+        processes = [process for note in notes for process in note["processes"]]
+        assert {note["launcher"] for note in notes} == {mpirun.pid}
+        mpirun.kill()
+        assert wait_until_gone(processes) == []
+        segments = [Path(segment) for note in notes for segment in note["segments"]]
+        assert bool(segments) == (moment == "computing"), "the MPI library makes files in /dev/shm"
+        assert not [segment for segment in segments if segment.exists()]
+        assert not Path(tempfile.gettempdir(), f"ompi.{mpirun.pid}").exists()
+    finally:
+        mpirun.kill()
+        mpirun.wait()
+        for process in filter(lives, processes):
+            os.kill(process, signal.SIGKILL)
+
+
+def test_who_follows_a_process_that_is_gone_ends() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    program = f"from tutti.launch.orphans import follow; follow([{gone.pid}]); import time; time.sleep(600)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("names", "followed"),
+    [
+        (["bash", "sshd"], []),
+        (["prterun", "bash"], [100]),
+        (["bash", "hydra_pmi_proxy", "mpiexec.hydra", "bash"], [100, 101, 102]),
+    ],
+)
+def test_the_launcher_and_what_is_between_are_followed(
+    names: list[str], followed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(orphans, "_ancestors", lambda: iter(enumerate(names, start=100)))
+    monkeypatch.setattr(orphans, "follow", seen.extend)
+    orphans.follow_launcher()
+    assert seen == followed
+
+
+@pytest.mark.parametrize(("listens", "returncode"), [(True, 0), (False, -signal.SIGKILL)])
+def test_a_rank_whose_launcher_was_killed_before_it_came_to_import_us_ends(
+    listens: bool, returncode: int
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()
+        told = {"PMIX_SERVER_URI41": f"prterun-a-7@0.0;tcp4://127.0.0.1:{server.getsockname()[1]}"}
+        rank = subprocess.run(
+            [sys.executable, "-c", "import tutti"],
+            env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2", **told},
+            timeout=60,
+            check=False,
+        )
+    assert rank.returncode == returncode

@@ -1,0 +1,80 @@
+"""Sharded training, and plans of DTensor: what scattered parameters learn is what the whole model learns."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model_parallel.runs import (
+    CNN,
+    LENET,
+    MLP,
+    TOLERANCE,
+    WEIGHED,
+    Found,
+    Run,
+    alone,
+    deviation,
+    on_ranks,
+)
+
+SHARDED: Run = {"parallel": "sharded"}
+PLANNED: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.model_parallel.models:plan"}}
+
+EQUAL: dict[str, Run] = {
+    "mlp": MLP | SHARDED,
+    "lenet": LENET | SHARDED,
+    "cnn": CNN | SHARDED,
+    "adam": MLP | SHARDED | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "weighed": LENET | SHARDED | WEIGHED,
+    "clipped": LENET | SHARDED | {"clip_norm": 0.1, "clip_value": 0.05},
+    "fewer samples than ranks": MLP | SHARDED | {"batch_size": 66, "steps": 4},
+    "grouped": MLP | SHARDED | {"model": "tests.model_parallel.models:grouped", "model_options": {}},
+    "tied": MLP | SHARDED | {"model": "tests.model_parallel.models:tied", "model_options": {}},
+    "weighed, fewer samples than ranks": MLP | SHARDED | WEIGHED | {"batch_size": 66, "steps": 4},
+    "plan": MLP | PLANNED,
+    "plan, weighed": MLP | PLANNED | WEIGHED,
+    "plan, clipped": MLP | PLANNED | {"clip_norm": 0.1},
+}
+"""Runs that must come out as on one rank."""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
+    return on_ranks(request.param, EQUAL)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
+    assert deviation(trained[name], alone(EQUAL[name])) < TOLERANCE
+
+
+@pytest.mark.timeout(300)
+def test_teams_with_samples_of_their_own_follow_it_too() -> None:
+    found = on_ranks(
+        4,
+        {
+            "lenet": LENET | {"parallel": "data=2,sharded"},
+            "plan": MLP | PLANNED | {"parallel": "data=2,tensor=2"},
+        },
+    )
+    assert deviation(found["lenet"], alone(LENET)) < TOLERANCE
+    assert deviation(found["plan"], alone(MLP)) < TOLERANCE
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["alike", "larger", "longer", "behind", "within"])
+def test_ranks_that_use_different_layers_are_told_so_and_what_to_do(way: str) -> None:
+    forked: Run = {"model": "tests.model_parallel.models:forked", "model_options": {"way": way}}
+    refused = on_ranks(2, {"run": MLP | SHARDED | forked})["run"].refused
+    assert refused.startswith("BadModel: the ranks went through different layers of the model: ")
+    assert "leave --parallel out" in refused
+    if way == "alike":
+        assert "rank 0 came to 'left' where rank 1 came to 'right.0'" in refused
+    if way == "within":
+        assert "rank 0 came to 'scales.one' where rank 1 came to 'scales.other'" in refused
+
+
+def test_layers_that_no_rank_uses_are_no_difference() -> None:
+    config: Run = {"model": "tests.model_parallel.models:residual", "model_options": {}, "steps": 2}
+    assert not on_ranks(2, {"run": MLP | SHARDED | config})["run"].refused

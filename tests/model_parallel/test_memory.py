@@ -1,0 +1,120 @@
+"""What a dry run says about memory is what torch's allocator hands out."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn, optim
+
+from tests.comm.ranks import World
+from tests.model_parallel.allocated import measure_all
+from tests.model_parallel.runs import COMMON, Run
+from tutti.cli.main import main
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.model_parallel.layout import SCHEDULES
+from tutti.model_parallel.memory import Ledger, Need, order, state_per_byte
+from tutti.records.pipeline import BACKWARD, FORWARD, WEIGHTS
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import LayoutsJob
+from tutti.studies.layouts import work
+
+BASE: Run = COMMON | {
+    "precision": "fp32",
+    "validation": 0.0,
+    "steps": 3,
+    "batch_size": 48,
+    "optimizer": "adam",
+    "optimizer_options": {},
+}
+MODELS: dict[str, Run] = {
+    "mlp": BASE | {"model": "mlp", "model_options": {"hidden": [700, 600, 500]}},
+    "cnn": BASE | {"model": "cnn", "model_options": {"channels": [16, 32], "hidden": 64}},
+}
+LAYOUTS: dict[str, Run] = {
+    "tensor=2": {},
+    "pipeline=2": {},
+    "pipeline=2 ": {"parallel_options": {"schedule": "gpipe"}},
+    "sharded=2": {},
+}
+RUNS = {
+    f"{model} {layout}": config | options | {"parallel": layout.strip()}
+    for model, config in MODELS.items()
+    for layout, options in LAYOUTS.items()
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> Mapping[str, list[int]]:
+    with World(2) as world:
+        return world.run(measure_all, pickle.dumps(RUNS))[0]
+
+
+def advised(config: Run, layout: str | None = None) -> Need:
+    alone = {name: value for name, value in config.items() if not name.startswith("parallel")}
+    options = config.get("parallel_options", {})
+    job = LayoutsJob(TrainConfig.from_json(alone), 2, config["parallel"], options)
+    comm = HostCommunicator.alone()
+    need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
+    comm.close()
+    assert isinstance(need, Need), need
+    return need
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", RUNS)
+def test_the_advice_is_within_a_tenth_of_the_measurement(
+    measured: Mapping[str, list[int]], name: str
+) -> None:
+    assert advised(RUNS[name]).total == pytest.approx(max(measured[name]), rel=0.1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tensor_parallelism_shares_activations_too(model: str) -> None:
+    config = MODELS[model] | {"parallel": "tensor=2"}
+    assert advised(config).total <= 0.65 * advised(config, "1 rank").total
+
+
+def test_a_ledger_counts_what_lives_at_one_time() -> None:
+    with Ledger() as ledger:
+        kept = torch.zeros(100, device="meta")
+        for _ in range(3):
+            again = kept + 1
+            view = again.view(10, 10)
+            del again, view
+    assert ledger.peak == 2 * 400
+
+
+@pytest.mark.parametrize(("make", "state"), [(optim.Adam, 2.0), (optim.SGD, 0.0), (optim.RMSprop, 1.0)])
+def test_the_state_of_an_optimizer_is_counted(make: type[optim.Optimizer], state: float) -> None:
+    def build(module: nn.Module) -> optim.Optimizer:
+        return make(module.parameters(), lr=0.1)  # type: ignore[call-arg]
+
+    assert state_per_byte(build) == state
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("microbatches", [2, 4, 6])
+def test_every_schedule_does_each_microbatch_once_forward_and_once_backward(
+    schedule: str, microbatches: int
+) -> None:
+    done = [action for rank in range(2) for action in order(schedule, 2, microbatches, rank)]
+    stages = range(2 * SCHEDULES[schedule])
+    every = sorted((stage, at) for stage in stages for at in range(microbatches))
+    assert sorted((a.stage, a.microbatch) for a in done if a.kind == FORWARD) == every
+    assert sorted((a.stage, a.microbatch) for a in done if a.kind in (BACKWARD, WEIGHTS)) == every
+
+
+def test_the_command_says_what_each_layout_needs_and_what_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["layouts", "mlp", "-n", "4", "--model.hidden", "3", "--batch-size", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "model mlp: 235 parameters" in shown
+    for layout in ("1 rank", "data=4", "sharded=4", "data=2,tensor=2", "data=2,pipeline=2"):
+        assert f"\n{layout} " in shown
+    assert re.search(r"tensor=4 +not possible: layer '1' of the model \(Linear\) has 3 outputs", shown)
+    assert re.search(r"pipeline=4 +not possible: the model has 2 parts with weights between which", shown)

@@ -1,0 +1,73 @@
+"""Pipelines: every schedule learns what the undivided model learns."""
+
+from __future__ import annotations
+
+import pytest
+from torch.torch_version import TorchVersion
+
+from tests.model_parallel.runs import (
+    CNN,
+    LENET,
+    MLP,
+    TOLERANCE,
+    WEIGHED,
+    Found,
+    Run,
+    alone,
+    deviation,
+    on_ranks,
+)
+from tutti.errors import BadOption
+from tutti.model_parallel.layout import SCHEDULES
+from tutti.model_parallel.pipeline import refuse_old_torch
+
+PIPELINE: Run = {"parallel": "pipeline"}
+DEEP: Run = MLP | PIPELINE | {"model_options": {"hidden": [24, 18, 16, 14, 12]}}
+
+
+RESIDUAL: Run = MLP | PIPELINE | {"model": "tests.model_parallel.models:ResidualNet", "model_options": {}}
+ENCODER: Run = RESIDUAL | {"model": "tests.model_parallel.models:Encoder"}
+
+
+def scheduled(schedule: str, microbatches: int | None = None) -> Run:
+    return {
+        "parallel_options": {"schedule": schedule} | ({"microbatches": microbatches} if microbatches else {})
+    }
+
+
+EQUAL: dict[str, Run] = {
+    **{name: DEEP | scheduled(name) for name in SCHEDULES},
+    "lenet": LENET | PIPELINE,
+    "cnn": CNN | PIPELINE,
+    "adam": DEEP | {"optimizer": "adam", "optimizer_options": {}, "lr": 0.01},
+    "weighed": LENET | PIPELINE | WEIGHED | {"parallel_options": {"microbatches": 6}},
+    "clipped": LENET | PIPELINE | {"clip_norm": 0.1, "clip_value": 0.05},
+    **{f"residual, {name}": RESIDUAL | scheduled(name) for name in SCHEDULES},
+    **{f"encoder, {name}": ENCODER | scheduled(name) for name in SCHEDULES},
+    **{f"{name} in 6": DEEP | scheduled(name, 6) for name in SCHEDULES},
+}
+"""Runs that must come out as on one rank. 16 samples in 6 microbatches leave something over."""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(request: pytest.FixtureRequest) -> dict[str, Found]:
+    return on_ranks(request.param, EQUAL)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_run_follows_the_undivided_model(trained: dict[str, Found], name: str) -> None:
+    assert deviation(trained[name], alone(EQUAL[name])) < TOLERANCE
+
+
+@pytest.mark.timeout(300)
+def test_teams_with_samples_of_their_own_follow_it_too() -> None:
+    runs = {name: DEEP | scheduled(name) | {"parallel": "data=2,pipeline=2"} for name in ("1f1b", "zbv")}
+    for name, found in on_ranks(4, runs).items():
+        assert deviation(found, alone(runs[name])) < TOLERANCE
+
+
+def test_the_torch_whose_pipelines_go_wrong_is_refused() -> None:
+    with pytest.raises(BadOption, match=r"pipelines of torch 2\.9\.1.*install torch 2\.10"):
+        refuse_old_torch(TorchVersion("2.9.1+cu128"))
+    refuse_old_torch(TorchVersion("2.10.0"))

@@ -1,0 +1,69 @@
+"""`tutti verify` says yes to every layout of a model, and no where one computes something else."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tests.comm.ranks import World
+from tests.model_parallel.runs import LENET, MLP, Run
+from tutti.cli.main import main
+from tutti.comm.base import Communicator
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import VerifyJob
+from tutti.studies.verify.follow import work
+from tutti.studies.verify.tolerance import Verdict
+
+FINE: Run = {"clip_value": 0.05, "validation": 0.0}
+NORMALISED: Run = MLP | FINE | {"model": "tests.model_parallel.models:normalised", "model_options": {}}
+PLAN: Run = {"parallel": "tensor", "parallel_options": {"plan": "tests.model_parallel.models:plan"}}
+
+TWO: dict[str, Run] = {
+    "tensor": LENET | FINE | {"parallel": "tensor", "clip_norm": 0.1},
+    "plan": MLP | FINE | PLAN | {"clip_norm": 0.1},
+    "pipeline": LENET | FINE | {"parallel": "pipeline", "clip_norm": 0.1},
+    "sharded": LENET | FINE | {"parallel": "sharded", "clip_norm": 0.1, "batch_size": 15},
+    "norm, tensor": NORMALISED | {"parallel": "tensor"},
+}
+FOUR: dict[str, Run] = {
+    way: LENET | FINE | {"parallel": f"data=2,{way}=2"} for way in ("tensor", "pipeline", "sharded")
+}
+
+
+def verify_all(comm: Communicator, runs: dict[str, Run]) -> dict[str, Verdict]:
+    """Compare one run after the other."""
+    jobs = {name: VerifyJob(TrainConfig.from_json(run), "float64") for name, run in runs.items()}
+    return {name: work(comm, pickle.dumps(job)) for name, job in jobs.items()}
+
+
+def verified(ranks: int, runs: dict[str, Run]) -> dict[str, Verdict]:
+    with World(ranks) as world:
+        return world.run(verify_all, runs)[0]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("ranks", "runs"), [(2, TWO), (4, FOUR)])
+def test_every_layout_follows_sequential_training_in_float64(ranks: int, runs: dict[str, Run]) -> None:
+    for name, verdict in verified(ranks, runs).items():
+        largest = {key: one.found.largest for key, one in verdict.deviations.items()}
+        assert verdict.follows, (name, largest)
+        assert max(largest.values()) < 1e-12, (name, largest)
+
+
+@pytest.mark.timeout(300)
+def test_microbatches_of_a_pipeline_make_batch_norm_differ_and_it_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "verify",
+        "tests.model_parallel.models:normalised",
+        "--data",
+        "tests.model_parallel.runs:images",
+        "--steps",
+        "2",
+    ]
+    assert main([*words, "--parallel", "pipeline=2"]) == 1
+    shown = capfd.readouterr().out
+    assert "2 steps in float32: pipeline=2 on 2 ranks against plain torch on one" in shown
+    assert "BatchNorm ('0.1') normalises with the statistics of each microbatch" in shown

@@ -1,0 +1,258 @@
+"""A user's own loop: equal to the plain one, for even and uneven batches."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Adam
+from torch.utils.data import DataLoader, TensorDataset
+
+import tutti
+from tests.own_loop.entries import Worlds, job
+from tutti import strategies
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption
+from tutti.own_loop import distribute
+from tutti.strategies import Sync
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    with Worlds() as started:
+        yield started
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches, epochs: int = 2) -> list[Tensor]:
+    for _ in range(epochs):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs.double()), targets).backward()
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [6, 4])
+def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
+    worlds: Worlds, size: int, batch_size: int
+) -> None:
+    """23 samples in batches of 4 leave 3 for the last one: fewer than 5 ranks."""
+    plain = train(*make(), DataLoader(SAMPLES, batch_size))
+
+    def work() -> list[Tensor]:
+        model, optimizer = distribute.distribute(*make())
+        return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, batch_size)))
+
+    for weights in worlds.run(size, work):
+        torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_accumulated_passes_give_the_mean_over_all_their_samples(worlds: Worlds) -> None:
+    model, optimizer = make()
+    inputs, targets = SAMPLES.tensors
+    for start, stop in ((0, 12), (12, 23)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[start:stop].double()), targets[start:stop]).backward()
+        optimizer.step()
+    plain = [parameter.detach() for parameter in model.parameters()]
+
+    def work() -> list[Tensor]:
+        model, optimizer = distribute.distribute(*make(), Sync(every=2))
+        return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, 6)), epochs=1)
+
+    for weights in worlds.run(2, work):
+        torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(worlds: Worlds) -> None:
+    def work() -> list[list[float]]:
+        loader = DataLoader(TensorDataset(torch.arange(23)), 4, shuffle=True)
+        with torch.no_grad():
+            return [batch.tolist() for (batch,) in distribute.shard(loader)]
+
+    dealt = worlds.run(3, work)
+    rounds = [list(chain(*parts)) for parts in zip(*dealt, strict=True)]
+    assert [len(batch) for batch in rounds] == [4, 4, 4, 4, 4, 3]
+    assert sorted(chain(*rounds)) == list(range(23))
+    assert list(chain(*rounds)) != list(range(23))
+
+
+def test_any_iterable_of_batches_can_be_sharded(worlds: Worlds) -> None:
+    def work() -> list[dict[str, Tensor]]:
+        return list(distribute.shard([{"x": torch.arange(5), "y": [torch.arange(5)]}]))
+
+    first, second = worlds.run(2, work)
+    assert first[0]["x"].tolist() == [0, 1, 2]
+    assert second[0]["y"][0].tolist() == [3, 4]
+
+
+def test_gradient_of_a_batch_that_was_given_up_is_forgotten(worlds: Worlds) -> None:
+    def work() -> list[Tensor]:
+        model, optimizer = distribute.distribute(*make())
+        optimizer.zero_grad()
+        (1e6 * model(SAMPLES.tensors[0].double()).sum()).backward()
+        return train(model, optimizer, distribute.shard(DataLoader(SAMPLES, 6)))
+
+    plain = train(*make(), DataLoader(SAMPLES, 6))
+    torch.testing.assert_close(worlds.run(1, work)[0], plain, rtol=1e-10, atol=1e-12)
+
+
+def test_scheduler_made_afterwards_takes_effect_without_a_warning(worlds: Worlds) -> None:
+    def work() -> list[Tensor]:
+        model, optimizer = distribute.distribute(*make())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.0)
+        before = train(model, optimizer, distribute.shard([SAMPLES.tensors]), epochs=1)
+        schedule.step()
+        after = train(model, optimizer, distribute.shard([SAMPLES.tensors]), epochs=1)
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        return before
+
+    start = [parameter.detach() for parameter in make()[0].parameters()]
+    moved = worlds.run(1, work)[0]
+    assert not torch.equal(moved[0], start[0])
+
+
+def test_example_differs_from_the_plain_loop_in_the_lines_that_the_readme_shows() -> None:
+    plain, own = (
+        (ROOT / "examples" / name).read_text().splitlines()[1:] for name in ("plain_loop.py", "own_loop.py")
+    )
+    changed = [line for line in difflib.unified_diff(plain, own, n=0) if re.match(r"[+-][^+-]", line)]
+    assert len([line for line in changed if line[0] == "+"]) <= 4
+    readme = (ROOT / "README.md").read_text()
+    assert all(line in readme for line in changed)
+
+
+@pytest.mark.timeout(180)
+def test_example_on_two_ranks_prints_what_the_plain_loop_prints() -> None:
+    def run(*command: str) -> str:
+        return subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+
+    plain = run("examples/plain_loop.py").strip()
+    assert re.fullmatch(r"\d+ of 397 correct", plain)
+    assert run("-m", "tutti.cli.main", "run", "-n", "2", "examples/own_loop.py").count(plain) == 2
+
+
+def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> None:
+    def work() -> None:
+        distribute.distribute(*make(), strategies.Solo())
+
+    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use '-n 1' or strategy='sync'"):
+        worlds.run(2, work)
+
+
+class Restless(Adam):
+    """An optimizer that keeps more from its second step on."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for state in self.state.values():
+            if state["step"] > 1:
+                state["late"] = 1
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "remedy"),
+    [
+        (strategies.EASGD(momentum=0.9), Adam, r"use torch.optim.SGD, or strategy=tutti.EASGD\(momentum=0\)"),
+        (strategies.Lazy(threshold=0.1), Adam, r"strategy=tutti.Lazy\(threshold=0\)"),
+        (strategies.Downpour(), Restless, r"strategy=tutti.Downpour\(side='worker'\)"),
+    ],
+    ids=["strategy", "threshold", "in a step"],
+)
+def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
+    worlds: Worlds, strategy: strategies.Strategy, kind: type[Adam], remedy: str
+) -> None:
+    def work() -> None:
+        model = nn.Linear(2, 1)
+        model, optimizer = distribute.distribute(model, kind(model.parameters()), strategy)
+        for _ in range(3):
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(BadOption, match=remedy):
+        worlds.run(2, work)
+
+
+def test_a_centre_is_refused_on_several_hosts_with_what_a_loop_can_have_instead() -> None:
+    def work(comm: Communicator) -> None:
+        with job(comm):
+            distribute.distribute(*make(), "easgd")
+
+    with pytest.raises(BadOption, match=r"the ranks are on 2.*such as tutti.Sync\(\)") as caught:
+        VirtualWorld(2, ranks_per_host=1).run(work)
+    assert "--servers" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((nn.Linear, None), "the model is the class Linear; give an object"),
+        ((nn.Linear(2, 1), None), "the optimizer is None"),
+        (
+            (*make()[:2], strategies.Sync),
+            r"the strategy is the class Sync; give an object, such as tutti.Sync",
+        ),
+    ],
+)
+def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        distribute.distribute(*arguments)
+
+
+@pytest.mark.parametrize("limit", ["x", -1.0, 0, float("nan"), True])
+def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
+    for name in ("clip_norm", "clip_value"):
+        model = nn.Linear(2, 1)
+        with pytest.raises(BadOption, match=f"{name} is {limit!r}"):
+            tutti.distribute(model, SGD(model.parameters(), lr=0.1), **{name: limit})
+
+
+def test_an_optimizer_that_evaluates_several_times_is_refused_where_passes_are_gathered() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(BadOption, match="every=2"):
+        tutti.distribute(model, LBFGS(model.parameters()), strategies.Sync(every=2))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(BadOption, match="no parameter of this model"):
+        tutti.distribute(nn.Linear(2, 1), SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tutti.shard(cast("Any", 5)),
+        lambda: tutti.mean(cast("Any", "x")),
+        lambda: tutti.mean(torch.zeros(3)),
+        lambda: tutti.mean(1.0, -1),
+        lambda: tutti.total(cast("Any", "x")),
+        lambda: tutti.total(torch.zeros(3)),
+        lambda: tutti.shard(tutti.shard([torch.zeros(3)])),
+    ],
+)
+def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(BadOption):
+        call()

@@ -1,0 +1,383 @@
+"""The centre on servers, with one level and with two: on virtual ranks and on processes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from tests.comm.ranks import World
+from tutti.comm.base import Communicator, keep_servers
+from tutti.comm.virtual.world import Fault, Network, VirtualWorld
+from tutti.errors import BadOption, PeerLost
+from tutti.parameter_server import AddRule, ElasticRule, OptimizerRule, Rule, join_centre, serve, visitors
+from tutti.parameter_server.rules import Hyperparameters
+from tutti.replica import Replica
+from tutti.strategies.base import Home
+from tutti.strategies.placement import place
+
+# The ranks cannot import this page by its name: its functions travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class TwoTypes(nn.Module):
+    """Parameters of two dtypes, each a flat vector of its own."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__()
+        self.single = nn.Linear(7, 13)
+        self.double = nn.Linear(13, 5).double()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(value)
+
+
+def vectors(replica: Replica, value: float) -> list[Tensor]:
+    """A value for every parameter's elements, and zeros in the gaps."""
+    found = []
+    for flat in replica.flats:
+        vector = torch.zeros_like(flat.weights)
+        for span in flat.spans:
+            vector[span] = value
+        found.append(vector)
+    return found
+
+
+def values(weights: list[Tensor]) -> set[float]:
+    """The different numbers in some vectors, but for the gaps' zeros."""
+    return {float(value) for vector in weights for value in vector.unique()} - {0.0}
+
+
+def add(replica: Replica, workers: int) -> Rule:
+    return AddRule()
+
+
+def elastic(replica: Replica, workers: int) -> Rule:
+    return ElasticRule(0.9, workers)
+
+
+def sgd(replica: Replica, workers: int) -> Rule:
+    return OptimizerRule(optim.SGD(replica.module.parameters(), lr=0.5), replica)
+
+
+def pushing(comm: Communicator, make: object, pushes: int) -> tuple[set[float], int]:
+    """Every worker pushes ones, some with an answer and some without; what is in the centre in the end."""
+    if comm.servers is not None and comm.servers.serving:
+        replica = Replica(TwoTypes(-5.0))
+        serve(comm.servers, replica, make(replica, comm.servers.comm.size - len(comm.servers.ranks)))
+        return set(), 0
+    replica = place(TwoTypes(), comm, Home.PRIVATE)
+    centre = join_centre(comm, replica, make(replica, comm.size))
+    weights = [flat.weights for flat in replica.flats]
+    for number in range(pushes):
+        if number % 2:
+            centre.push(vectors(replica, 1.0))
+        else:
+            centre.exchange(vectors(replica, 1.0), weights)
+        comm.compute(1.0 + comm.rank / 10)
+    centre.leave()
+    centre.read(weights)
+    found = values(weights), centre.version
+    centre.close()
+    return found
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+@pytest.mark.parametrize(("make", "expected"), [(add, 1.0 + 12), (sgd, 1.0 - 6)])
+def test_every_message_is_applied(make: object, expected: float, servers: int) -> None:
+    found = VirtualWorld(3, (2, 1), servers=servers).run(pushing, make, 4)
+    assert found == [({expected}, 12)] * 3
+
+
+def by_processes(comm: Communicator, make: object, ranks: tuple[int, ...]) -> tuple[set[float], int]:
+    return pushing(keep_servers(comm, ranks), make, 4)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World(3) as world:
+        yield world
+
+
+@pytest.mark.parametrize("ranks", [(2,), (0, 2)], ids=str)
+@pytest.mark.parametrize(("make", "move"), [(add, 1.0), (sgd, -0.5)])
+def test_every_message_is_applied_on_processes(
+    world: World, make: object, move: float, ranks: tuple[int, ...]
+) -> None:
+    expected = {1.0 + 4 * (3 - len(ranks)) * move}
+    for rank, (found, _) in enumerate(world.run(by_processes, make, ranks)):
+        assert found == (set() if rank in ranks else expected)
+
+
+@pytest.mark.parametrize("climb_every", [1, 3, 100])
+@pytest.mark.parametrize(("make", "expected"), [(add, 1.0 + 4 * 8), (sgd, 1.0 - 4 * 4)])
+def test_two_levels_lose_no_message(make: object, expected: float, climb_every: int) -> None:
+    world = VirtualWorld(4, (1, 3), servers=1, levels=2, climb_every=climb_every)
+    for found, _ in world.run(pushing, make, 8):
+        assert found == {expected}
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        VirtualWorld(3),
+        VirtualWorld(1, servers=1),
+        VirtualWorld(3, servers=2),
+        VirtualWorld(3, (1, 2), servers=1, levels=2, climb_every=2),
+    ],
+    ids=["shared", "1 worker", "2 servers", "2 levels"],
+)
+def test_messages_after_other_weights_are_added_to_those(world: VirtualWorld) -> None:
+    def train(comm: Communicator) -> tuple[set[float], int | None] | None:
+        replica = place(TwoTypes(), comm, Home.PRIVATE) if comm.servers is None else Replica(TwoTypes())
+        if comm.servers is not None and comm.servers.serving:
+            serve(comm.servers, replica, AddRule())
+            return None
+        centre = join_centre(comm, replica, AddRule())
+        for _ in range(3):
+            centre.push(vectors(replica, 1.0))
+        centre.leave()
+        centre.overwrite(vectors(replica, 100.0))
+        stale = centre.pull([flat.weights for flat in replica.flats]).staleness
+        assert values([flat.weights for flat in replica.flats]) == {100.0}
+        comm.barrier()
+        centre.push(vectors(replica, 1.0))
+        centre.read([flat.weights for flat in replica.flats])
+        centre.close()
+        return values([flat.weights for flat in replica.flats]), stale
+
+    found = [one for one in world.run(train) if one is not None]
+    assert found == [({100.0 + len(found)}, 0)] * len(found)
+
+
+def two_levels(comm: Communicator, steps: int) -> list[float]:
+    """Each worker, whose weights are a number, pulls at the centre of its host, and that at the top."""
+    module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    if comm.servers is not None and comm.servers.serving:
+        serve(comm.servers, Replica(module), ElasticRule(0.8, 1))
+        return []
+    replica = place(module, comm, Home.PRIVATE)
+    centre = join_centre(comm, replica, ElasticRule(0.8, visitors(comm)))
+    weights = replica.flats[0].weights
+    found = []
+    for _ in range(steps):
+        comm.compute(1.0 + comm.rank / 10)
+        weights += comm.rank + 1
+        centre.exchange([weights])
+        found.append(float(weights[0]))
+    centre.leave()
+    centre.read([weights])
+    centre.close()
+    return [*found, float(weights[0])]
+
+
+@pytest.mark.parametrize("hosts", [(2, 1), (1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("climb_every", [2, 3, 100])
+def test_elastic_centres_pull_at_each_other(climb_every: int, hosts: tuple[int, int]) -> None:
+    """Each centre by the number of those who come to it."""
+    of_rank = [host for host, workers in enumerate(hosts) for _ in range(workers)]
+    x, host, top, exchanges = [1.0 for _ in of_rank], [1.0, 1.0], 1.0, [0, 0]
+    expected: list[list[float]] = [[] for _ in of_rank]
+    for _ in range(4):
+        for rank, of in enumerate(of_rank):  # They finish in this order, as their speeds hardly differ.
+            x[rank] += rank + 1
+            d = 0.8 / hosts[of] * (x[rank] - host[of])
+            x[rank], host[of] = x[rank] - d, host[of] + d
+            expected[rank].append(x[rank])
+            exchanges[of] += 1
+            if exchanges[of] % climb_every == 0:
+                d = 0.8 / 2 * (host[of] - top)
+                host[of], top = host[of] - d, top + d
+    for centre in host:  # Both go up once more before the one above is read.
+        top += 0.8 / 2 * (centre - top)
+    found = VirtualWorld(sum(hosts), hosts, servers=1, levels=2, climb_every=climb_every).run(two_levels, 4)
+    for rank in range(len(of_rank)):
+        assert found[rank] == pytest.approx([*expected[rank], top], rel=1e-12)
+
+
+def test_more_climbs_bring_the_hosts_closer() -> None:
+    def spread(climb_every: int) -> float:
+        found = VirtualWorld(2, 1, servers=1, levels=2, climb_every=climb_every).run(two_levels, 12)
+        return abs(found[0][-2] - found[1][-2])
+
+    assert spread(1) < spread(6)
+
+
+def test_requests_are_served_in_the_order_in_which_they_come() -> None:
+    def train(comm: Communicator) -> tuple[float, int | None]:
+        if comm.servers is not None and comm.servers.serving:
+            serve(comm.servers, Replica(TwoTypes()), AddRule())
+            return 0.0, 0
+        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        centre = join_centre(comm, replica, AddRule())
+        comm.compute(1.0 - comm.rank / 10)
+        receipt = centre.exchange(vectors(replica, 1.0))
+        centre.close()
+        return comm.clock(), receipt.staleness
+
+    found = VirtualWorld(3, servers=1).run(train)
+    assert [staleness for _, staleness in found] == [2, 1, 0]
+    assert [clock for clock, _ in found] == sorted((clock for clock, _ in found), reverse=True)
+
+
+def test_half_the_vector_on_each_server_takes_half_the_time() -> None:
+    def train(comm: Communicator) -> float:
+        module = nn.Linear(300, 300)
+        if comm.servers is not None and comm.servers.serving:
+            serve(comm.servers, Replica(module), AddRule())
+            return 0.0
+        replica = place(module, comm, Home.PRIVATE)
+        centre = join_centre(comm, replica, AddRule())
+        message = [torch.zeros_like(replica.flats[0].weights)]
+        comm.barrier()
+        began = comm.clock()
+        for _ in range(5):
+            centre.exchange(message)
+        centre.close()
+        return comm.clock() - began
+
+    times = {servers: max(VirtualWorld(8, 1, Network(), servers=servers).run(train)) for servers in (1, 2)}
+    assert times[2] < 0.7 * times[1]
+
+
+def test_the_answer_tells_what_it_cost() -> None:
+    def train(comm: Communicator) -> tuple[int, float, float]:
+        if comm.servers is not None and comm.servers.serving:
+            serve(comm.servers, Replica(TwoTypes()), AddRule())
+            return 0, 0.0, 0.0
+        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        centre = join_centre(comm, replica, AddRule())
+        comm.compute(2.0)
+        receipt = centre.exchange(vectors(replica, 1.0))
+        centre.close()
+        return receipt.bytes_sent, receipt.wait_s, receipt.age_s
+
+    length = sum(flat.weights.nbytes for flat in Replica(TwoTypes()).flats)
+    sent, wait_s, age_s = VirtualWorld(1, servers=1).run(train)[0]
+    assert length <= sent < length + 100
+    assert 0 < wait_s < 0.1
+    assert age_s == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("dead", [0, 1, 3])
+@pytest.mark.parametrize("operation", [9, 14, 19, 24, 31])
+def test_nobody_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, levels: int) -> None:
+    def train(comm: Communicator) -> str:
+        try:
+            pushing(comm, elastic, 20)
+        except PeerLost:
+            return "lost"
+        return "done"
+
+    world = VirtualWorld(
+        3, (2, 1), servers=1, levels=levels, climb_every=2, faults=[Fault(dead, operation=operation)]
+    )
+    found = world.run(train)
+    assert world.lost == [dead]
+    assert [outcome for rank, outcome in enumerate(found) if rank != dead] == ["lost"] * (
+        3 if dead == 3 else 2
+    )
+
+
+def busy_server(comm: Communicator) -> float:
+    """How much of a core a server needs while the workers think."""
+    part = keep_servers(comm, (1, 2))
+    if part.servers.serving:
+        began = time.process_time()
+        serve(part.servers, Replica(TwoTypes()), AddRule())
+        return time.process_time() - began
+    replica = place(TwoTypes(), part, Home.PRIVATE)
+    centre = join_centre(part, replica, AddRule())
+    for _ in range(4):
+        ends = time.monotonic() + 0.5
+        while time.monotonic() < ends:
+            centre.version  # noqa: B018
+        centre.exchange(vectors(replica, 1.0))
+    centre.close()
+    return 0.0
+
+
+@pytest.mark.serial
+def test_waiting_for_requests_costs_no_core(world: World) -> None:
+    _, first, second = world.run(busy_server)
+    assert max(first, second) < 0.5
+
+
+def test_several_hosts_without_a_server_are_refused() -> None:
+    def train(comm: Communicator) -> None:
+        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        join_centre(comm, replica, AddRule())
+
+    with pytest.raises(BadOption, match=r"the workers are on 2 hosts.*'--servers 1'"):
+        VirtualWorld(3, (2, 1)).run(train)
+
+
+def test_the_senders_options_travel_with_the_gradient() -> None:
+    there, here = [
+        optim.Adam([{"params": [nn.Parameter(torch.ones(1))], "betas": betas}], lr=lr, amsgrad=amsgrad)
+        for betas, lr, amsgrad in (((0.9, 0.99), 0.1, True), ((0.5, 0.6), 0.2, False))
+    ]
+    here.param_groups[0]["initial_lr"] = 7.0  # a scheduler's; there is none on the other side
+    Hyperparameters(there).write(Hyperparameters(here).read())
+    group = there.param_groups[0]
+    assert (group["lr"], group["betas"], group["amsgrad"]) == (0.2, (0.5, 0.6), False)
+    assert type(group["amsgrad"]) is bool
+    assert "initial_lr" not in group
+
+
+def test_a_learning_rate_that_is_a_tensor_travels_too() -> None:
+    make = partial(optim.Adam, [nn.Parameter(torch.ones(1))])
+    there, rate = make(lr=torch.tensor(0.1)), torch.tensor(0.2)
+    kept = there.param_groups[0]["lr"]
+    Hyperparameters(there).write(Hyperparameters(make(lr=rate)).read())
+    assert there.param_groups[0]["lr"] is kept
+    assert float(kept) == pytest.approx(0.2)
+
+
+def test_numbers_pairs_and_lists_of_numbers_travel_and_nothing_else() -> None:
+    class Own(optim.SGD):
+        def __init__(self, **options: object) -> None:
+            optim.Optimizer.__init__(
+                self, [{"params": [nn.Parameter(torch.ones(1))]} for _ in range(2)], options
+            )
+
+    made = Own(
+        nested=((1, 2), 3),
+        mixed=(1, None),
+        none=None,
+        text="text",
+        vector=torch.zeros(2),
+        count=1,
+        pair=(0.5, True),
+        row=[2, 3.0],
+        scalar=torch.tensor(4.0),
+    )
+    numbers = [1.0, 0.5, 1.0, 2.0, 3.0, 4.0]
+    options = Hyperparameters(made)
+    assert options.read() == numbers * 2
+    options.write([*numbers, 10.0, 0.25, 0.0, 7.0, 8.5, 9.0])
+    group = made.param_groups[1]
+    assert (group["count"], group["pair"], group["row"]) == (10, (0.25, False), [7, 8.5])
+    assert [type(one) for one in (group["count"], *group["pair"], *group["row"])] == [
+        int,
+        float,
+        bool,
+        int,
+        float,
+    ]
+    assert float(group["scalar"]) == 9.0
+    assert (group["nested"], group["mixed"], group["none"], group["text"]) == (
+        ((1, 2), 3),
+        (1, None),
+        None,
+        "text",
+    )

@@ -1,0 +1,345 @@
+"""The centre in shared memory: slots, answers and counts, on virtual ranks and on processes."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from tests.comm.ranks import World
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import Fault, VirtualWorld
+from tutti.errors import BadOption, PeerLost
+from tutti.parameter_server import AddRule, Desk, ElasticRule, OptimizerRule, Outcome, Rule
+from tutti.parameter_server.base import cut_slots
+from tutti.parameter_server.shared_memory import SMALLEST_SLOT, SharedCentre, slots_for
+from tutti.replica import Replica
+from tutti.strategies.base import Home
+from tutti.strategies.placement import place
+
+# The ranks cannot import this page by its name: its functions travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LENGTH = 100
+
+
+class TwoTypes(nn.Module):
+    """Parameters of two dtypes, each a flat vector of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = nn.Linear(7, 13)
+        self.double = nn.Linear(13, 5).double()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(1.0)
+
+
+def join(comm: Communicator, rule: Rule | None = None, parts: int = 3) -> tuple[Replica, SharedCentre]:
+    replica = place(TwoTypes(), comm, Home.PRIVATE)
+    return replica, SharedCentre(comm, replica.flats, rule or AddRule(), parts)
+
+
+def vectors(replica: Replica, value: float) -> list[Tensor]:
+    return [torch.full_like(flat.weights, value) for flat in replica.flats]
+
+
+def values(weights: list[Tensor]) -> set[float]:
+    """The different numbers in some vectors, but for the gaps' zeros."""
+    return {float(value) for vector in weights for value in vector.unique()} - {0.0}
+
+
+def check_a_push_moves_every_slot_once(comm: Communicator) -> None:
+    replica, centre = join(comm)
+    assert len(centre.slots) > 1
+    message = vectors(replica, 1.0)
+    for flat, vector in zip(replica.flats, message, strict=True):
+        vector[flat.weights == 0] = 0  # the gaps
+    pushed = [vector.clone() for vector in message]
+    for _ in range(5):
+        centre.push(message)
+        assert values(message) == set()  # it is used up
+        for vector, again in zip(message, pushed, strict=True):
+            vector.copy_(again)
+    into = vectors(replica, 7.0)
+    centre.read(into)
+    assert values(into) == {1.0 + 5 * comm.size}
+    assert centre.version == 5 * comm.size
+
+
+def check_exchanges_lose_nothing(comm: Communicator) -> None:
+    """Elastic exchanges keep the sum of all weights, whatever comes between which."""
+    replica, centre = join(comm, ElasticRule(0.9, comm.size))
+    own = vectors(replica, float(comm.rank))
+    for _ in range(20):
+        centre.exchange(own)
+    into = vectors(replica, 0.0)
+    centre.read(into)
+    total = [vector.clone().double() for vector in own]
+    for vector in total:
+        comm.all_reduce(vector)
+    for flat, vector, weights in zip(replica.flats, total, into, strict=True):
+        start = torch.where(flat.weights == 0, 0.0, 1.0).double()
+        expected = start + sum(range(comm.size))
+        # Each exchange rounds two numbers, of which none is above the number of ranks.
+        roundings = 2 * 20 * comm.size
+        bound = roundings * comm.size * torch.finfo(weights.dtype).eps / 2
+        assert torch.allclose(vector + weights.double(), expected, rtol=0, atol=bound)
+
+
+def check_every_gradient_is_applied(comm: Communicator) -> None:
+    replica, _ = join(comm)
+    optimizer = optim.SGD(replica.module.parameters(), lr=0.5)
+    grads = [flat.grads for flat in replica.flats]
+    centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads), 3)
+    weights = [flat.weights for flat in replica.flats]
+    for _ in range(4):
+        for flat in replica.flats:
+            for span in flat.spans:
+                flat.grads[span] = 1.0
+        centre.exchange(grads, weights)
+    centre.read(weights)
+    assert values(weights) == {1.0 - 0.5 * 4 * comm.size}
+
+
+CHECKS = [check_a_push_moves_every_slot_once, check_exchanges_lose_nothing, check_every_gradient_is_applied]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_on_virtual_ranks(check: object, size: int) -> None:
+    VirtualWorld(size).run(check)
+
+
+def test_on_processes() -> None:
+    with World(3) as world:
+        for check in CHECKS:
+            world.run(check)
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "NAdam", "Adafactor", "Muon"])
+def test_cutting_into_slots_changes_nothing(name: str) -> None:
+    if not hasattr(optim, name):
+        pytest.skip(f"this torch has no {name}")
+
+    def train(comm: Communicator, parts: int) -> Tensor:
+        module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))).double()
+        for number, parameter in enumerate(module.parameters()):
+            with torch.no_grad():
+                parameter.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(number)))
+        replica = place(module, comm, Home.PRIVATE)
+        optimizer = getattr(optim, name)(module.parameters(), lr=0.1)
+        grads = [flat.grads for flat in replica.flats]
+        centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads), parts)
+        for step in range(5):
+            generator = torch.Generator().manual_seed(10 * step + comm.rank)
+            grads[0].copy_(torch.randn(len(grads[0]), generator=generator))
+            comm.compute(1.0 + 0.1 * comm.rank)
+            centre.exchange(grads, [replica.flats[0].weights])
+        centre.read([replica.flats[0].weights])
+        return replica.flats[0].weights.clone()
+
+    one, four = [VirtualWorld(2).run(train, parts)[0] for parts in (1, 4)]
+    # Muon computes in bfloat16.
+    torch.testing.assert_close(one, four, rtol=2e-3 if name == "Muon" else 0, atol=1e-12)
+
+
+def test_the_state_of_an_optimizer_that_counts_in_numbers_is_shared() -> None:
+    class Counting(optim.Optimizer):
+        """Moves everything by -1, -2, -3, ...: one more in each step."""
+
+        def __init__(self, parameters: object) -> None:
+            super().__init__(parameters, {})
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                parameter.data -= state["steps"]
+
+    def train(comm: Communicator) -> set[float]:
+        replica = place(TwoTypes().double(), comm, Home.PRIVATE)
+        grads = [flat.grads for flat in replica.flats]
+        rule = OptimizerRule(Counting(replica.module.parameters()), replica, grads)
+        centre = SharedCentre(comm, replica.flats, rule, 2)
+        for _ in range(2):
+            centre.push(grads)
+        weights = [flat.weights for flat in replica.flats]
+        centre.read(weights)
+        return values(weights)
+
+    assert VirtualWorld(3).run(train)[0] == {1.0 - (1 + 2 + 3 + 4 + 5 + 6)}
+
+
+@pytest.mark.parametrize(("in_group", "where"), [(False, "each parameter"), (True, "its param group")])
+def test_a_state_that_cannot_be_shared_is_refused(in_group: bool, where: str) -> None:
+    class Remembering(optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for home in [group] if in_group else map(self.state.__getitem__, group["params"]):
+                    home["past"] = ["anything"]
+
+    def train(comm: Communicator) -> None:
+        replica = place(TwoTypes().double(), comm, Home.PRIVATE)
+        rule = OptimizerRule(Remembering(replica.module.parameters(), lr=0.1), replica)
+        SharedCentre(comm, replica.flats, rule)
+
+    with pytest.raises(BadOption, match=f"Remembering keeps 'past' of type list for {where}"):
+        VirtualWorld(2).run(train)
+
+
+def test_a_state_that_the_optimizer_has_already_is_carried_over() -> None:
+    def train(comm: Communicator, warm: bool) -> Tensor:
+        module = nn.Linear(4, 4)
+        with torch.no_grad():
+            module.weight.fill_(1.0)
+            module.bias.fill_(1.0)
+        optimizer = optim.Adam(module.parameters(), lr=0.1)
+        if warm:
+            for parameter in module.parameters():
+                parameter.grad = torch.full_like(parameter, 100.0)
+            optimizer.step()
+        replica = place(module, comm, Home.PRIVATE)
+        grads = [flat.grads for flat in replica.flats]
+        centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads))
+        before = replica.flats[0].weights.clone()
+        grads[0].fill_(1.0)
+        centre.exchange(grads, [replica.flats[0].weights])
+        return (before - replica.flats[0].weights).abs().max()
+
+    cold, warm = [VirtualWorld(1).run(train, warm)[0] for warm in (False, True)]
+    assert cold == pytest.approx(0.1, rel=1e-3)
+    assert warm > 0.05
+    assert warm != pytest.approx(0.1, rel=1e-2)
+
+
+def test_staleness_is_what_others_did_since_the_last_reading() -> None:
+    def train(comm: Communicator) -> list[int | None]:
+        replica, centre = join(comm)
+        found = []
+        for _ in range(3):
+            comm.compute((1.0, 0.4)[comm.rank])
+            found.append(centre.exchange(vectors(replica, 0.0)).staleness)
+        found.append(centre.pull(vectors(replica, 0.0)).staleness)
+        return found
+
+    # Worker 1 is there at 0.4, 0.8 and 1.2 s, worker 0 at 1, 2 and 3 s.
+    first, second = VirtualWorld(2).run(train)
+    assert first == [2, 1, 0, 0]
+    assert second == [0, 0, 1, 0]
+
+
+def test_a_push_counts_what_others_did_but_not_its_own() -> None:
+    def train(comm: Communicator) -> list[int | None]:
+        replica, centre = join(comm)
+        comm.compute(comm.rank * 0.5)
+        found = []
+        for _ in range(3):
+            comm.compute(1.0)
+            found.append(centre.push(vectors(replica, 0.0)).staleness)
+        return found
+
+    first, second = VirtualWorld(2).run(train)
+    assert (first, second) == ([0, 1, 2], [1, 2, 3])
+
+
+def test_a_reading_leaves_no_trace_on_the_staleness() -> None:
+    def train(comm: Communicator) -> int | None:
+        replica, centre = join(comm)
+        if comm.rank:
+            centre.push(vectors(replica, 0.0))
+        centre.read(vectors(replica, 0.0))
+        comm.barrier()
+        return centre.push(vectors(replica, 0.0)).staleness if comm.rank == 0 else None
+
+    assert VirtualWorld(2).run(train)[0] == 1
+
+
+@pytest.mark.parametrize("consumes", [True, False])
+def test_a_message_is_zero_afterwards_where_the_rule_uses_it_up(consumes: bool) -> None:
+    def train(comm: Communicator) -> list[set[float]]:
+        rule = AddRule()
+        rule.consumes = consumes
+        replica, centre = join(comm, rule)
+        pushed, exchanged, answered = (vectors(replica, 3.0) for _ in range(3))
+        centre.push(pushed)
+        centre.exchange(exchanged, vectors(replica, 0.0))
+        centre.exchange(answered)
+        return [values(pushed), values(exchanged), values(answered)]
+
+    left = set() if consumes else {3.0}
+    # The weights are 1 in the parameters and 0 in the gaps, and have moved three times.
+    assert VirtualWorld(1).run(train) == [[left, left, {10.0, 9.0}]]
+
+
+def test_what_is_brought_is_counted_and_what_is_read_is_not() -> None:
+    def train(comm: Communicator) -> list[int]:
+        replica, centre = join(comm)
+        message = vectors(replica, 1.0)
+        brought = [centre.push(message), centre.push(message, again=True), centre.exchange(message)]
+        return [receipt.bytes_sent for receipt in (*brought, centre.pull(message))]
+
+    replica = Replica(TwoTypes())
+    whole = sum(flat.weights.nbytes for flat in replica.flats)
+    assert VirtualWorld(1).run(train) == [[whole, 0, whole, 0]]
+
+
+def test_slots_begin_where_the_rule_may_cut() -> None:
+    replica = Replica(nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 2)))
+    flats = replica.flats
+    slots = cut_slots(flats, AddRule(), 3)
+    assert [slot.number for slot in slots] == [0, 1, 2]
+    assert slots[0].places[0].start == 0
+    assert slots[-1].places[0].stop == len(flats[0].weights)
+    whole = OptimizerRule(optim.Adafactor(flats[0].parameters), replica)
+    starts = {span.start for span in flats[0].spans}
+    assert all(slot.places[0].start in starts for slot in cut_slots(flats, whole, 3))
+
+
+def test_a_slot_is_not_smaller_than_is_worth_its_lock() -> None:
+    small, large = Replica(nn.Linear(10, 10)).flats, Replica(nn.Linear(1, 2 * SMALLEST_SLOT)).flats
+    assert [slots_for(small, workers) for workers in (1, 8)] == [1, 1]
+    assert [slots_for(large, workers) for workers in (1, 2, 8)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("operation", range(12, 40, 3))
+def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
+    def train(comm: Communicator) -> bool:
+        try:
+            replica, centre = join(comm, ElasticRule(0.9, comm.size), 2)
+            for _ in range(20):
+                centre.exchange(vectors(replica, 0.0))
+                comm.compute(1.0)
+                centre.tick(0, vectors(replica, 0.0))
+            centre.leave()
+            centre.read(vectors(replica, 0.0))
+        except PeerLost:
+            return True
+        return False
+
+    found = VirtualWorld(3, faults=[Fault(1, operation=operation)]).run(train)
+    assert found[0]
+    assert found[2]
+
+
+def test_a_rule_of_ones_own_needs_one_method_and_its_upper_form() -> None:
+    class Largest(Rule):
+        def apply(self, desk: Desk) -> Outcome:
+            for centre, message in zip(desk.centre, desk.message, strict=True):
+                torch.maximum(centre, message, out=centre)
+            return Outcome.APPLIED
+
+        def above(self, hosts: int) -> Rule:
+            return self
+
+    def train(comm: Communicator) -> set[float]:
+        replica, centre = join(comm, Largest())
+        message = vectors(replica, float(comm.rank))
+        centre.exchange(message)
+        centre.read(message)
+        return values(message)
+
+    assert VirtualWorld(3).run(train)[0] == {2.0}

@@ -1,0 +1,78 @@
+"""Signs of life: written whole, read whole, and what becomes of those that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tutti.records.heartbeat import FAILED, TRAINING, Heartbeat, read_heartbeats, write_heartbeat
+from tutti.records.json_lines import to_json
+
+BEAT = Heartbeat(
+    rank=1,
+    host="a",
+    process=4711,
+    time=1_700_000_000.5,
+    state=TRAINING,
+    began=1_699_999_000.0,
+    moved=1_700_000_000.25,
+    epoch=2,
+    step=40,
+    updates=100,
+    per_epoch=25,
+    steps_per_s=10.5,
+    samples_per_s=336.0,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "ranks").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "beat", [BEAT, replace(BEAT, began=None), replace(BEAT, state=FAILED, error="KeyError: 'x'")]
+)
+def test_a_heartbeat_survives_json(beat: Heartbeat) -> None:
+    assert Heartbeat.from_json(json.loads(to_json(beat.as_json()))) == beat
+
+
+def test_the_newest_sign_of_each_rank_is_read_in_the_order_of_ranks(run: Path) -> None:
+    for rank in (10, 2):
+        write_heartbeat(run, replace(BEAT, rank=rank))
+    write_heartbeat(run, replace(BEAT, rank=10, step=41))
+    beats = read_heartbeats(run).records
+    assert [(beat.rank, beat.step) for beat in beats] == [(2, 40), (10, 41)]
+
+
+def test_nothing_but_the_signs_is_left_in_their_folder(run: Path) -> None:
+    write_heartbeat(run, BEAT)
+    assert [path.name for path in (run / "ranks").iterdir()] == ["1.json"]
+
+
+@pytest.mark.parametrize("text", ["", '{"rank": 1, "ho', "[]", "{}"])
+def test_a_sign_that_is_cut_off_is_left_out_and_reported(run: Path, text: str) -> None:
+    write_heartbeat(run, BEAT)
+    path = run / "ranks" / "0.json"
+    path.write_text(text)
+    found = read_heartbeats(run)
+    assert found.records == [BEAT]
+    assert len(found.damage) == 1
+    assert str(path) in found.damage[0]
+
+
+def test_a_run_without_signs_has_none(tmp_path: Path) -> None:
+    assert read_heartbeats(tmp_path).records == []
+
+
+def test_heartbeats_need_neither_torch_nor_numpy() -> None:
+    program = (
+        "import sys, tutti.records.heartbeat; sys.exit(bool({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

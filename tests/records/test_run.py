@@ -1,0 +1,157 @@
+"""Records: to JSON and back, and a history that survives being cut off."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tutti.errors import BadRunFolder
+from tutti.records.json_lines import append_line, to_json
+from tutti.records.run import (
+    EpochRecord,
+    Evaluation,
+    RankRecord,
+    Summary,
+    World,
+    read_history,
+)
+
+TRAIN = Evaluation(samples=1000, loss=0.25, metrics={"accuracy": 0.9})
+VALIDATION = Evaluation(
+    samples=6, loss=0.5, metrics={"accuracy": 0.5}, confusion=[[2, 1, 0], [1, 2, 0], [0, 0, 0]]
+)
+RECORD = EpochRecord(
+    epoch=1,
+    step=8,
+    complete=True,
+    train=TRAIN,
+    validation=VALIDATION,
+    seconds={"validation": 0.5, "total": 2.5},
+    samples_per_s=500.0,
+    lr=0.001,
+    time="2026-01-02T03:04:05+00:00",
+    ranks=[
+        RankRecord(updates=8, samples=500, stages={"forward": 0.25, "backward": 0.5, "wait": 0.125}),
+        RankRecord(updates=8, staleness={0: 98, 1: 1, 64: 1}, age_s_mean=0.5),
+    ],
+)
+
+
+def test_class_accuracy_is_each_rows_share_on_the_diagonal() -> None:
+    assert VALIDATION.class_accuracy() == [2 / 3, 2 / 3, None]
+    assert TRAIN.class_accuracy() == []
+
+
+def test_class_accuracy_counts_predictions_of_no_known_class_as_wrong() -> None:
+    evaluation = Evaluation(samples=4, loss=0.0, confusion=[[1, 0, 1], [0, 2, 0]])
+    assert evaluation.class_accuracy() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("record", [RECORD, replace(RECORD, validation=None, complete=False)])
+def test_a_record_survives_json(record: EpochRecord) -> None:
+    assert EpochRecord.from_json(json.loads(to_json(record.as_json()))) == record
+
+
+def test_the_staleness_of_a_rank_is_summed_up_by_mean_percentile_and_maximum() -> None:
+    assert (RECORD.ranks[1].staleness_mean, RECORD.ranks[1].staleness_max) == (0.65, 64)
+    assert RECORD.ranks[1].staleness_p99 == 64
+    assert RankRecord(staleness={0: 99, 3: 1}).staleness_p99 == 3
+    assert RankRecord(staleness={0: 1990, 3: 10}).staleness_p99 == 0
+    assert RankRecord().staleness_mean is RankRecord().staleness_p99 is RankRecord().staleness_max is None
+
+
+def test_computing_is_forward_and_backward() -> None:
+    assert (RECORD.ranks[0].compute_s, RECORD.ranks[0].wait_s) == (0.75, 0.125)
+    assert (RECORD.ranks[1].compute_s, RECORD.ranks[1].wait_s) == (0.0, 0.0)
+
+
+def test_a_record_of_an_older_version_has_no_ranks() -> None:
+    values = RECORD.as_json()
+    del values["ranks"]
+    assert EpochRecord.from_json(values) == replace(RECORD, ranks=[])
+
+
+def test_a_summary_survives_json() -> None:
+    summary = Summary.of([RECORD, replace(RECORD, epoch=2, step=16)], VALIDATION, 235_146, World(2, 1, 1))
+    assert Summary.from_json(json.loads(to_json(summary.as_json()))) == summary
+
+
+def test_a_summary_adds_up_the_history() -> None:
+    summary = Summary.of([RECORD, replace(RECORD, epoch=2, step=16)], None, 10, World(2, 1, 1))
+    assert (summary.epochs, summary.steps, summary.samples, summary.seconds) == (2, 16, 2000, 5.0)
+    assert summary.samples_per_s == 2000 / 4.0
+    assert summary.validation == VALIDATION
+    assert set(summary.versions) == {"tutti", "torch", "python"}
+
+
+def test_a_summary_of_nothing_can_be_made() -> None:
+    assert Summary.of([], None, 10, World()).samples_per_s == 0.0
+
+
+def test_json_is_valid_and_keeps_numbers_that_json_does_not_know() -> None:
+    odd = Evaluation(samples=1, loss=math.inf, metrics={"mae": -math.inf, "mse": math.nan})
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    read = Evaluation.from_json(json.loads(to_json(odd.as_json()), parse_constant=refuse))
+    assert read.loss == math.inf
+    assert read.metrics["mae"] == -math.inf
+    assert math.isnan(read.metrics["mse"])
+
+
+def test_appended_records_are_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    records = [replace(RECORD, epoch=epoch) for epoch in (1, 2, 3)]
+    for record in records:
+        append_line(path, record)
+    history = read_history(path)
+    assert history.records == records
+    assert history.damage == []
+
+
+def test_a_cut_off_line_costs_only_itself_and_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    append_line(path, RECORD)
+    append_line(path, replace(RECORD, epoch=2))
+    path.write_bytes(path.read_bytes()[:-40])
+    history = read_history(path)
+    assert history.records == [RECORD]
+    assert history.damage == [f"line 2 of {path} is cut off; it was left out"]
+
+
+def test_appending_after_a_cut_off_line_does_not_lose_the_new_record(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    append_line(path, RECORD)
+    path.write_bytes(path.read_bytes()[:-40])
+    append_line(path, replace(RECORD, epoch=2))
+    history = read_history(path)
+    assert [record.epoch for record in history.records] == [2]
+    assert len(history.damage) == 1
+    assert "line 1" in history.damage[0]
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "{}", '{"epoch": "x"}', "null", "\udcff"])
+def test_a_line_that_is_no_record_is_reported(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(line.encode(errors="surrogateescape") + b"\n")
+    append_line(path, RECORD)
+    history = read_history(path)
+    assert history.records == [RECORD]
+    assert "line 1" in history.damage[0]
+
+
+def test_a_missing_history_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match=r"history\.jsonl"):
+        read_history(tmp_path / "history.jsonl")
+
+
+def test_records_need_neither_torch_nor_numpy() -> None:
+    program = "import sys, tutti.records.run; sys.exit(bool({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

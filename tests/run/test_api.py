@@ -1,0 +1,224 @@
+"""`tutti.train` from Python: objects instead of names."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tutti
+from tutti.errors import BadModel, UserError
+from tutti.run.pickled_arguments import name_of
+
+INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
+TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
+DATA = ((INPUTS, TARGETS), (INPUTS[:40], TARGETS[:40]))
+ONE = {"workers": 1, "threads": 1, "quiet": True, "epochs": 2}
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import tutti
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 5))
+    def forward(self, x):
+        return self.layers(x)
+
+class Points(Dataset):
+    def __len__(self):
+        return 101
+    def __getitem__(self, i):
+        x = torch.rand(6, generator=torch.Generator().manual_seed(i))
+        return x, int(2 * x.sum()) % 5
+
+net = Net()
+before = net.layers[0].weight.clone()
+result = tutti.train(net, Points(), workers=2, strategy=tutti.Sync(), epochs=2, batch_size=16,
+                     metrics=["accuracy", lambda out, y: (out.argmax(1) - y).abs()], out=sys.argv[1])
+assert result.model is net and not torch.equal(before, net.layers[0].weight)
+assert all(p.is_leaf and p.requires_grad for p in net.parameters())
+result = tutti.train(Net, Points(), workers=2, epochs=1, model_options={"width": 4}, quiet=True)
+assert result.model.layers[0].out_features == 4
+print("samples", result.summary.samples, "ranks", result.summary.world.ranks)
+"""
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+
+
+def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def test_the_caller_s_module_comes_back_trained() -> None:
+    model = net()
+    before = model[0].weight.clone()
+    result = tutti.train(model, DATA, **ONE)
+    assert result.model is model
+    assert not torch.equal(before, model[0].weight)
+    assert result.folder is None
+    assert [record.epoch for record in result.history] == [1, 2]
+    test = result.summary.test
+    assert test is not None
+    assert test.samples == 40
+    with torch.no_grad():
+        right = (model.eval()(INPUTS[:40]).argmax(1) == TARGETS[:40]).double().mean().item()
+    assert test.metrics["accuracy"] == pytest.approx(right)
+
+
+def test_a_named_model_is_built_anew_with_the_trained_weights(tmp_path: Path) -> None:
+    result = tutti.train("mlp", DATA, model_options={"hidden": [4]}, out=str(tmp_path / "run"), **ONE)
+    assert result.folder == tmp_path / "run"
+    assert result.model(INPUTS[:3]).shape == (3, 5)
+    assert result.config.lr == 0.001
+
+
+def test_functions_are_taken_for_loss_metric_optimizer_and_schedule() -> None:
+    result = tutti.train(
+        net(),
+        lambda: DATA,
+        loss=own_loss,
+        metrics=[lambda outputs, targets: outputs.argmax(1) != targets, "top5"],
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+        schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        **ONE,
+    )
+    assert result.history[0].train.metrics.keys() == {"<lambda>", "top5"}
+    assert result.config.lr == 0.5
+    assert result.history[-1].lr < 0.5
+    assert result.config.loss.endswith(":own_loss")
+
+
+def test_an_optimizer_class_takes_lr_and_options() -> None:
+    result = tutti.train(
+        net(), DATA, optimizer=torch.optim.SGD, lr=0.3, optimizer_options={"momentum": 0.5}, **ONE
+    )
+    assert result.config.optimizer == "torch.optim.sgd:SGD"
+    assert result.history[-1].lr == 0.3
+
+
+def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), torch.rand(1).item()
+
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    expected = draw()
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    tutti.train("mlp", DATA, model_options={"hidden": [4]}, **ONE)
+    assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epoch": 3}, "unknown argument 'epoch'; did you mean 'epochs'?"),
+        ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "the optimizer is built already"),
+        ({"optimizer": lambda parameters: 3}, "must return a torch.optim.Optimizer"),
+        ({"model_options": {"hidden": [3]}}, "is built already, so its options (hidden) have no effect"),
+        ({"loss": 3}, "loss is 3; give a name or a function"),
+        ({"loss": nn.MSELoss}, "is a class, not a function"),
+        ({"strategy": 3}, "the strategy is 3; give an object, such as tutti.Sync(), or a name"),
+        ({"data": None}, "the data is None"),
+        ({"metrics": [random.Random(3).random]}, "metric"),
+        ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
+        ({"lr": -1.0}, "lr is -1.0; give a finite number above 0"),
+        ({"epochs": 1, "steps": 1}, "both epochs and steps are given"),
+        (
+            {"data": (INPUTS, torch.arange(120.0) % 5)},
+            "say what they are: data_options={'classes': 5} for classes",
+        ),
+        ({"data": (INPUTS, (INPUTS > 0.5).long())}, "loss='bce' for labels of which any number may hold"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(tutti.UserError, match=re.escape(message)):
+        tutti.train(**{"model": net(), "data": DATA, **ONE, **arguments})
+
+
+def test_a_model_whose_copy_would_no_longer_be_tied_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5))
+    model[1].weight = nn.Parameter(model[0].weight)
+    with pytest.raises(BadModel, match=r"'0\.weight' and '1\.weight'"):
+        tutti.train(model, DATA, **ONE)
+
+
+def test_ranks_have_the_caller_s_default_type_of_floats() -> None:
+    inputs = torch.rand(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = (inputs, inputs.sum(1, keepdim=True))
+    options = {"model_options": {"hidden": [4]}, "epochs": 2, "validation": 0.0, "threads": 1}
+    torch.set_default_dtype(torch.float64)
+    try:
+        alone, both = (
+            tutti.train("mlp", data, workers=n, optimizer="sgd", lr=0.1, quiet=True, **options).model
+            for n in (1, 2)
+        )
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for expected, found in zip(alone.parameters(), both.parameters(), strict=True):
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
+    with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
+        tutti.train(net(), (i for i in range(3)), **ONE)
+
+
+def test_objects_are_named_so_that_they_can_be_found_again_where_that_is_possible() -> None:
+    assert name_of(nn.Linear) == "torch.nn.modules.linear:Linear"
+    assert name_of(["accuracy", own_loss]).startswith("accuracy,")
+    assert name_of(net()) == "object:Sequential"
+    assert name_of(lambda: 3).startswith("object:test_objects")
+
+
+def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("plan: 2 ranks") == 1
+    assert done.stdout.endswith("samples 91 ranks 2\n")
+    assert json.loads((out / "config.json").read_text())["model"] == "object:Net"
+    again = [sys.executable, "-m", "tutti.cli.main", "train", "--config", str(out), "-n", "1"]
+    refused = subprocess.run(again, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "was a Python object of a script" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"optimizer": 5},
+        {"schedule": 5},
+        {"schedule": lambda optimizer: 5},
+        {"loss": 5},
+        {"loss": lambda outputs, targets: "x"},
+        {"metrics": 5},
+        {"metrics": [5]},
+        {"metrics": lambda outputs, targets: "x"},
+        {"quiet": "no"},
+        {"trace": 1},
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(arguments)).removesuffix("s")):
+        tutti.train("mlp", workers=1, steps=1, **{"quiet": True, **arguments})

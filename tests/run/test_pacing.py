@@ -1,0 +1,83 @@
+"""Which batches a strategy's workers get, and which pairings are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.run.strategies import Alone, Free
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import Part
+from tutti.errors import BadOption
+from tutti.run.config import TrainConfig
+from tutti.run.pacing import check_pace, deal
+from tutti.strategies import Strategy, Sync
+
+PART = Part(torch.randn(50, 3), torch.arange(50) % 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        (Sync(), {}),
+        (Sync(), {"balance": "speed"}),
+        (Alone(), {}),
+        (Free(), {}),
+        (Free(), {"balance": "queue", "validate": "background"}),
+        (Free(), {"validate": "distributed"}),
+    ],
+)
+def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, str]) -> None:
+    check_pace(TrainConfig(**options), strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (Sync(), {"balance": "queue"}, r"those of 'sync' make each update together.*use --balance speed"),
+        (Sync(), {"validate": "background"}, r"wait for nobody \(.*use --validate pause"),
+        (
+            Sync(),
+            {"validate": "background", "parallel": "sharded"},
+            r"those of --parallel sharded make each update together.*use --validate pause$",
+        ),
+        (Alone(), {"balance": "queue"}, r"make every step at the same time; use --balance none"),
+        (
+            Alone(),
+            {"balance": "speed"},
+            r"together, from one batch \(.*sync.*--balance none",
+        ),
+        (Alone(), {"validate": "distributed"}, r"--validate distributed is for .*use --validate pause"),
+        (
+            Free(),
+            {"balance": "speed"},
+            r"'free' have batches of their own and .*use --balance queue",
+        ),
+    ],
+)
+def test_an_unfit_pairing_is_refused_naming_what_fits(
+    strategy: Strategy, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(BadOption, match=message):
+        check_pace(TrainConfig(**options), strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "balance", "found"),
+    [
+        (Sync(), "none", (5, 10, False, False)),
+        (Sync(), "speed", (5, 10, False, True)),
+        (Alone(), "none", (3, 10, True, False)),
+        (Free(), "queue", (3, 10, True, False)),
+    ],
+)
+def test_batches_are_dealt_as_the_pace_and_the_balance_say(
+    strategy: Strategy, balance: str, found: tuple[int, int, bool, bool]
+) -> None:
+    def work(comm: Communicator) -> tuple[int, int, bool, bool]:
+        batches, speed = deal(TrainConfig(batch_size=10, balance=balance), strategy, PART, comm)
+        assert sum(len(p.targets) for update in batches.epoch(0) for p in update.passes) <= 50
+        return batches.updates, batches.batch_size, batches.own, speed is not None
+
+    assert VirtualWorld(2).run(work) == [found] * 2

@@ -1,0 +1,104 @@
+"""Runs with servers: refused where they do not fit, and else trained as without them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import tutti
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption
+from tutti.run import jobs
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import RunOutcome, TrainJob, VerifyJob
+from tutti.run.train import work
+from tutti.studies.verify.follow import work as verify
+
+
+def job(**options: Any) -> TrainJob:
+    """A short run that prints and writes nothing."""
+    common = {"data": "digits", "model_options": {"hidden": [16]}, "lr": 0.01, "epochs": 1, "batch_size": 32}
+    return TrainJob(TrainConfig(**{**common, **options}), quiet=True, write=False, bring_weights=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"servers": -1}, "--servers is -1; the smallest possible is 0"),
+        ({"levels": 3}, "--levels is 3; give 1 or 2"),
+        ({"levels": 2}, "--levels is 2, but there is no server"),
+        ({"levels": 2, "servers": 1, "climb_every": 0}, "--climb-every is 0; the smallest possible is 1"),
+        ({"servers": 1, "climb_every": 5}, "--climb-every is for two levels"),
+    ],
+)
+def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(
+    values: dict[str, int], message: str
+) -> None:
+    with pytest.raises(BadOption) as caught:
+        job(**values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "sync", "servers": 1, "workers": "2"}, "'sync' has no parameter centre"),
+        ({"servers": 2, "workers": "2"}, "leave --servers out"),
+        ({"strategy": "paramserver", "servers": 1, "levels": 2, "workers": "2"}, "--levels 1"),
+        ({"strategy": "downpour", "hosts": "a:1,b:1"}, "--servers 1"),
+        ({"strategy": "solo", "workers": "2"}, "runs on 1 worker, not 2"),
+        ({"strategy": "downpuor", "servers": 1}, "did you mean 'downpour'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_rank_starts(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "start", lambda *_, **__: pytest.fail("ranks were started"))
+    with pytest.raises(tutti.UserError) as caught:
+        jobs.run("tutti.run.train:work", job(**options))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "downpour", "servers": 1}, {"strategy": "easgd", "servers": 2, "levels": 2}]
+)
+def test_virtual_workers_train_with_servers_and_agree(options: dict[str, Any]) -> None:
+    count = options["servers"]
+    world = VirtualWorld(2 + count, ranks_per_host=2)
+    outcomes = world.run(work, pickle.dumps(job(**options)))
+    assert all(isinstance(outcome, RunOutcome) for outcome in outcomes)
+    for outcome in outcomes:
+        assert outcome.config.workers == "2"
+        assert (outcome.config.servers, outcome.summary.world.ranks) == (count, 2)
+        assert outcome.weights is not None
+        assert outcomes[0].weights is not None
+        for name, tensor in outcome.weights.items():
+            assert tensor.equal(outcomes[0].weights[name])
+
+
+def test_a_server_learns_what_the_centre_in_shared_memory_learns() -> None:
+    options = {"strategy": "downpour", "optimizer": "sgd", "lr": 0.1, "epochs": 3, "precision": "fp64"}
+    served = VirtualWorld(2).run(work, pickle.dumps(job(**options, servers=1)))[0]
+    shared = VirtualWorld(1).run(work, pickle.dumps(job(**options)))[0]
+    assert served.weights is not None
+    assert shared.weights is not None
+    for name, tensor in served.weights.items():
+        assert tensor.allclose(shared.weights[name], rtol=1e-12, atol=1e-12)
+
+
+def test_verify_compares_a_parameter_server_that_runs_on_servers() -> None:
+    config = TrainConfig(
+        model_options={"hidden": [16]}, strategy="paramserver", servers=1, steps=3, optimizer="sgd", lr=0.1
+    )
+    verdicts = VirtualWorld(3).run(verify, pickle.dumps(VerifyJob(config, "float32")))
+    assert [verdict.follows for verdict in verdicts] == [True] * 3
+
+
+def test_processes_train_with_a_server() -> None:
+    options = {"epochs": 6, "lr": 0.003, "batch_size": 32, "quiet": True}
+    result = tutti.train("mlp", "digits", strategy="downpour", workers=2, servers=1, **options)
+    assert result.summary.test is not None
+    assert result.summary.test.metrics["accuracy"] > 0.9
+    assert (result.config.workers, result.config.servers) == ("2", 1)

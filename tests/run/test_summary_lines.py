@@ -1,0 +1,119 @@
+"""What a run says: counts, confusion matrix, accuracy of each class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.run import summary_lines
+from tutti.run.config import TrainConfig
+
+THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
+
+
+def test_an_evaluation_shows_its_count_and_the_matrix_with_each_class() -> None:
+    lines = summary_lines.evaluation("test", THREE, ("cat", "dog", "a very long class name")).splitlines()
+    assert lines[0] == "test: 10 samples, accuracy 80.00%, mae 0.5, loss 0.25"
+    assert lines[-3].split() == ["cat", "4", ".", ".", "100.00%"]
+    assert lines[-2].split() == ["dog", "1", "3", "1", "60.00%"]
+    assert lines[-1].split() == ["a", "very", "long…", ".", ".", ".", "-"]
+
+
+def test_many_classes_name_their_commonest_mistake_instead() -> None:
+    confusion = [[0] * 30 for _ in range(30)]
+    confusion[3][3], confusion[3][7], confusion[3][8] = 6, 3, 1
+    lines = summary_lines.evaluation("test", Evaluation(10, 1.0, {}, confusion)).splitlines()
+    assert lines[6].split() == ["3", "10", "60.00%", "7", "(3)"]
+
+
+def test_without_classes_there_is_one_line() -> None:
+    assert summary_lines.evaluation("validation", Evaluation(5, 2.0)) == "validation: 5 samples, loss 2"
+
+
+def test_the_counts_name_every_part() -> None:
+    text = summary_lines.counts("mlp", 1234, "digits", {"train": 1000, "test": 360}, (1, 8, 8))
+    assert text == "model mlp: 1,234 parameters\ndata digits: 1,000 train, 360 test samples of 1x8x8"
+
+
+def record(*ranks: RankRecord, validation_s: float = 0.0) -> EpochRecord:
+    seconds = {"validation": validation_s, "total": 10.0 + validation_s}
+    return EpochRecord(1, 8, True, THREE, None, seconds, 100.0, 0.1, "now", list(ranks))
+
+
+def test_nothing_is_said_of_exchanges_that_are_neither_stale_nor_waited_for() -> None:
+    assert summary_lines.exchanges([record(RankRecord(exchanges=3)), record(RankRecord())]) == []
+    assert summary_lines.exchanges([]) == []
+
+
+def test_staleness_and_waiting_are_those_of_all_ranks_and_epochs() -> None:
+    aged = {"age_s_mean": 0.001, "age_s_p99": 0.002, "age_s_max": 0.003}
+    first = RankRecord(
+        exchanges=10, stages={"wait": 1.0, "forward": 19.0}, dropped=2, staleness={1: 100}, **aged
+    )
+    second = RankRecord(
+        exchanges=30, stages={"wait": 3.0, "forward": 17.0}, staleness={3: 298, 6: 1, 7: 1}, **aged
+    )
+    assert summary_lines.exchanges([record(first, second), record(RankRecord(), RankRecord())]) == [
+        "staleness: mean 2.52, 99th percentile 3, at most 7 updates",
+        "age of what gradients were computed from: mean 1, 99th percentile 2, at most 3 ms",
+        "waiting for others: 10% of the time; rank 1 the most, 3.0 s",
+        "dropped: 2 gradients that came too late",
+    ]
+
+
+def test_validation_beside_training_tells_what_it_cost() -> None:
+    text = summary_lines.validation("background", [record(validation_s=0.1), record(validation_s=2.5)])
+    assert (
+        text == "validation (background): held training up for 0.5% of its time, and took 2.5 s after its end"
+    )
+
+
+CONFIG = TrainConfig(epochs=3, lr=0.001)
+
+
+@pytest.mark.parametrize(
+    ("config", "together", "line"),
+    [
+        (CONFIG, True, "training: 3 epochs by adam, learning rate 0.001, no schedule, batch size 32"),
+        (
+            replace(CONFIG, epochs=None, steps=1, schedule="OneCycleLR", optimizer="sgd", batch_size=4_000),
+            False,
+            "training: 1 step by sgd, learning rate 0.001, schedule OneCycleLR, batch size 4,000 of each "
+            "worker",
+        ),
+        (
+            replace(CONFIG, optimizer="object:<lambda>", schedule="object:warm"),
+            True,
+            "training: 3 epochs by <lambda>, learning rate 0.001, schedule warm, batch size 32",
+        ),
+    ],
+)
+def test_how_a_model_is_trained_is_said_in_a_line(config: TrainConfig, together: bool, line: str) -> None:
+    assert summary_lines.training(config, together) == line
+
+
+def test_what_is_learned_is_said_in_a_line() -> None:
+    line = summary_lines.task("10 classes", "cross_entropy", ["accuracy", "top5"])
+    assert line == "task: 10 classes; loss cross_entropy, metrics accuracy, top5"
+    assert (
+        summary_lines.task("regression of 1 number", "own", [])
+        == "task: regression of 1 number; loss own, no metrics"
+    )
+
+
+@pytest.mark.parametrize(
+    ("epochs", "complete", "words"),
+    [
+        (1, True, "50 steps (1 epoch)"),
+        (1, False, "50 steps (part of an epoch)"),
+        (2, False, "50 steps (1 epoch and part of one)"),
+        (3, True, "50 steps (3 epochs)"),
+    ],
+)
+def test_an_epoch_that_was_not_trained_to_its_end_is_not_called_one(
+    epochs: int, complete: bool, words: str
+) -> None:
+    summary = Summary(None, None, 10, epochs, 50, 1600, 2.0, 800.0, World(), {}, "now", complete)
+    assert summary_lines.speed(summary) == f"trained {words} on 1 rank in 2.0 s: 800 samples/s"

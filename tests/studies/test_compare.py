@@ -1,0 +1,377 @@
+"""Which combinations a comparison has, in which order they run, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tutti.cli.main import main
+from tutti.errors import BadOption, RankFailed, UnknownName
+from tutti.records.comparison import STRONG, WEAK, Comparison, error_file, run_folder
+from tutti.records.run import Summary, World
+from tutti.reports.page import PAGE
+from tutti.reports.scaling import is_baseline
+from tutti.run.config import TrainConfig
+from tutti.studies.compare import Question, compare, config_of, plan_comparison
+
+CONFIG = TrainConfig(model="mlp", batch_size=32, epochs=1)
+
+SUMMARY = Summary(None, None, 10, 1, 5, 160, 2.0, 80.0, World(2, 1, 1), {}, "2026-01-30T18:00:00+00:00")
+
+
+def question(**changes: Any) -> Question:
+    values: dict[str, Any] = {"config": CONFIG, "strategies": ["solo", "sync", "easgd"], "workers": [1, 2]}
+    return Question(**{**values, **changes})
+
+
+def names(asked: Question) -> list[str]:
+    return [one.name for one in plan_comparison(asked, cores=4).combinations]
+
+
+def test_solo_is_the_baseline_with_one_thread_and_with_all() -> None:
+    found = plan_comparison(question(), cores=4).combinations
+    assert [(one.name, one.workers, one.threads) for one in found] == [
+        ("solo, 1 thread", 1, 1),
+        ("solo, 4 threads", 1, 4),
+        ("sync, 1 worker", 1, 2),
+        ("sync, 2 workers", 2, 2),
+        ("easgd, 1 worker", 1, 2),
+        ("easgd, 2 workers", 2, 2),
+    ]
+
+
+def test_on_one_core_there_is_one_baseline() -> None:
+    assert [one.name for one in plan_comparison(question(workers=[1]), cores=1).combinations] == [
+        "solo, 1 thread",
+        "sync, 1 worker",
+        "easgd, 1 worker",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [(STRONG, {"solo": 32, "sync": 32, "easgd": 16}), (WEAK, {"solo": 32, "sync": 64, "easgd": 32})],
+)
+def test_strong_scaling_keeps_the_whole_batch_and_weak_scaling_each_worker_s(
+    scaling: str, expected: dict[str, int]
+) -> None:
+    asked = question(workers=[2], scalings=[scaling])
+    found = plan_comparison(asked, cores=2).combinations
+    assert {one.strategy: config_of(asked, one, 0).batch_size for one in found} == expected
+
+
+def test_both_scalings_lie_in_folders_of_their_own() -> None:
+    found = plan_comparison(question(scalings=[STRONG, WEAK]), cores=2).combinations
+    assert len({one.folder for one in found}) == len({one.name for one in found}) == len(found) == 12
+
+
+def test_a_sweep_crosses_every_value_with_every_combination() -> None:
+    asked = question(
+        strategies=["sync"], workers=[2], sweep={"batch_size": [32, 64], "strategy.every": [1, 4]}
+    )
+    found = plan_comparison(asked, cores=2).combinations
+    configs = [config_of(asked, one, 0) for one in found]
+    assert [(c.batch_size, c.strategy_options["every"]) for c in configs] == [
+        (32, 1),
+        (32, 4),
+        (64, 1),
+        (64, 4),
+    ]
+    assert found[1].name == "sync, 2 workers, batch_size=32, strategy.every=4"
+
+
+def test_an_option_may_be_one_strategy_s_own() -> None:
+    asked = question(own={"easgd": {"lr": 0.5, "strategy.every": 3}})
+    for one in plan_comparison(asked, cores=2).combinations:
+        config = config_of(asked, one, 0)
+        assert config.lr == (0.5 if one.strategy == "easgd" else None)
+        assert config.strategy_options == ({"every": 3} if one.strategy == "easgd" else {})
+
+
+def test_every_device_has_every_combination_but_threads_of_its_own() -> None:
+    asked = question(strategies=["solo", "sync"], workers=[1], devices=["cpu", "cuda"])
+    found = plan_comparison(asked, cores=2).combinations
+    assert [one.name for one in found] == [
+        "solo, 1 thread",
+        "solo, 2 threads",
+        "sync, 1 worker",
+        "solo, cuda",
+        "sync, 1 worker, cuda",
+    ]
+    assert [config_of(asked, one, 0).device for one in found] == ["cpu", "cpu", "cpu", "cuda", "cuda"]
+    assert found[3].folder == "solo-cuda"
+
+
+def test_layouts_stand_beside_the_strategies_on_every_number_of_ranks_that_they_leave_open() -> None:
+    asked = question(
+        strategies=["solo"],
+        workers=[1, 2, 4],
+        layouts=["tensor", "pipeline=2", "data=2,sharded=2"],
+        sweep={"parallel.schedule": ["gpipe", "1f1b"], "batch_size": [32]},
+    )
+    found = plan_comparison(asked, cores=4).combinations
+    assert [(one.name, one.workers, one.threads, one.way) for one in found[2:]] == [
+        ("tensor=2, batch_size=32", 2, 1, "tensor, batch_size=32"),
+        ("tensor=4, batch_size=32", 4, 1, "tensor, batch_size=32"),
+        ("pipeline=2, schedule=gpipe, batch_size=32", 2, 1, "pipeline, schedule=gpipe, batch_size=32"),
+        ("pipeline=2, schedule=1f1b, batch_size=32", 2, 1, "pipeline, schedule=1f1b, batch_size=32"),
+        ("data=2,sharded=2, batch_size=32", 4, 1, "data,sharded, batch_size=32"),
+    ]
+    assert found[-1].folder == "data-2-sharded-2-batch_size-32"
+    configs = [config_of(asked, one, 0) for one in found]
+    assert [(c.parallel, c.parallel_options, c.workers) for c in configs[-3:]] == [
+        ("pipeline=2", {"schedule": "gpipe"}, "2"),
+        ("pipeline=2", {"schedule": "1f1b"}, "2"),
+        ("data=2,sharded=2", {}, "4"),
+    ]
+    # The baselines are not run again for what layouts alone have, and layouts are compared with them.
+    assert [one.name for one in found[:2]] == [
+        "solo, 1 thread, batch_size=32",
+        "solo, 4 threads, batch_size=32",
+    ]
+    assert all(is_baseline(found[0], one) for one in found)
+
+
+def test_an_option_may_be_one_layout_s_own() -> None:
+    own = {"pipeline": {"parallel.microbatches": 8, "lr": 0.5}}
+    asked = question(strategies=["sync"], workers=[2], layouts=["pipeline", "tensor"], own=own)
+    configs = [config_of(asked, one, 0) for one in plan_comparison(asked, cores=2).combinations]
+    assert [(c.lr, c.parallel_options) for c in configs] == [
+        (None, {}),
+        (0.5, {"microbatches": 8}),
+        (None, {}),
+    ]
+
+
+def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
+    asked = question(config=replace(CONFIG, seed=7), strategies=["solo", "sync"], workers=[2], repeats=2)
+    seen: list[tuple[str, int]] = []
+    comparison = plan_comparison(asked, cores=2)
+
+    def train(config: TrainConfig) -> Summary:
+        seen.append((config.strategy, config.seed))
+        return SUMMARY
+
+    compare(asked, comparison, tmp_path, lambda _: None, train)
+    assert seen == [
+        ("solo", 7),
+        ("solo", 7),
+        ("sync", 7),
+        ("solo", 8),
+        ("solo", 8),
+        ("sync", 8),
+    ]
+
+
+def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> None:
+    def train(config: TrainConfig) -> Summary:
+        if config.strategy == "sync":
+            raise RankFailed(1, "ValueError: broken")
+        return finish(config)
+
+    asked = question(workers=[2], repeats=1)
+    comparison = plan_comparison(asked, cores=2)
+    said: list[str] = []
+    compare(asked, comparison, tmp_path, said.append, train)
+    assert said[3].startswith("  trained 5 steps")
+    assert said[4] == "3 of 4: sync, 2 workers, repeat 1"
+    assert said[5] == "  failed: ValueError: broken"
+    for one in comparison.combinations:
+        assert error_file(tmp_path, one, 0).exists() == (one.strategy == "sync")
+        assert run_folder(tmp_path, one, 0).exists() == (one.strategy != "sync")
+    assert "ValueError: broken" in error_file(tmp_path, comparison.combinations[2], 0).read_text()
+
+
+def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
+    asked = question(strategies=["sync", "easgd"], workers=[2], repeats=2)
+    comparison = plan_comparison(asked, cores=2)
+    seen: list[str | None] = []
+
+    def interrupted(config: TrainConfig) -> Summary:
+        if len(seen) == 3:
+            Path(config.out or "").mkdir(parents=True)
+            (Path(config.out or "") / "history.jsonl").write_text("{}\n")
+            raise KeyboardInterrupt
+        seen.append(config.out)
+        return finish(config)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(asked, comparison, tmp_path, lambda _: None, interrupted)
+    again: list[str | None] = []
+
+    def train(config: TrainConfig) -> Summary:
+        assert not Path(config.out or "").exists()
+        again.append(config.out)
+        return SUMMARY
+
+    compare(asked, comparison, tmp_path, lambda _: None, train)
+    assert len(again) == 1
+    assert again[0] not in seen
+
+
+def finish(config: TrainConfig) -> Summary:
+    """Leave what a finished run leaves, and give its summary."""
+    assert config.out is not None
+    Path(config.out).mkdir(parents=True)
+    (Path(config.out) / "summary.json").write_text("{}")
+    return SUMMARY
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategies": []}, "nothing to compare"),
+        ({"devices": []}, "give --devices at least one value"),
+        ({"repeats": 0}, "--repeats is 0"),
+        ({"workers": [0, 1]}, "--workers has 0"),
+        ({"target": 90.0}, "--target is 90.0"),
+        ({"config": replace(CONFIG, metrics="top5"), "target": 0.9}, "accuracy is not among --metrics top5"),
+        ({"sweep": {"device": ["cpu", "cuda"]}}, "give --devices instead"),
+        ({"config": replace(CONFIG, validation=0.0), "target": 0.9}, "give --validation a share above 0"),
+        ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
+        ({"sweep": {"parallel": ["tensor"]}}, "give --parallel instead"),
+        ({"layouts": ["tensor"], "workers": [1]}, "tensor on 1 rank leaves nothing to share"),
+        ({"layouts": ["data=2,tensor"], "workers": [3]}, "does not fit 3 ranks"),
+        ({"layouts": ["tensor"], "devices": ["cpu", "cuda"]}, "computes on the CPU"),
+        (
+            {"layouts": ["tensor"], "strategies": ["sync"], "config": replace(CONFIG, balance="speed")},
+            "leave it or --parallel out",
+        ),
+        ({"strategies": ["sync"], "workers": [1, 64]}, "cannot be split over 64 ranks"),
+        ({"config": replace(CONFIG, validate="background")}, "for strategies whose workers have batches"),
+        ({"sweep": {"parallel.schedule": ["gpipe"]}}, "but no --parallel; name one"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        plan_comparison(question(**changes), cores=2)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"strategies": ["synk"]}, UnknownName),
+        ({"config": replace(CONFIG, metrics="acuracy")}, UnknownName),
+        ({"devices": ["cpu", "cud"]}, UnknownName),
+        ({"sweep": {"batchsize": [1]}}, UnknownName),
+        ({"sweep": {"strategy.evry": [1]}, "strategies": ["sync"]}, UnknownName),
+        ({"sweep": {"batch_size": ["x"]}}, BadOption),
+        ({"own": {"easgd": {"strategy.every": 0}}}, BadOption),
+        ({"layouts": ["tensr"]}, UnknownName),
+        ({"layouts": ["tensor"], "sweep": {"parallel.schedule": ["gpipe"]}}, UnknownName),
+        ({"layouts": ["pipeline"], "workers": [2], "sweep": {"parallel.schedule": ["gpip"]}}, UnknownName),
+    ],
+)
+def test_unknown_strategies_and_options_are_named_before_anything_runs(
+    changes: dict[str, Any], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        plan_comparison(question(**changes), cores=2)
+
+
+def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(BadOption, match="run it without mpirun"):
+        plan_comparison(question(), cores=2)
+
+
+def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "found"
+    words = ["compare", "mlp", "--strategies", "easgd", "-n", "2", "--repeats", "2"]
+    words += ["--epochs", "1", "--target", "0.2", "--out", str(out), "--for", "easgd:strategy.every=2"]
+    assert main(words) == 0
+    shown = capfd.readouterr()
+    assert "Traceback" not in shown.err
+    assert "2 of 2: easgd, 2 workers, repeat 2" in shown.out
+    line = next(line for line in shown.out.splitlines() if line.strip().startswith("easgd, 2 workers"))
+    cores, seconds = line.split()[3], float(line.split()[4])
+    assert cores == "2"
+    assert seconds > 0
+    comparison = Comparison.read(out)
+    assert len(comparison.combinations) == 1
+    for one in comparison.combinations:
+        for repeat in range(2):
+            assert (run_folder(out, one, repeat) / "summary.json").exists()
+            config = TrainConfig.read(run_folder(out, one, repeat))
+            assert config.seed == repeat
+    assert main([*words, "--resume"]) == 0
+    shown = capfd.readouterr()
+    assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
+    assert main(words) == 2
+    assert "go on with it by --resume" in capfd.readouterr().err
+    assert main([*words, "--resume", "--lr", "0.5"]) == 2
+    assert "holds a comparison with other options" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "two"], "--workers is 'two'"),
+        (["--scaling", "week"], "did you mean 'weak'?"),
+        (["--sweep", "batch_size"], "--sweep is 'batch_size'"),
+        (["--for", "lr=1"], "--for is 'lr=1'"),
+        (["--resume"], "--resume needs --out"),
+        (["--strategies", "synk"], "did you mean 'sync'?"),
+        (["--metrics", "acuracy"], "did you mean 'accuracy'?"),
+        (["--devices", "cuda,cpus"], "did you mean 'cpu'?"),
+        (["--device", "cpu"], "unknown option '--device'; did you mean '--devices'?"),
+        (["--model", "mlp"], "unknown option '--model'"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["compare", *words]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_device_that_is_not_here_fails_alone_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, so nothing fails")
+    words = ["compare", "mlp", "--strategies", "solo", "--repeats", "1", "--epochs", "1"]
+    assert main([*words, "--devices", "cpu,cuda", "--out", str(tmp_path / "found")]) == 1
+    shown = capfd.readouterr().out
+    assert "solo, cuda failed: --device is 'cuda', but torch finds no GPU here: " in shown
+    (line,) = [line for line in shown.splitlines() if line.strip().startswith("solo, 1 thread")]
+    assert float(line.split()[4]) > 0
+    assert '<tr class="failed"><td>solo, cuda (0 of 1 runs)</td>' in (tmp_path / "found" / PAGE).read_text()
+
+
+def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "found"
+    words = [sys.executable, "-m", "tutti", "compare", "mlp", "--strategies", "sync,easgd", "-n", "1"]
+    words += ["--repeats", "1", "--epochs", "1", "--out", str(out)]
+    first = out / "sync-1-worker" / "0" / "summary.json"
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if line.startswith("2 of 2: easgd"):
+                break
+        # As a terminal does: to the command and to its ranks.
+        os.killpg(job.pid, signal.SIGINT)
+        rest, errors = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert errors.splitlines()[-1] == "tutti: interrupted"
+    assert "Traceback" not in errors
+    assert "easgd, 1 worker (0 of 1 runs)" in rest
+    assert (out / PAGE).exists()
+    kept = first.stat().st_mtime_ns
+    again = subprocess.run([*words, "--resume"], capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert "1 of 1: easgd, 1 worker" in again.stdout
+    assert "0 of 1 runs" not in again.stdout
+    assert first.stat().st_mtime_ns == kept

@@ -1,0 +1,287 @@
+"""Plans: the ranks that measure, in a world of one process, and what is made of their findings."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption, UnknownName, UserError
+from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.placement import Placement
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import PlanJob
+from tutti.studies.autotune import measure, race
+from tutti.studies.autotune import plan as planning
+from tutti.studies.autotune.candidates import Candidate, Choices
+from tutti.studies.autotune.plan import plan, planned
+from tutti.studies.autotune.race import Contender, Fate, Timing
+from tutti.studies.autotune.recommendation import Recommendation
+
+MLP = TrainConfig(model="mlp", model_options={"hidden": [16]})
+CNN = TrainConfig(model="cnn", model_options={"channels": [4, 4], "hidden": 8})
+
+
+@pytest.fixture(autouse=True)
+def short_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One short turn: virtual clocks stand still while ranks compute, so that no budget is ever used up."""
+    monkeypatch.setattr(race, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(race, "LONGEST_S", 0.02)
+    monkeypatch.setattr(race, "SHORTEST_S", 0.02)
+
+
+class Flattened(nn.Module):
+    """Works in the plain layout alone, as models with `view` do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(1, 4, 3)
+        self.outputs = nn.Linear(4 * 6 * 6, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.outputs(self.features(inputs).view(len(inputs), -1))
+
+
+def rehearsed(
+    config: TrainConfig,
+    shapes: tuple[tuple[int, int], ...] = ((1, 1), (2, 1)),
+    shown: tuple[str, ...] = (),
+    precisions: tuple[str, ...] = ("fp32",),
+    layouts: tuple[str, ...] = ("contiguous", "channels_last"),
+    deadline: float = 1000.0,
+    least_s: float = 0.0,
+) -> Recommendation:
+    """What ranks in one process find out."""
+    choices = Choices(shapes, precisions, layouts, (config.batch_size,))
+    job = PlanJob(config, choices, shown, allowed_cores(), deadline, least_s, quiet=True)
+
+    def rank(comm: Communicator) -> Recommendation | None:
+        return measure.work(comm, pickle.dumps(job))
+
+    first, *others = VirtualWorld(ranks=choices.most_ranks).run(rank)
+    assert others == [None] * len(others)
+    assert first is not None
+    return first
+
+
+def test_measuring_gets_its_time_however_late_it_begins() -> None:
+    assert sum(bool(way.turns) for way in rehearsed(MLP, deadline=0.0).ways) == 0
+    assert all(way.turns for way in rehearsed(MLP, deadline=0.0, least_s=1000.0).ways)
+
+
+def test_every_way_is_measured_on_its_ranks() -> None:
+    found = rehearsed(CNN)
+    assert {way.candidate for way in found.ways} == {
+        Candidate(ranks, 1, "fp32", layout, 32)
+        for ranks in (1, 2)
+        for layout in ("contiguous", "channels_last")
+    }
+    assert all(way.fate in (Fate.RACING, Fate.STOPPED) and way.steps for way in found.ways)
+    assert found.pick.rate
+
+
+def test_the_layout_of_a_model_without_convolutions_is_no_choice() -> None:
+    assert {way.candidate.layout for way in rehearsed(MLP).ways} == {"contiguous"}
+
+
+def test_other_precisions_are_measured_beside_the_pick() -> None:
+    found = rehearsed(MLP, shown=("bf16",))
+    assert found.others[0].candidate == found.pick.candidate
+    assert {way.candidate.precision for way in found.others[1:]} == {"bf16"}
+    assert all(way.rate for way in found.others)
+
+
+def test_several_precisions_may_compete() -> None:
+    found = rehearsed(MLP, precisions=("fp32", "fp64"))
+    assert {way.candidate.precision for way in found.ways} == {"fp32", "fp64"}
+
+
+def test_a_layout_that_the_model_cannot_take_is_told_and_the_other_is_picked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "prepare_task", flattened(measure.prepare_task))
+    found = rehearsed(CNN)
+    unfit = [way for way in found.ways if way.fate is Fate.UNFIT]
+    assert [way.candidate.layout for way in unfit] == ["channels_last"] * 2
+    assert "view size is not compatible" in str(unfit[0].problem)
+    assert found.pick.candidate.layout == "contiguous"
+
+
+def flattened(prepare: object) -> object:
+    def prepare_flattened(job: PlanJob, dataset: object) -> object:
+        return replace(prepare(job, dataset), module=Flattened())  # type: ignore[operator]
+
+    return prepare_flattened
+
+
+def test_training_that_would_diverge_is_measured_all_the_same() -> None:
+    found = rehearsed(replace(MLP, optimizer="sgd", lr=1e30))
+    assert found.pick.rate
+
+
+def test_an_error_of_the_model_is_the_plans() -> None:
+    with pytest.raises(UserError, match="unknown model 'mlpp'"):
+        rehearsed(replace(MLP, model="mlpp"))
+    with pytest.raises(UserError, match="unknown option 'evry' of the strategy"):
+        rehearsed(replace(MLP, strategy_options={"evry": 2}))
+
+
+def test_cores_threads_and_random_numbers_are_given_back() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        before = os.sched_getaffinity(0), torch.get_rng_state()
+        rehearsed(MLP, shapes=((2, 1),))
+        assert (os.sched_getaffinity(0), torch.get_num_threads()) == (before[0], 3)
+        assert torch.equal(torch.get_rng_state(), before[1])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_each_way_gets_the_cores_and_threads_of_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[tuple[tuple[int, ...], int]] = []
+    monkeypatch.setattr(measure, "bind", lambda cpus: bound.append((tuple(cpus), 0)))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: bound.append(((), count)))
+    cores = Cores(((0, 4), (1, 5), (2, 6), (3, 7)))
+    job = PlanJob(MLP, Choices(((2, 2),), ("fp32",), ("contiguous",), (32,)), (), cores, 0.0)
+    one = object.__new__(measure.Rehearsal)
+    one._job = job
+    one._occupy(Candidate(2, 2, "fp32", "contiguous", 32), rank=1)
+    one._occupy(Candidate(1, 4, "fp32", "contiguous", 32), rank=0)
+    assert bound == [((2, 3, 6, 7), 0), ((), 2), (tuple(range(8)), 0), ((), 4)]
+
+
+def caught(
+    monkeypatch: pytest.MonkeyPatch, *ways: tuple[Candidate, float]
+) -> list[tuple[PlanJob, Placement]]:
+    """The jobs that would be started; each finds these ways at these speeds."""
+    jobs: list[tuple[PlanJob, Placement]] = []
+
+    def start(entry: str, payload: bytes, chosen: Placement) -> Recommendation:
+        assert entry == "tutti.studies.autotune.measure:work"
+        jobs.append((pickle.loads(payload), chosen))
+        turns = [(one, dict.fromkeys(range(1, 6), rate)) for one, rate in ways]
+        return Recommendation(
+            [Contender(one, Fate.RACING, Timing(1, 32, 1.0), rates, 9) for one, rates in turns]
+        )
+
+    monkeypatch.setattr(planning, "start", start)
+    monkeypatch.setattr(planning, "allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
+    return jobs
+
+
+FAST = Candidate(2, 2, "fp32", "channels_last", 32)
+SLOW = Candidate(1, 4, "fp32", "contiguous", 32)
+
+
+def test_ranks_are_started_once_and_unbound_as_many_as_the_largest_way_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = caught(monkeypatch, (FAST, 2.0), (SLOW, 1.0))
+    before = time.monotonic()
+    found = plan(CNN, budget_s=33)
+    ((job, chosen),) = jobs
+    assert (chosen.workers, chosen.cores, chosen.warnings) == (4, (), ())
+    assert before + 33 <= job.deadline <= time.monotonic() + 33
+    assert job.least_s == 16.5
+    assert (job.choices.shapes, job.shown) == (((1, 1), (1, 4), (2, 2), (4, 1)), ("bf16",))
+    assert found.pick.candidate == FAST
+    assert found.seconds >= 0
+
+
+@pytest.mark.parametrize(("load", "warned"), [(0.4, False), (3.0, True)])
+def test_a_busy_machine_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], load: float, warned: bool
+) -> None:
+    caught(monkeypatch, (FAST, 1.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    plan(CNN)
+    expected = "tutti: warning: in the last minute 3.0 threads were busy on 4 cores"
+    assert capsys.readouterr().err.startswith(expected) is warned
+
+
+@pytest.mark.parametrize(
+    ("fixed", "precisions", "shown"),
+    [((), ("fp32", "bf16"), ()), (("precision",), (), ()), (("workers",), (), ("bf16",))],
+)
+def test_another_precision_is_shown_only_where_nothing_was_said_about_it(
+    monkeypatch: pytest.MonkeyPatch,
+    fixed: tuple[str, ...],
+    precisions: tuple[str, ...],
+    shown: tuple[str, ...],
+) -> None:
+    jobs = caught(monkeypatch, (FAST, 1.0))
+    plan(CNN, fixed, precisions=precisions)
+    assert jobs[0][0].shown == shown
+
+
+def test_training_takes_what_was_picked_and_keeps_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = caught(monkeypatch, (replace(FAST, batch_size=64), 2.0))
+    said: list[str] = []
+    config = planned(
+        replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"), said.append
+    )
+    assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
+    assert (jobs[0][0].choices.shapes, jobs[0][0].shown, jobs[0][0].quiet) == (((2, 2),), (), True)
+    assert said[0] == "measuring for at most 20 s"
+    assert said[1].startswith("measured 1 combination in ")
+
+
+def test_training_without_a_choice_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = caught(monkeypatch)
+    said: list[str] = []
+    given = replace(CNN, workers="2", threads=1, layout="channels_last")
+    assert planned(given, ("workers", "threads", "layout"), said.append) == given
+    assert (jobs, said) == ([], ["2 ranks x 1 thread: the options leave nothing to choose"])
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "message"),
+    [
+        ({"hosts": "a:2,b:2"}, 50.0, "leave --hosts out"),
+        ({"servers": 1}, 50.0, "leave --servers out"),
+        ({"parallel": "tensor"}, 50.0, "leave --parallel out"),
+        ({"strategy": "hogwild"}, 50.0, "use 'tutti compare'"),
+        ({}, 0.0, "--budget is 0"),
+        ({}, float("nan"), "--budget is nan"),
+    ],
+)
+def test_what_a_plan_cannot_do_is_refused_before_a_rank_starts(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], budget: float, message: str
+) -> None:
+    jobs = caught(monkeypatch)
+    with pytest.raises(BadOption, match=message):
+        plan(replace(CNN, **options), budget_s=budget)  # type: ignore[arg-type]
+    assert not jobs
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'bf16'"):
+        plan(CNN, precisions=("fp32", "bf61"))
+
+
+def test_under_a_launcher_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
+    with pytest.raises(BadOption, match="run it without mpirun"):
+        plan(CNN)
+
+
+def test_a_process_is_bound_with_all_its_threads(tmp_path: Path) -> None:
+    torch.ones(100_000).sum()  # wakes torch's own threads
+    from tutti.launch.cores import bind
+
+    before = os.sched_getaffinity(0)
+    try:
+        bind({min(before)})
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
+        assert {tuple(os.sched_getaffinity(thread)) for thread in threads} == {(min(before),)}
+    finally:
+        bind(before)

@@ -1,0 +1,124 @@
+"""What a plan says about hand-made measurements."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from tutti.errors import BadModel
+from tutti.records.json_lines import to_json
+from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.race import Contender, Fate, Timing
+from tutti.studies.autotune.recommendation import Recommendation, Way
+
+LONELY = Candidate(1, 1, "fp32", "contiguous", 64)
+THREADS = Candidate(1, 2, "fp32", "contiguous", 64)
+RANKS = Candidate(2, 1, "fp32", "contiguous", 64)
+LAST = Candidate(2, 1, "fp32", "channels_last", 64)
+SHORT = Candidate(2, 1, "bf16", "contiguous", 64)
+
+
+def way(candidate: Candidate, *turns: float, fate: Fate = Fate.RACING, steps: int = 9) -> Way:
+    first = Timing(1, 64, 64 / turns[0]) if turns else None
+    return Contender(candidate, fate, first, dict(enumerate(turns, start=1)), steps)
+
+
+def shown(found: Recommendation) -> list[str]:
+    """The rows of the table, with single spaces."""
+    stream = io.StringIO()
+    found.show(stream)
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    return [line for line in lines if line[:1].isdigit()]
+
+
+def test_the_fastest_is_picked_and_the_next_is_named() -> None:
+    found = Recommendation([way(THREADS, *[800.0] * 5), way(RANKS, *[1000.0] * 5)])
+    assert found.pick.candidate == RANKS
+    assert found.why() == [
+        "2 ranks x 1 thread: 1,000 samples/s; the next, 1 rank x 2 threads, has 80% of that speed"
+    ]
+
+
+def test_the_simpler_one_wins_a_tie_and_the_tie_is_told() -> None:
+    tied = [way(RANKS, 1000.0, 1010.0, 990.0, 1000.0), way(THREADS, 1000.0, 985.0, 1000.0, 990.0)]
+    found = Recommendation(tied)
+    assert found.pick.candidate == THREADS
+    (reason,) = found.why()
+    assert "1 rank x 2 threads: 995 samples/s; as fast within the noise of " in reason
+    assert reason.endswith("but not as simple: 2 ranks x 1 thread")
+
+
+def test_a_doubtful_lead_asks_for_more_time() -> None:
+    found = Recommendation([way(RANKS, 1000.0), way(THREADS, 900.0)])
+    assert found.why()[0].endswith("has 90% of that speed, give or take 50%: a longer --budget says more")
+
+
+def test_a_single_measured_way_is_told_with_its_reason() -> None:
+    assert Recommendation([way(RANKS, 1000.0)]).why() == ["2 ranks x 1 thread: 1,000 samples/s; the only way"]
+    late = Recommendation([way(RANKS, 1000.0), way(THREADS, fate=Fate.WAITING)])
+    assert late.why()[0].endswith("no time was left for others: raise --budget")
+
+
+def test_ways_are_told_apart_by_what_differs() -> None:
+    found = Recommendation([way(LAST, *[1000.0] * 5), way(RANKS, *[700.0] * 5)])
+    assert found.why()[0].startswith(
+        "2 ranks x 1 thread, channels_last: 1,000 samples/s; the next, 2 ranks x 1 "
+    )
+    assert "fp32" not in found.why()[0]
+
+
+def test_a_faster_precision_is_offered_but_not_picked() -> None:
+    ways = [way(RANKS, *[1000.0] * 5), way(THREADS, 500.0)]
+    others = [way(RANKS, *[900.0] * 5), way(SHORT, *[1800.0] * 5)]
+    found = Recommendation(ways, others)
+    assert found.pick.candidate == RANKS
+    assert found.ratio(others[1]) == 2.0
+    assert (
+        "2 ranks x 1 thread in bf16 would be 2.00 times as fast (--precisions fp32,bf16 lets"
+        in found.why()[1]
+    )
+
+
+def test_a_precision_that_may_not_be_faster_is_not_offered() -> None:
+    others = [way(RANKS, 1000.0), way(SHORT, 1200.0)]
+    assert len(Recommendation([way(RANKS, 1000.0)], others).why()) == 1
+    once = [way(RANKS, 1000.0), way(SHORT, 5000.0)]
+    assert len(Recommendation([way(RANKS, 1000.0)], once).why()) == 1
+
+
+def test_the_table_has_every_way_once_and_says_what_became_of_it() -> None:
+    unfit = Contender(LAST, Fate.UNFIT, problem=BadModel("no view of that"))
+    ways = [
+        way(LONELY, 400.0, fate=Fate.STOPPED, steps=1),
+        unfit,
+        way(RANKS, 1000.0, 1100.0, 900.0),
+        way(THREADS, fate=Fate.WAITING, steps=0),
+    ]
+    found = Recommendation(ways, [way(RANKS, 1000.0), way(SHORT, 500.0, fate=Fate.STOPPED)])
+    assert shown(found) == [
+        "2 1 fp32 contiguous 64 1,000 ± 5% 1.00 pick",
+        "2 1 bf16 contiguous 64 500 0.50 stopped early, after 9 steps",
+        "1 1 fp32 contiguous 64 400 0.40 stopped early, after 1 step",
+        "2 1 fp32 channels_last 64 does not fit: no view of that",
+        "1 2 fp32 contiguous 64 not measured: no time left",
+    ]
+
+
+def test_a_speed_that_the_first_steps_alone_tell_is_marked() -> None:
+    first = Contender(RANKS, Fate.RACING, Timing(1, 64, 0.064), steps=5)
+    assert shown(Recommendation([first]))[0].endswith("1.00 pick, its first steps: no time for more")
+
+
+def test_the_records_are_json_with_every_measurement() -> None:
+    found = Recommendation([way(RANKS, 1000.0, 1100.0), way(THREADS, fate=Fate.WAITING)], seconds=12.5)
+    values = json.loads(to_json(found.as_json()))
+    assert values["pick"] == {
+        "ranks": 2, "threads": 1, "precision": "fp32", "layout": "contiguous", "batch_size": 64
+    }  # fmt: skip
+    first, second = values["candidates"]
+    assert (first["samples_per_s"], first["turns"], first["of_the_pick"]) == (
+        1050.0,
+        {"1": 1000.0, "2": 1100.0},
+        1.0,
+    )
+    assert (second["samples_per_s"], second["fate"], values["seconds"]) == (None, "not measured", 12.5)

@@ -1,0 +1,87 @@
+"""Parts are found by their files: no list names them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tutti.errors import UnknownName
+from tutti.registry import Registry
+
+ROUND = '''"""Round things."""
+
+from tutti.registry import part
+
+
+@part("ball")
+def make_ball():
+    """Make a ball.
+
+    It rolls.
+    """
+    return "ball"
+
+
+@part("ring")
+class Ring:
+    pass
+
+
+class Helper:
+    """Not a part."""
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Iterator[Path]:
+    """A package with a module of two parts, one of none, and one that cannot be imported."""
+    folder = tmp_path / "things_zzz"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "round.py").write_text(ROUND)
+    (folder / "support.py").write_text("LIMIT = 3\n")
+    (folder / "broken.py").write_text(
+        'raise RuntimeError("imported")\n\n@part("mine")\ndef mine():\n    """Explode."""\n'
+    )
+    sys.path.insert(0, str(tmp_path))
+    yield folder
+    sys.path.remove(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "things_zzz"]:
+        del sys.modules[name]
+
+
+def test_names_and_summaries_are_read_without_importing_a_part(package: Path) -> None:
+    things: Registry[object] = Registry("things_zzz", "thing")
+    assert list(things) == ["mine", "ball", "ring"]
+    assert [things.summary(name) for name in things] == ["Explode.", "Make a ball.", "Round things."]
+    assert "things_zzz.round" not in sys.modules
+
+
+def test_a_part_is_imported_when_it_is_asked_for(package: Path) -> None:
+    things: Registry[type] = Registry("things_zzz", "thing")
+    assert things["ring"].__name__ == "Ring"
+    with pytest.raises(RuntimeError, match="imported"):
+        things["mine"]
+
+
+def test_a_new_file_is_a_new_part(package: Path) -> None:
+    (package / "flat.py").write_text('from tutti.registry import part\n\n@part("disc")\ndef disc(): ...\n')
+    things: Registry[object] = Registry("things_zzz", "thing")
+    assert "disc" in things
+    assert callable(things["disc"])
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(package: Path) -> None:
+    things: Registry[object] = Registry("things_zzz", "thing", "Or give a file.")
+    with pytest.raises(UnknownName, match=r"unknown thing 'bal'; did you mean 'ball'\?.*Or give a file\."):
+        things.named("bal")
+
+
+def test_two_parts_of_one_name_are_a_mistake(package: Path) -> None:
+    (package / "second.py").write_text('@part("ball")\ndef another(): ...\n')
+    things: Registry[object] = Registry("things_zzz", "thing")
+    with pytest.raises(AssertionError, match="two parts are called ball"):
+        list(things)

@@ -1,0 +1,73 @@
+"""What a run offers to others: no port, and no way to have a rank map a file of theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed import HashStore
+
+from tests.comm.ranks import World
+from tests.mpi.mpirun import mpirun, needs_mpirun
+from tutti.comm.base import Communicator
+from tutti.model_parallel.group import TeamMesh
+from tutti.model_parallel.layout import Layout
+from tutti.torch_backend.errors import Unusable
+from tutti.torch_backend.rendezvous import Registry, share
+
+PROGRAM = Path(__file__).with_name("listening.py")
+LIMIT_S = 110
+
+
+def listening() -> list[tuple[str, int]]:
+    """The addresses at which this process can be reached."""
+    found = [one for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    return [tuple(one.laddr) for one in found]
+
+
+def hold_a_model_together(comm: Communicator) -> tuple[int, list[tuple[str, int]]]:
+    group = TeamMesh(Layout.of("sharded", {}, comm.size), comm)
+    try:
+        return group.team.size(), listening()
+    finally:
+        group.close()
+
+
+def test_ranks_that_hold_a_model_together_listen_nowhere() -> None:
+    with World(2) as world:
+        assert world.run(hold_a_model_together) == [(2, []), (2, [])]
+
+
+def lines_of(outcome: subprocess.CompletedProcess[str]) -> list[str]:
+    assert outcome.returncode == 0, outcome.stderr
+    return sorted(line[line.index("sum") :] for line in outcome.stdout.splitlines() if "sum" in line)
+
+
+def test_ranks_of_tutti_run_listen_nowhere() -> None:
+    command = [sys.executable, "-m", "tutti", "run", "-n", "2", str(PROGRAM)]
+    outcome = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
+    assert lines_of(outcome) == ["sum 3.0 3.0 listening []"] * 2
+
+
+@needs_mpirun
+@pytest.mark.mpi
+def test_ranks_of_mpirun_on_one_host_listen_nowhere() -> None:
+    assert lines_of(mpirun(2, PROGRAM, forked=False)) == ["sum 3.0 3.0 listening []"] * 2
+
+
+def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"\0" * (1 << 20))
+    store = HashStore()
+    with open(theirs, "r+b") as file:
+        registry = Registry(store, 0, (0, 1), timeout_s=5)
+        registry.tell("arena", f"{os.getpid()} {file.fileno()}")
+        registry.tell("opened", "fine")
+        with pytest.raises(Unusable, match="theirs"):
+            share(Registry(store, 1, (0, 1), timeout_s=5), rank=1, size=2, members=[0, 1])
+    assert not theirs.read_bytes().strip(b"\0")
+    assert "theirs" not in Path("/proc/self/maps").read_text()

@@ -1,0 +1,252 @@
+"""What torch does with a group in C++, in its compiler and in its profiler goes as it does with Gloo's."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import BuiltinCommHookType
+from torch.profiler import ProfilerActivity, profile
+
+from tests.torch_backend.beside_gloo import with_both
+from tests.torch_backend.process_groups import Ranks
+from tutti.torch_backend.errors import Absent
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as started:
+        yield started
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.BatchNorm1d(7), nn.Linear(7, 3)).double()
+
+
+def inputs(rank, step):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(4, 5, generator=generator, dtype=torch.float64)
+
+
+def gradients(module):
+    return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+
+
+def weights(module):
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+# --- C++ that keeps an operation
+
+
+@pytest.mark.parametrize("initial_size", [True, False])
+def test_ranks_with_unequally_many_batches_join_as_over_gloo(two, initial_size):
+    @with_both
+    def work(group, rank):
+        model = nn.parallel.DistributedDataParallel(net(), process_group=group, bucket_cap_mb=0.0001)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join(divide_by_initial_world_size=initial_size):
+            for step in range(2 + 3 * rank):
+                optimizer.zero_grad()
+                model(inputs(rank, step)).square().sum().backward()
+                optimizer.step()
+        return weights(model)
+
+    for ours, theirs in two.run(work):
+        assert not torch.equal(ours, weights(net()))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_the_hooks_of_ddp_in_cpp_give_the_gradients_that_they_give_over_gloo(two, kind):
+    @with_both
+    def work(group, rank):
+        model = nn.parallel.DistributedDataParallel(net(), process_group=group, bucket_cap_mb=0.0001)
+        model._register_builtin_comm_hook(getattr(BuiltinCommHookType, kind))
+        for step in range(2):
+            model.zero_grad()
+            model(inputs(rank, step)).square().mean().backward()
+        return gradients(model)
+
+    for ours, theirs in two.run(work):
+        assert ours.abs().max() > 0
+        # Two ranks' sum is rounded once, in either order.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_future_of_half_precision_holds_the_sum_or_the_error(two):
+    def work(rank):
+        halves = torch.full((70_000,), rank + 1.0, dtype=torch.float16)
+        (found,) = distributed.all_reduce(halves, async_op=True).get_future().wait()
+        return found.data_ptr() == halves.data_ptr(), halves.unique().tolist()
+
+    assert two.run(work) == [(True, [3.0])] * 2
+
+
+# --- the compiler
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["compile(DDP)", "DDP(compile)"])
+def test_a_compiled_model_under_ddp_trains_as_an_uncompiled_one(two, outside):
+    def trained(compiled, rank):
+        torch._dynamo.reset()
+        inner = net()
+        if compiled and not outside:
+            inner = torch.compile(inner, backend="eager")
+        model = called = nn.parallel.DistributedDataParallel(inner)
+        if compiled and outside:
+            called = torch.compile(model, backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            called(inputs(rank, step)).square().mean().backward()
+            optimizer.step()
+        return weights(model)
+
+    def work(rank):
+        return trained(True, rank), trained(False, rank)
+
+    for compiled, plain in two.run(work):
+        assert not torch.equal(plain, weights(net()))
+        torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-12)
+
+
+def test_a_compiled_function_may_break_its_graph_before_a_collective(two):
+    def step(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        distributed.all_reduce(y)
+        operation = distributed.all_reduce(y, async_op=True)
+        operation.wait()
+        distributed.barrier()
+        return y + 1
+
+    def work(rank):
+        torch._dynamo.reset()
+        return torch.compile(step, backend="eager")(torch.full((3,), rank + 1.0)).tolist()
+
+    assert two.run(work) == [[13.0] * 3] * 2
+
+
+def test_a_compiled_function_may_send_and_receive(two):
+    def swapped(x, rank):
+        there = torch.empty_like(x)
+        operations = [
+            distributed.P2POp(distributed.isend, x + rank, 1 - rank),
+            distributed.P2POp(distributed.irecv, there, 1 - rank),
+        ]
+        for operation in distributed.batch_isend_irecv(operations):
+            operation.wait()
+        return there * 2
+
+    def work(rank):
+        torch._dynamo.reset()
+        return torch.compile(swapped, backend="eager")(torch.ones(3), rank).tolist()
+
+    assert two.run(work) == [[4.0] * 3, [2.0] * 3]
+
+
+def test_what_users_import_from_tutti_beside_the_backend_is_still_compiled(two):
+    def work(_):
+        from torch._dynamo import trace_rules
+
+        import tutti.comm.shm.collectives
+        import tutti.models.lenet
+        import tutti.torch_backend.group
+
+        modules = (tutti.torch_backend.group, tutti.comm.shm.collectives, tutti.models.lenet)
+        return [trace_rules.check_file(module.__file__).skipped for module in modules]
+
+    assert two.run(work) == [[True, True, False]] * 2
+
+
+# --- the profiler
+
+
+def every_kind(group, rank):
+    """One operation of each kind, all that a profiler has seen of the group, and the shapes."""
+    x, both = torch.ones(5), [torch.empty(5), torch.empty(5)]
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        distributed.all_reduce(x, group=group)
+        distributed.broadcast(x, 0, group=group)
+        distributed.reduce(x, 0, group=group)
+        distributed.all_gather(both, x, group=group)
+        distributed.gather(x, both if rank == 0 else None, 0, group=group)
+        distributed.scatter(x, both if rank == 0 else None, 0, group=group)
+        distributed.all_gather_into_tensor(torch.empty(10), x, group=group)
+        distributed.all_to_all_single(torch.empty(4), torch.ones(4), group=group)
+        distributed.barrier(group)
+        if rank == 0:
+            distributed.send(x, 1, group=group)
+        else:
+            distributed.recv(x, 0, group=group)
+    return [event for event in seen.events() if event.name.startswith(("c10d::", "tutti:", "gloo:"))]
+
+
+def test_the_profiler_records_the_operations_that_it_records_of_gloo(two):
+    @with_both
+    def work(group, rank):
+        return [event.name.replace("gloo:", "tutti:") for event in every_kind(group, rank)]
+
+    for ours, theirs in two.run(work):
+        assert sorted(ours) == sorted(theirs)
+        assert ours.count("c10d::allreduce_") == ours.count("tutti:all_reduce") == 1
+
+
+def test_the_profiler_records_shapes(two):
+    def work(rank):
+        events = every_kind(None, rank)
+        return next(event.input_shapes[0] for event in events if event.name == "c10d::allreduce_")
+
+    assert two.run(work) == [[5]] * 2
+
+
+def test_the_profiler_records_what_goes_on_in_another_thread_until_it_is_over(two):
+    def work(rank):
+        x, message, told = torch.ones(3), torch.zeros(1), threading.Event()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            # Rank 1 comes to the sum only when rank 0 has gone on.
+            if rank == 0:
+                operation = distributed.all_reduce(x, async_op=True)
+                distributed.send(message, 1)
+            else:
+                distributed.recv(message, 0)
+                operation = distributed.all_reduce(x, async_op=True)
+            # Futures call back in order: what the profiler does at the end comes before this.
+            operation.get_future().add_done_callback(lambda _: told.set())
+            told.wait()
+            torch.sin(x)
+        found = {event.name: event.time_range for event in seen.events()}
+        whole, call, later = found["tutti:all_reduce"], found["c10d::allreduce_"], found["aten::sin"]
+        return x.tolist(), call.end < whole.end < later.start
+
+    assert two.run(work)[0] == ([2.0] * 3, True)
+
+
+# --- time-outs
+
+
+def test_a_monitored_barrier_without_time_returns_at_once():
+    def work(rank):
+        if rank == 1:
+            return ""
+        with pytest.raises(Absent) as raised:
+            distributed.group.WORLD.monitored_barrier(timedelta(0))
+        return raised.value.ranks, raised.value.timeout_s, "timed out" in str(raised.value)
+
+    with Ranks(2, timeout_s=3600.0) as ranks:
+        assert ranks.run(work)[0] == ([1], 0.0, True)
+
+
+def test_a_barrier_without_a_time_of_its_own_has_the_groups():
+    def work(rank):
+        if rank == 1:
+            return None
+        with pytest.raises(Absent) as raised:
+            distributed.barrier()
+        return raised.value.timeout_s
+
+    with Ranks(2, timeout_s=0.5) as ranks:
+        assert ranks.run(work)[0] == 0.5

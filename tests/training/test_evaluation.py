@@ -1,0 +1,85 @@
+"""Evaluation: each sample once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+from torch import nn
+from torch.nn import functional
+
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data.parts import Part
+from tutti.records.run import Evaluation
+from tutti.replica import Replica
+from tutti.training.evaluation import average_buffers, evaluate, evaluating
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS
+
+GENERATOR = torch.Generator().manual_seed(1)
+PART = Part(
+    torch.randn(10_007, 20, generator=GENERATOR), torch.randint(0, 10, (10_007,), generator=GENERATOR)
+)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def evaluation_on(ranks: int, part: Part = PART) -> list[Evaluation]:
+    module = model()
+
+    def program(comm: Communicator) -> Evaluation:
+        mine, metrics = copy.deepcopy(module), [METRICS["accuracy"]]
+        return evaluate(mine, part, comm, LOSSES["cross_entropy"], metrics, 10, batch_size=300)
+
+    return VirtualWorld(ranks).run(program)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_sample_counts_once_at_any_world_size(ranks: int) -> None:
+    module = model().eval()
+    with torch.no_grad():
+        outputs = module(PART.inputs)
+    first, *others = evaluation_on(ranks)
+    assert all(other == first for other in others)
+    assert first.samples == 10_007
+    assert first.confusion == confusion_matrix(PART.targets, outputs.argmax(1)).tolist()
+    assert first.metrics["accuracy"] == (outputs.argmax(1) == PART.targets).sum().item() / 10_007
+    expected = functional.cross_entropy(outputs.double(), PART.targets).item()
+    assert first.loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_more_ranks_than_samples_is_fine() -> None:
+    few = Part(PART.inputs[:2], PART.targets[:2])
+    assert [evaluation.samples for evaluation in evaluation_on(5, few)] == [2] * 5
+    assert evaluation_on(5, few)[0].loss == pytest.approx(evaluation_on(1, few)[0].loss)
+
+
+def test_every_part_of_a_model_is_in_its_own_mode_afterwards() -> None:
+    module = model()
+    module[1].eval()
+    modes = [part.training for part in module.modules()]
+    with evaluating(module):
+        assert not any(part.training for part in module.modules())
+    assert [part.training for part in module.modules()] == modes
+
+
+def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_counts_are_rank_0_s() -> None:
+    def program(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, int]:
+        module = nn.BatchNorm1d(3)
+        module.register_buffer("constant", torch.full((4,), 0.1))
+        replica = Replica(module)
+        module.running_mean.fill_(comm.rank)
+        module.num_batches_tracked.fill_(7 - comm.rank)
+        average_buffers(replica, comm)
+        return module.running_mean, module.constant, module.num_batches_tracked.item()
+
+    for mean, constant, tracked in VirtualWorld(3).run(program):
+        assert torch.equal(mean, torch.ones(3))
+        assert torch.equal(constant, torch.full((4,), 0.1))
+        assert tracked == 7

@@ -1,0 +1,155 @@
+"""Precision, layout and device."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.replica import Replica
+from tutti.training.evaluation import average_buffers
+from tutti.training.precision import Arithmetic
+
+
+class Notes(nn.Module):
+    """Notes the dtype that its product has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = inputs @ self.weight
+        self.seen = outputs.dtype
+        return outputs
+
+
+class Wave(nn.Module):
+    """Numbers of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave = nn.Parameter(torch.tensor([3 - 4j, 0.5j], dtype=torch.complex64))
+        self.register_buffer("phase", torch.tensor([2j], dtype=torch.complex64))
+        self.register_buffer("short", torch.ones(2, dtype=torch.float16))
+        self.register_buffer("count", torch.tensor(7))
+
+
+def test_fp64_keeps_the_imaginary_parts_and_the_whole_numbers() -> None:
+    module = Arithmetic("fp64").prepare(Wave())
+    assert module.wave.tolist() == [3 - 4j, 0.5j]
+    assert module.phase.tolist() == [2j]
+    assert [tensor.dtype for tensor in module.state_dict().values()] == [
+        torch.complex128,
+        torch.complex128,
+        torch.float64,
+        torch.int64,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "product", "outputs"),
+    [
+        ("fp32", torch.float32, torch.float32, torch.float32),
+        ("bf16", torch.float32, torch.bfloat16, torch.float32),
+        ("fp64", torch.float64, torch.float64, torch.float64),
+    ],
+)
+def test_each_precision_computes_in_its_own(
+    precision: str, weights: torch.dtype, product: torch.dtype, outputs: torch.dtype
+) -> None:
+    arithmetic = Arithmetic(precision)
+    module = arithmetic.prepare(Notes())
+    found = arithmetic.forward(module, arithmetic.inputs(torch.ones(2, 8)))
+    assert (module.weight.dtype, module.seen, found.dtype) == (weights, product, outputs)
+    found.sum().backward()
+    assert module.weight.grad.dtype == weights
+
+
+def test_only_floating_targets_follow_the_precision() -> None:
+    arithmetic = Arithmetic("fp64")
+    assert arithmetic.targets(torch.zeros(2)).dtype == torch.float64
+    assert arithmetic.targets(torch.zeros(2, dtype=torch.int64)).dtype == torch.int64
+
+
+def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None:
+    arithmetic = Arithmetic(layout="channels_last")
+    module = arithmetic.prepare(nn.Conv2d(3, 8, 3))
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    images = arithmetic.inputs(torch.zeros(2, 3, 8, 8))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert arithmetic.inputs(torch.zeros(2, 8)).is_contiguous()
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'fp32'"):
+        Arithmetic("fp3")
+    with pytest.raises(UnknownName, match="did you mean 'channels_last'"):
+        Arithmetic(layout="channels-last")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "visible", "why"),
+    [
+        (None, None, f"its version {torch.__version__} was built without CUDA; install one with it"),
+        ("13.0", "", "the environment has CUDA_VISIBLE_DEVICES=''; unset that, or use --device cpu"),
+        ("13.0", None, "see what nvidia-smi and 'tutti doctor' say, or use --device cpu"),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, visible: str | None, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(BadOption, match=f"torch finds no GPU here: .*{re.escape(why)}"):
+        Arithmetic(device="cuda")
+
+
+def test_a_model_that_returns_no_tensor_is_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return inputs, inputs
+
+    with pytest.raises(BadModel, match="returns a tuple, not a tensor"):
+        Arithmetic().forward(Pair(), torch.zeros(1))
+
+
+class OfKeras(nn.Module):
+    """As a model of Keras: told in each call whether it is training, with statistics as parameters."""
+
+    __module__ = "keras.src.models"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.mean = nn.Parameter(torch.zeros(2, 1), requires_grad=False)
+        self.drawn = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor, training: bool = False) -> torch.Tensor:
+        return inputs * self.weight * (2 if training else 1)
+
+
+def test_a_model_of_keras_is_told_in_each_call_whether_it_is_training() -> None:
+    module, inputs = OfKeras(), torch.ones(1, 2)
+    assert Arithmetic().forward(module.train(), inputs).tolist() == [[2, 2]]
+    assert Arithmetic().forward(module.eval(), inputs).tolist() == [[1, 1]]
+
+
+def test_statistics_of_a_model_of_keras_are_averaged_as_buffers_are() -> None:
+    def program(comm: Communicator) -> tuple[list[list[float]], int]:
+        module = OfKeras()
+        replica = Replica(module)
+        module.mean.fill_(comm.rank)
+        module.drawn.fill_(comm.rank)
+        average_buffers(replica, comm)
+        return module.mean.tolist(), int(module.drawn)
+
+    assert VirtualWorld(2).run(program) == [([[0.5], [0.5]], 0), ([[0.5], [0.5]], 1)]

@@ -1,0 +1,425 @@
+"""The training loop: the same run at any world size, and what it records."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LinearLR
+
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data.batches import Batches
+from tutti.data.parts import Part
+from tutti.errors import BadModel, BadOption, NotFinite, PeerLost
+from tutti.records.run import STAGES, EpochRecord
+from tutti.replica import Replica
+from tutti.strategies import Clip, Sync, Worker
+from tutti.strategies.placement import place
+from tutti.training.evaluation import evaluate
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS
+from tutti.training.precision import FP32, Arithmetic
+from tutti.training.progress import Moment, Progress, RunLength
+from tutti.training.trainer import Trainer, run_length
+
+GENERATOR = torch.Generator().manual_seed(3)
+CENTRES = 2 * torch.randn(4, 12, generator=GENERATOR)
+
+
+def blobs(samples: int) -> Part:
+    """Four clouds of points, a class each."""
+    targets = torch.randint(0, 4, (samples,), generator=GENERATOR)
+    return Part(CENTRES[targets] + torch.randn(samples, 12, generator=GENERATOR), targets)
+
+
+TRAIN, VALIDATION = blobs(205), blobs(61)
+BATCH = 20
+UPDATES = 11
+"""Of one epoch; the last has 5 samples."""
+
+
+FP64 = Arithmetic("fp64")
+
+
+@dataclass
+class Averaging(Worker):
+    """Sums the gradients over the ranks and runs the user's optimizer everywhere."""
+
+    replica: Replica
+    comm: Communicator
+    optimizer: Optimizer
+    finished: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def step(self) -> None:
+        for flat in self.replica.flats:
+            self.comm.all_reduce(flat.grads)
+        self.optimizer.step()
+        self.replica.zero_grad()
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def model(*, norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    middle = nn.BatchNorm1d(16) if norm else nn.Identity()
+    return nn.Sequential(nn.Linear(12, 16), middle, nn.Tanh(), nn.Linear(16, 4))
+
+
+def trainer(comm: Communicator, module: nn.Module, passes: int = 1, lr: float = 0.1, **rest) -> Trainer:
+    replica = Replica(module)
+    optimizer = SGD(module.parameters(), lr=lr, momentum=0.9)
+    if "schedule" in rest:
+        rest["schedule"] = rest["schedule"](optimizer)
+    given = {"metrics": [METRICS["accuracy"]], "validation": VALIDATION, "classes": 4, **rest}
+    if "steps" not in given:
+        given.setdefault("epochs", 3)
+    return Trainer(
+        comm=comm,
+        replica=replica,
+        worker=Averaging(replica, comm, optimizer),
+        optimizer=optimizer,
+        batches=Batches(given.pop("train", TRAIN), BATCH, comm.rank, comm.size, passes, seed=5),
+        loss=LOSSES["cross_entropy"],
+        **given,
+    )
+
+
+def run(ranks: int, make: Callable[[], nn.Module] = model, **rest) -> list[tuple[list[EpochRecord], Tensor]]:
+    """Each rank's history and final weights."""
+
+    def program(comm: Communicator) -> tuple[list[EpochRecord], Tensor]:
+        trains = trainer(comm, copy.deepcopy(module), **rest)
+        history = trains.fit()
+        return history, torch.cat([*(flat.weights for flat in trains.replica.flats), *trains.replica.buffers])
+
+    module = make()
+    return VirtualWorld(ranks).run(program)
+
+
+def sequential(
+    epochs: int, arithmetic: Arithmetic = FP32, make: Callable[[], nn.Module] = model
+) -> nn.Module:
+    """The same run in plain torch."""
+    module = arithmetic.prepare(make())
+    optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
+    order = Batches(TRAIN, BATCH, seed=5)
+    for epoch in range(epochs):
+        for indices in order.order(epoch).split(BATCH):
+            inputs, targets = TRAIN.take(indices)
+            optimizer.zero_grad()
+            functional.cross_entropy(
+                arithmetic.forward(module, arithmetic.inputs(inputs)), targets
+            ).backward()
+            optimizer.step()
+    return module
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def times_removed(record: EpochRecord) -> tuple[object, ...]:
+    return record.epoch, record.step, record.complete, record.train, record.validation, record.lr
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_run_is_the_sequential_one_at_any_world_size(ranks: int, passes: int) -> None:
+    expected = nn.utils.parameters_to_vector(sequential(3, FP64).parameters())
+    for history, weights in run(ranks, lambda: FP64.prepare(model()), passes=passes, arithmetic=FP64):
+        assert len(history) == 3
+        assert distance(weights[weights != 0], expected) < 1e-12
+
+
+class Cooling(nn.Module):
+    """A model whose outputs depend on how often it was trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = model()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+        return self.layers(inputs) / (1 + self.passes)
+
+
+def test_ranks_without_samples_in_an_epochs_last_batch_count_its_passes_too() -> None:
+    ranks = BATCH // 3
+    assert len(TRAIN) % BATCH < ranks
+    alone = sequential(2, FP64, Cooling)
+    expected = nn.utils.parameters_to_vector(alone.parameters())
+    with torch.no_grad():
+        outputs = alone.eval()(VALIDATION.inputs.double())
+    loss = functional.cross_entropy(outputs, VALIDATION.targets).item()
+    for history, weights in run(ranks, lambda: FP64.prepare(Cooling()), arithmetic=FP64, epochs=2):
+        assert distance(weights[weights != 0], expected) < 1e-12
+        assert history[1].validation.loss == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_loop_drives_a_strategy_with_shared_weights(every: int) -> None:
+    def program(comm: Communicator) -> Tensor:
+        strategy, module = Sync(every=every), copy.deepcopy(start)
+        replica = place(module, comm, strategy.home)
+        optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
+        trains = Trainer(
+            comm=comm,
+            replica=replica,
+            worker=strategy.worker(replica, comm, optimizer, Clip()),
+            optimizer=optimizer,
+            batches=Batches(TRAIN, BATCH, comm.rank, comm.size, strategy.passes, seed=5),
+            loss=LOSSES["cross_entropy"],
+            epochs=3,
+            validation=VALIDATION,
+            arithmetic=FP64,
+        )
+        trains.fit()
+        return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+    start = FP64.prepare(model())
+    expected = nn.utils.parameters_to_vector(sequential(3, FP64).parameters())
+    for weights in VirtualWorld(5, ranks_per_host=[2, 3]).run(program):
+        assert distance(weights, expected) < 1e-12
+
+
+def test_records_count_every_sample_and_are_alike_at_any_world_size() -> None:
+    (alone, _), *_ = run(1)
+    for history, _ in run(3):
+        for one, three in zip(alone, history, strict=True):
+            assert (three.train.samples, three.validation.samples) == (205, 61)
+            assert (three.epoch, three.step, three.complete) == (one.epoch, one.step, True)
+            assert three.train.loss == pytest.approx(one.train.loss, rel=1e-4)
+            assert three.train.metrics["accuracy"] == pytest.approx(one.train.metrics["accuracy"], abs=0.01)
+            assert sum(map(sum, three.validation.confusion)) == 61
+
+
+def test_all_ranks_have_the_same_records_but_for_the_times() -> None:
+    first, *others = [list(map(times_removed, history)) for history, _ in run(3)]
+    assert all(other == first for other in others)
+
+
+def test_it_learns() -> None:
+    ((*_, last), _), *_ = run(2, epochs=5)
+    assert last.validation.metrics["accuracy"] > 0.9
+
+
+def test_the_same_run_twice_is_bit_equal() -> None:
+    (first, weights), *_ = run(3)
+    (again, others), *_ = run(3)
+    assert torch.equal(weights, others)
+    assert list(map(times_removed, first)) == list(map(times_removed, again))
+
+
+def test_the_first_epochs_loss_is_that_of_each_update_weighted_by_its_samples() -> None:
+    (history, _), *_ = run(2, lr=1e-30, epochs=1)
+    with torch.no_grad():
+        expected = functional.cross_entropy(model()(TRAIN.inputs), TRAIN.targets).item()
+    assert history[0].train.loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None:
+    for history, _ in run(2, steps=UPDATES + 4):
+        assert [(record.step, record.complete) for record in history] == [
+            (UPDATES, True),
+            (UPDATES + 4, False),
+        ]
+        assert history[1].train.samples == 4 * BATCH
+        assert history[1].validation is not None
+
+
+def test_as_many_steps_as_an_epoch_has_are_that_epoch() -> None:
+    (by_steps, weights), *_ = run(1, steps=UPDATES)
+    (by_epochs, others), *_ = run(1, epochs=1)
+    assert list(map(times_removed, by_steps)) == list(map(times_removed, by_epochs))
+    assert torch.equal(weights, others)
+
+
+def test_the_scheduler_moves_after_every_update() -> None:
+    def schedule(optimizer: Optimizer) -> LinearLR:
+        return LinearLR(optimizer, 1.0, 0.5, total_iters=2 * UPDATES)
+
+    (history, _), *_ = run(1, epochs=2, schedule=schedule)
+    assert [record.lr for record in history] == [
+        pytest.approx(0.1 * (1 - 0.5 * (UPDATES - 1) / (2 * UPDATES))),
+        pytest.approx(0.1 * (1 - 0.5 * (2 * UPDATES - 1) / (2 * UPDATES))),
+    ]
+
+
+def test_statistics_are_equal_on_all_ranks_after_every_epoch() -> None:
+    (_, first), *others = run(2, lambda: model(norm=True), epochs=1)
+    assert all(torch.equal(first, other) for _, other in others)
+
+
+def test_the_last_record_is_what_an_evaluation_afterwards_finds() -> None:
+    def program(comm: Communicator) -> bool:
+        trains = trainer(comm, copy.deepcopy(module), epochs=2)
+        last = trains.fit()[-1]
+        again = evaluate(trains.replica.module, VALIDATION, comm, trains.loss, trains.metrics, 4)
+        return again == last.validation
+
+    module = model(norm=True)
+    assert VirtualWorld(2).run(program) == [True] * 2
+
+
+def test_the_worker_finishes_once_and_the_module_stays_in_training_mode() -> None:
+    def program(comm: Communicator) -> tuple[int, bool]:
+        trains = trainer(comm, model().eval(), epochs=2)
+        trains.fit()
+        return trains.worker.finished, all(part.training for part in trains.replica.module.modules())
+
+    assert VirtualWorld(2).run(program) == [(1, True)] * 2
+
+
+def test_parts_that_the_user_put_into_evaluation_mode_stay_so() -> None:
+    def program(comm: Communicator) -> bool:
+        module = model(norm=True)
+        module[1].eval()
+        trainer(comm, module, epochs=1).fit()
+        return module[1].training
+
+    assert VirtualWorld(1).run(program) == [False]
+
+
+def test_the_stages_of_rank_0_add_up_to_nearly_the_total() -> None:
+    (history, _), *_ = run(1)
+    for record in history:
+        stages, total = record.ranks[0].stages, record.seconds["total"]
+        assert tuple(stages) == STAGES
+        assert min(stages.values()) >= 0
+        assert 0.5 * total < sum(stages.values()) <= total * (1 + 1e-9)
+        assert stages["validation"] == record.seconds["validation"]
+        assert 0 < record.ranks[0].measuring_s < total
+        assert record.samples_per_s > 0
+
+
+def test_weights_are_written_when_they_are_final_and_before_the_last_record() -> None:
+    def program(comm: Communicator) -> list[object]:
+        seen: list[object] = []
+        trains = trainer(
+            comm,
+            model(),
+            on_epoch=lambda record: seen.append(record.epoch),
+            checkpoint=lambda: seen.append(trains.worker.finished),
+        )
+        trains.fit()
+        return seen
+
+    assert VirtualWorld(2).run(program) == [[1, 2, 1, 3]] * 2
+
+
+def test_on_epoch_is_called_on_every_rank() -> None:
+    def program(comm: Communicator) -> bool:
+        seen: list[EpochRecord] = []
+        return trainer(comm, model(), on_epoch=seen.append).fit() == seen
+
+    assert VirtualWorld(2).run(program) == [True, True]
+
+
+def test_a_loss_that_becomes_infinite_names_step_rank_and_parameter() -> None:
+    broken = TRAIN.inputs.clone()
+    order = Batches(TRAIN, BATCH, seed=5).order(0)
+    broken[order[2 * BATCH + BATCH - 1]] = torch.nan
+
+    def program(comm: Communicator) -> None:
+        try:
+            trainer(comm, model(), train=Part(broken, TRAIN.targets)).fit()
+        except PeerLost:
+            return
+
+    with pytest.raises(
+        NotFinite, match=r"the loss became nan in step 3 \(epoch 1\) on rank 1; .* '0.weight'"
+    ):
+        VirtualWorld(2).run(program)
+
+
+def test_weights_that_the_last_update_breaks_are_an_error() -> None:
+    def schedule(optimizer: Optimizer) -> LinearLR:
+        optimizer.param_groups[0]["weight_decay"] = 1e30
+        return LinearLR(optimizer, 1.0, 1.0)
+
+    with pytest.raises(NotFinite, match=r"parameter '0.weight' is no longer finite after step 1"):
+        run(1, lr=1e30, steps=1, schedule=schedule)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_first_step() -> None:
+    with pytest.raises(BadModel, match=r"cannot take a batch of shape \(2, 12\)"):
+        run(2, lambda: nn.Linear(11, 4))
+
+
+def test_a_single_sample_for_a_rank_is_refused_where_the_model_needs_two() -> None:
+    with pytest.raises(BadOption, match=r"205 samples in batches of 20 leave some rank a single one"):
+        run(3, lambda: model(norm=True))
+
+
+@pytest.mark.parametrize("given", [{}, {"epochs": 1, "steps": 1}, {"epochs": 0}, {"steps": -3}])
+def test_a_run_has_epochs_or_steps(given: dict[str, int]) -> None:
+    with pytest.raises(BadOption, match="give one of them"):
+        run_length(Batches(TRAIN, BATCH), **given)
+
+
+def test_bf16_and_channels_last_train() -> None:
+    def program(comm: Communicator) -> float:
+        arithmetic = Arithmetic("bf16", "channels_last")
+        torch.manual_seed(0)
+        module = arithmetic.prepare(
+            nn.Sequential(nn.Conv2d(3, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4))
+        )
+        images, others = (Part(p.inputs.view(-1, 3, 2, 2), p.targets) for p in (TRAIN, VALIDATION))
+        trains = trainer(comm, module, train=images, validation=others, arithmetic=arithmetic, epochs=10)
+        return trains.fit()[-1].validation.metrics["accuracy"]
+
+    assert VirtualWorld(2).run(program)[0] > 0.9
+
+
+class Notes:
+    """Notes the calls."""
+
+    every_s = 0.0
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.calls: list[str] = []
+        self.broken = broken
+
+    def begin(self, span: RunLength) -> None:
+        self.calls.append(f"begin {span.updates} {span.per_epoch}")
+
+    def moment(self, moment: Moment) -> None:
+        self.calls.append(f"moment {moment.epoch} {moment.step} {moment.train.samples}")
+        if self.broken:
+            raise KeyboardInterrupt
+
+    def doing(self, what: str) -> None:
+        self.calls.append(what)
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.calls.append(f"epoch {record.epoch}")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_progress_sees_moments_epochs_and_the_end() -> None:
+    notes: Progress = Notes()
+    run(1, steps=2, progress=notes)
+    updates = [f"begin 2 {UPDATES}", "moment 1 1 20", "moment 1 2 40"]
+    assert notes.calls == [*updates, "waiting for others", "validating", "epoch 1", "end"]
+
+
+def test_progress_ends_when_the_run_is_broken_off() -> None:
+    notes = Notes(broken=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(1, progress=notes)
+    assert notes.calls[-1] == "end"
