@@ -71,7 +71,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _places(self) -> dict[str, _Place]:
         spec = importlib.util.find_spec(self._package)
         assert spec is not None, f"no package {self._package}"
-        (folder,) = spec.submodule_search_locations or ()
+        folder = next(iter(spec.submodule_search_locations or ()))
         found: dict[str, _Place] = {}
         for file in sorted(Path(folder).glob("*.py")):
             for name, place in _parts(file, f"{self._package}.{file.stem}"):
