@@ -71,7 +71,7 @@ def test_a_spec_without_object_is_refused(spec):
 
 
 def test_missing_files_and_modules_are_refused(tmp_path):
-    with pytest.raises(BadOption, match=r"the model '.*no\.py:make' lies in no file: there is no /"):
+    with pytest.raises(BadOption, match=r"the model '.*no\.py:make' is in no file: there is no /"):
         load_object(f"{tmp_path}/no.py:make", "model")
     with pytest.raises(BadOption, match="no module 'no_such_zzz'; install its package"):
         load_object("no_such_zzz.nets:make", "model")

@@ -1,4 +1,4 @@
-"""Python objects that a user names in a word: `package.module:object` or `file.py:object`."""
+"""Python objects named by text: `package.module:object` or `file.py:object`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tutti.errors import BadOption, UnknownName
 
 
 def names_object(spec: str) -> bool:
-    """Whether `spec` has the form `package.module:object` or `file.py:object`; a .py file alone counts."""
+    """Tell whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file."""
     return ":" in spec or spec.endswith(".py")
 
 
 def load_object(spec: str, kind: str) -> object:
-    """The object that `package.module:object` or `file.py:object` names.
+    """Import the object that `package.module:object` or `file.py:object` names.
 
     Modules are looked up in the working directory too. A file is imported once per process, under a module
-    name that depends on its path alone and that is found in `sys.modules`; it can import the files beside it.
+    name that depends only on its path, in `sys.modules`; it can import the files of its folder.
 
     Args:
-        spec: where the object is; what follows the colon may have dots (`module:Class.method`).
-        kind: what it is for, in the singular ("model", "data set"); appears in the messages.
+        spec: the module and the object; the object's name may have dots (`module:Class.method`).
+        kind: its purpose, in the singular ("model", "data set"); appears in the messages.
 
     Raises:
         BadOption: `spec` has another form, names a missing file, or importing the module failed.
@@ -58,13 +58,13 @@ def call_with_options(
     spec: str,
     own: Mapping[str, object] = MappingProxyType({}),
 ) -> object:
-    """What `factory(**options, **own)` returns, once the options are known to fit its signature.
+    """Call `factory(**options, **own)`, once the options are known to fit its signature.
 
     Args:
-        factory: what `load_object` gave.
+        factory: the object that was loaded.
         options: its keyword arguments that the user has given.
-        kind: what the factory is for, in the singular ("model", "data set").
-        spec: how the user named it.
+        kind: its purpose, in the singular ("model", "data set").
+        spec: the user's name for it.
         own: further keyword arguments, which no option can give.
 
     Raises:
@@ -90,13 +90,13 @@ def call_with_options(
 
 
 def takes_option(factory: object, name: str) -> bool:
-    """Whether `factory` can be called with the keyword argument `name` (a bare **kwargs does not count)."""
+    """Tell whether `factory` can be called with the keyword `name` (bare **kwargs do not count)."""
     parameters = _parameters(factory) if callable(factory) else None
     return parameters is not None and name in parameters
 
 
 def _names_in(found: object) -> list[str]:
-    """What a module or class has for others: not what it merely imports, unless under a name of its own."""
+    """List a module's or class's public names, without those that it merely imports under the same name."""
     public = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
     home = getattr(found, "__name__", None)
     own = [
@@ -119,7 +119,7 @@ def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Paramete
 def _from_file(where: str, spec: str, kind: str) -> ModuleType:
     file = Path(where).expanduser().resolve()
     if not file.is_file():
-        raise BadOption(f"the {kind} '{spec}' lies in no file: there is no {file}; check the path")
+        raise BadOption(f"the {kind} '{spec}' is in no file: there is no {file}; check the path")
     name = f"tutti_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -31,7 +31,7 @@ def part(name: str) -> Callable[[T], T]:
     """Name a class or function of a package with a registry, which reads this decorator in the file's text.
 
     Args:
-        name: what users call it: a literal string.
+        name: its name for users: a literal string.
     """
 
     def named(value: T) -> T:
@@ -60,8 +60,8 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         package: its name. The package itself is not imported for the names.
-        kind: what error messages call a part, such as "model".
-        hint: a sentence for who gives an unknown name.
+        kind: the word for a part in error messages, such as "model".
+        hint: a sentence that follows the message about an unknown name.
     """
 
     def __init__(self, package: str, kind: str, hint: str = "") -> None:

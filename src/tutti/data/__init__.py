@@ -1,4 +1,4 @@
-"""Data sets: where they come from, how they lie in memory once per host, and who takes which samples."""
+"""Data sets: their sources, their one copy in memory per host, and the samples of each rank."""
 
 from tutti.data.batches import Batch, Batches, Update
 from tutti.data.builtin import BUILT_IN

@@ -30,7 +30,7 @@ class Arrays:
 
 
 def part_arrays(part: str, inputs: object, targets: object) -> Arrays:
-    """One part of a data set, its inputs in the form in which they are kept.
+    """Return one part of a data set, its inputs in the form in which they are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
     NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order.
@@ -64,7 +64,7 @@ def part_arrays(part: str, inputs: object, targets: object) -> Arrays:
 
 
 def as_array(value: object, what: str) -> Array:
-    """`value` as a NumPy array; tensors are not copied.
+    """Return `value` as a NumPy array; tensors are not copied.
 
     Raises:
         BadData: it is no regular array.
@@ -126,7 +126,7 @@ def refuse_not_finite(what: str, array: Array) -> None:
 
 
 def samples_per_chunk(array: Array) -> int:
-    """How many samples of `array` make one chunk."""
+    """Return the number of samples of `array` in one chunk."""
     return max(1, CHUNK * len(array) // max(1, array.size))
 
 

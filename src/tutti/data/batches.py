@@ -1,4 +1,4 @@
-"""Which samples stand behind each weight update, and which of them each rank takes."""
+"""The samples of each weight update, and each rank's share of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST: Final = 2
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank runs forward and backward in one pass.
+    """The samples that one rank runs forward and backward in one pass.
 
     Attributes:
         inputs: as the model sees them, of shape (samples, ...); no sample when there are fewer than ranks.
@@ -52,7 +52,7 @@ class Update:
 
 @dataclass(frozen=True)
 class _Span:
-    """Where a rank's pass begins and ends in a round, and its share."""
+    """The beginning and end of a rank's pass in a round, and its share."""
 
     start: int
     stop: int
@@ -60,7 +60,7 @@ class _Span:
 
 
 def check_split(batch_size: int, ranks: int) -> None:
-    """Refuse a batch that has not a sample for each of the ranks that share it.
+    """Refuse a batch with fewer samples than ranks that share it.
 
     Raises:
         BadOption: the message says how many samples it takes.
@@ -94,16 +94,16 @@ class Batches:
         part: where the samples come from.
         batch_size: samples behind one weight update: over all ranks and passes, or with `own` of one rank,
             over all its passes. The last update of an epoch has what is left.
-        rank: which rank's batches these are.
-        size: how many ranks there are.
+        rank: whose batches these are.
+        size: the number of ranks.
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
         shuffle: False takes the samples in their stored order.
         own: each rank has batches of its own.
 
     Attributes:
-        updates: how many updates one epoch has; with `own`, how many rounds.
-        take: what gets the inputs and targets at some positions of the part, of shape (samples,).
+        updates: the number of updates in one epoch; with `own`, of rounds.
+        take: returns the inputs and targets at some positions of the part, of shape (samples,).
 
     Raises:
         BadOption: the batch has fewer samples than there are ranks that share it, or is empty.
@@ -155,12 +155,12 @@ class Batches:
         return torch.randperm(len(self.part), generator=torch.Generator().manual_seed(int(mixed)))
 
     def prepare(self, epoch: int) -> None:
-        """Have the order of an epoch ready where the samples are: while a GPU is still at the one before."""
+        """Move an epoch's order to the memory of the samples, while a GPU still computes the epoch before."""
         if epoch in self._orders:
             return
         order = self.order(epoch)
         if self.part.device.type == "cuda":
-            # From pinned memory the copy waits for its turn on the GPU, and nobody for the copy.
+            # A copy from pinned memory is queued on the GPU, and no thread waits for it.
             order = order.pin_memory().to(self.part.device, non_blocking=True)
         self._orders = {epoch: order}
 
@@ -182,7 +182,7 @@ class Batches:
             yield Update(min(self.round_size, count - start), batches, epoch * self.updates + update)
 
     def _spans(self, samples: int, speeds: Sequence[float] = ()) -> list[_Span]:
-        """What this rank takes of a round of so many samples, for each pass."""
+        """Return this rank's samples of a round, for each pass."""
         if self.own:
             mine = even(samples, self.size)[self.rank]
             passes = [(mine.start + p.start, mine.start + p.stop) for p in even(_length(mine), self.passes)]
@@ -194,20 +194,20 @@ class Batches:
         return [_Span(start, stop, (stop - start) / whole if whole else 0.0) for start, stop in passes]
 
     def _cut(self, samples: int, speeds: Sequence[float]) -> list[slice]:
-        """One pass, cut over the ranks."""
+        """Cut one pass over the ranks."""
         if not speeds:
             return even(samples, self.size)
         return _consecutive(by_speed(samples, speeds, LEAST))
 
 
 def even(samples: int, parts: int) -> list[slice]:
-    """`range(samples)` in consecutive parts whose lengths differ by at most one, longer ones first."""
+    """Cut `range(samples)` into consecutive parts whose lengths differ by at most one, longer ones first."""
     base, longer = divmod(samples, parts)
     return _consecutive([base + (part < longer) for part in range(parts)])
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:
-    """How many of the samples each rank takes so that all need the same time.
+    """Divide the samples over the ranks so that all need the same time.
 
     Args:
         samples: how many there are.

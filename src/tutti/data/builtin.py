@@ -1,4 +1,4 @@
-"""The data sets that have a name of their own."""
+"""The built-in data sets."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ BUILT_IN: dict[str, Callable[[], Contents]] = {
     "mnist": partial(_published, "mnist", DIGITS),
     "fashion-mnist": partial(_published, "fashion-mnist", CLOTHES),
 }
-"""What reads each of them."""
+"""Their readers by name."""

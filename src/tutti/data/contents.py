@@ -1,4 +1,4 @@
-"""The objects that hold a data set, taken apart: which array is which part's inputs or targets."""
+"""Objects that hold a data set, taken apart into the inputs and targets of each part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = {
     "valid": "validation",
     "validation": "validation",
 }
-"""How the parts are called in keys."""
+"""The parts by their names in keys."""
 
 _INPUTS = ("x", "inputs", "images", "data", "features")
 _TARGETS = ("y", "targets", "labels", "target")
@@ -34,7 +34,7 @@ class Contents:
     Attributes:
         name: for people to read.
         parts: inputs and targets of "train", and perhaps of "validation" and "test".
-        classes: how many classes there are, where the data say so.
+        classes: their number, where the data say so.
         labels: the classes' names, where the data have them.
     """
 
@@ -104,7 +104,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents:
 
 
 def _slot(key: str) -> tuple[str, str] | None:
-    """The part and the kind that a key such as 'x_train', 'test_labels' or 'X' stands for."""
+    """Return the part and the kind that a key such as 'x_train', 'test_labels' or 'X' stands for."""
     words = key.lower().split("_")
     part = "train"
     if len(words) == 2:
@@ -137,6 +137,6 @@ def _texts(names: object) -> tuple[str, ...]:
 
 
 def _dataset_labels(dataset: object) -> tuple[str, ...]:
-    """The classes' names where the data set has them as torchvision's do, in `classes`."""
+    """Return the classes' names where the data set has them as torchvision's do, in `classes`."""
     names = getattr(dataset, "classes", ())
     return _texts(names) if isinstance(names, tuple | list) else ()

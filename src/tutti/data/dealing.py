@@ -33,7 +33,7 @@ class Queue:
 
     @property
     def part(self) -> Part:
-        """Where the samples come from."""
+        """The part of the data set that is dealt."""
         return self._batches.part
 
     @property
@@ -43,12 +43,12 @@ class Queue:
 
     @property
     def updates(self) -> int:
-        """How many rounds of updates, one for each rank, an epoch is long."""
+        """The number of rounds in an epoch, each with one update for each rank."""
         return self._batches.updates
 
     @property
     def own(self) -> bool:
-        """Each rank has batches of its own."""
+        """True: each rank has batches of its own."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""The published data sets: where their files lie on this machine, and where they are downloaded from."""
+"""Published data sets: their files on this machine, and the servers that they are downloaded from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from tutti.errors import BadData
 
 SCHEMES: Final = ("https",)
-"""How files are downloaded."""
+"""The schemes that a file may be downloaded by."""
 
 MOST_BYTES: Final = 64 << 20
 """The largest download: no file of a published data set has half of it."""
@@ -24,7 +24,7 @@ MOST_UNPACKED_BYTES: Final = 1 << 30
 """The most that a downloaded file may hold when it is unpacked."""
 
 MOST_S: Final = 600.0
-"""How long the download of a file may take, in seconds."""
+"""The longest download of a file, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ PUBLISHED = {
 
 
 def published_files(name: str) -> dict[str, Path]:
-    """The files of a published data set on this machine, by name; downloaded when they are nowhere.
+    """Return the files of a published data set on this machine, by name; download what is missing.
 
     They are looked for in `TUTTI_DATA/NAME` (if that folder exists it must hold all of them, packed or not),
     then in the cache, `TUTTI_CACHE` or `~/.cache/tutti`.
@@ -110,7 +110,7 @@ def published_files(name: str) -> dict[str, Path]:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: the folder `TUTTI_CACHE`, or `tutti` in the user's cache folder."""
+    """Return the folder of downloads: `TUTTI_CACHE`, or `tutti` in the user's cache folder."""
     own = os.environ.get("TUTTI_CACHE")
     if own:
         return Path(own).expanduser()
@@ -173,7 +173,7 @@ def _download(name: str, file: str, to: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong at the bottom: requests wraps its errors in others, and quotes them all."""
+    """Return the innermost error's message: requests wraps errors in others, and quotes them all."""
     while (below := error.__cause__ or error.__context__) is not None:
         error = below
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -20,7 +20,7 @@ _WORDS = (("images", "labels"), ("inputs", "targets"), ("idx3", "idx1"))
 
 
 def read_path(path: Path) -> Contents:
-    """The data set in a file or folder; a file's first bytes say what it is, not its name.
+    """Read the data set in a file or folder; a file's first bytes tell its format, not its name.
 
     Raises:
         BadData: it is missing, empty, broken or of another kind, or files that belong to it are missing.
@@ -71,7 +71,7 @@ def _folder(folder: Path) -> Contents:
 
 
 def _labels_beside(inputs: Path) -> Path:
-    """The file with the labels of an IDX file, found beside it by its name."""
+    """Return the file with the labels of an IDX file, found in its folder by its name."""
     name = inputs.name
     for word, other in _WORDS:
         name = name.replace(word, other)

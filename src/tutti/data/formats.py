@@ -28,19 +28,19 @@ ZIP_MAGIC = b"PK"
 Array = NDArray[Any]
 
 _NPY_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-"""What reads the header of an array, by the version of its format."""
+"""The readers of an array's header, by the version of its format."""
 
 _DAMAGED = (
     *(zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, KeyError, TypeError),
     *(NotImplementedError, RuntimeError, MemoryError, OverflowError, struct.error, SyntaxError, TokenError),
 )
-"""What zipfile and NumPy raise for archives that are none, or that nobody would write."""
+"""The errors of zipfile and NumPy for archives that are none, or were made to harm."""
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def read_start(path: Path, count: int = 4) -> bytes:
-    """The first bytes of a file.
+    """Read the first bytes of a file.
 
     Raises:
         BadData: the file cannot be opened, or it is empty.
@@ -53,7 +53,7 @@ def read_start(path: Path, count: int = 4) -> bytes:
 
 
 def read_idx(path: Path) -> Array:
-    """The array in an IDX file, gzip-compressed or not (its first bytes tell, not its name).
+    """Read the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name).
 
     Source: the format is described at the end of http://yann.lecun.com/exdb/mnist/.
 
@@ -94,7 +94,7 @@ def read_idx(path: Path) -> Array:
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays in an NPZ file by key. Nothing is unpickled.
+    """Read the arrays in an NPZ file by key. Nothing is unpickled.
 
     Raises:
         BadData: the file is missing, empty, truncated, no NPZ file, or holds Python objects.
@@ -157,7 +157,7 @@ def _npz_array(path: Path, key: str, file: Any) -> Array:
 
 
 def _open(path: Path) -> BinaryIO:
-    """The file, open to be read.
+    """Open a file for reading.
 
     Raises:
         BadData: it cannot be opened, or is a pipe or a device.
@@ -172,7 +172,7 @@ def _open(path: Path) -> BinaryIO:
 
 @contextmanager
 def _unpacked(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
-    """What is in a gzip file; errors of it name the file."""
+    """Open the content of a gzip file; errors name the file."""
     try:
         with gzip.open(raw) as file:
             yield cast("BinaryIO", file)

@@ -16,14 +16,14 @@ from tutti.errors import BadData
 
 
 def is_dataset(value: object) -> bool:
-    """Whether `value` is something that is read item by item: a torch data set, or a loader to be refused."""
+    """Tell whether `value` is read item by item: a torch data set, or a loader to be refused."""
     return isinstance(value, Dataset | DataLoader)
 
 
 def read_items(dataset: object, part: str) -> tuple[Array | Tensor, Array | Tensor]:
-    """The inputs and the targets of a map-style torch data set, each sample read once.
+    """Return the inputs and the targets of a map-style torch data set, each sample read once.
 
-    What the data set does to a sample when it is asked for it (transforms) is done once, not in every epoch.
+    The data set's transforms are applied once, not in every epoch.
 
     Args:
         dataset: gives (input, target) for each index.

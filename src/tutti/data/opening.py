@@ -1,4 +1,4 @@
-"""Opens a data set: one rank of each host reads it, and all ranks of that host see the same memory."""
+"""Opening a data set: one rank of each host reads it, into memory that all ranks of the host share."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from tutti.errors import BadData, BadOption, UserError
 
 
 class HostRanks(Protocol):
-    """What is needed of the ranks of one host; every communicator has it."""
+    """The part of a communicator that is used among the ranks of one host."""
 
     rank: int
 
     def broadcast_object(self, value: object, root: int = 0) -> object:
-        """The value of rank `root`, on every rank."""
+        """Return the value of rank `root`, on every rank."""
 
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Zeros that every rank of the host sees."""
+        """Allocate zeros that every rank of the host sees."""
 
 
 class JobRanks(Protocol):
-    """What is needed of all ranks; every communicator has it."""
+    """The part of a communicator that is used among all ranks."""
 
     @property
     def node(self) -> HostRanks:
         """The ranks of this host."""
 
     def all_gather_objects(self, value: object) -> list[object]:
-        """The values of all ranks, on every rank."""
+        """Return the values of all ranks, on every rank."""
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """What lies where in the shared arrays: train, then validation, then test. The same on every host."""
+    """The layout of the shared arrays: train, then validation, then test. The same on every host."""
 
     name: str
     lengths: tuple[int, int, int]
@@ -113,7 +113,7 @@ def open_data(
 def _plan_or_error(
     data: object, validation: float, seed: int, options: Mapping[str, object]
 ) -> _Plan | UserError:
-    """The host's leader must not raise: the other ranks wait for its word."""
+    """Return an error instead of raising it: the host's other ranks wait for the leader's word."""
     try:
         if not 0 <= validation < 1:
             raise BadOption(f"the validation share is {validation}; give at least 0 and below 1, such as 0.1")
@@ -147,7 +147,7 @@ def _plan(source: Source, validation: float, seed: int) -> _Plan:
 
 
 def _agreed(outcome: ArrayLayout | UserError, comm: JobRanks) -> ArrayLayout:
-    """The layout that all hosts found; or the first host's error, raised on every rank."""
+    """Return the layout that all hosts found, or raise the first host's error on every rank."""
     outcomes = cast("list[ArrayLayout | UserError]", comm.all_gather_objects(outcome))
     for rank, other in enumerate(outcomes):
         if isinstance(other, UserError):
@@ -182,7 +182,7 @@ def _fill(inputs: Tensor, targets: Tensor, plan: _Plan) -> Scale:
 
 
 def pixel_scale(inputs: Array) -> Scale:
-    """The scale that gives 8-bit inputs mean 0 and deviation 1, exact, per channel where there are some.
+    """Return the scale that gives 8-bit inputs mean 0 and deviation 1, exact, per channel if there are any.
 
     Args:
         inputs: of shape (samples, ...); of four dimensions, the second is the channel.

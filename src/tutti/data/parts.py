@@ -1,4 +1,4 @@
-"""What a data set is once it is open: parts in memory, and how stored numbers become model inputs."""
+"""An open data set: parts in memory, and the scale from stored numbers to model inputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 PIXEL_MAX = 255.0
-"""What a uint8 input is divided by, so that means and deviations are those of pixels between 0 and 1."""
+"""The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Turns stored inputs into what the model sees: (x / 255 - mean) / std in float32, or x itself.
+    """The map from stored inputs to the model's: (x / 255 - mean) / std in float32, or x itself.
 
     Attributes:
         mean: of x / 255, one value for all or one per channel (dimension 1); empty: inputs stay as they are.
@@ -35,7 +35,7 @@ class Scale:
         object.__setattr__(self, "_only_factor", factor.item() if one else 1.0)
 
     def apply(self, stored: Tensor) -> Tensor:
-        """What the model sees of `stored`, of the same shape (samples, ...); float32 if there is a scale."""
+        """Return the model's inputs for `stored`, of the same shape; float32 if there is a scale."""
         if not self.mean:
             return stored
         seen = stored.to(torch.float32, copy=True)
@@ -46,7 +46,7 @@ class Scale:
         return seen.mul_(self._factor.view(per_channel)).add_(self._offset.view(per_channel))
 
     def on(self, device: str) -> Scale:
-        """The same scale for inputs in the memory of a device."""
+        """Copy the scale for inputs in the memory of a device."""
         moved = Scale(self.mean, self.std)
         for name in ("_factor", "_offset"):
             object.__setattr__(moved, name, getattr(self, name).to(device))
@@ -61,7 +61,7 @@ class Part:
         inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as stored.
         targets: class numbers, int64, of shape (samples,), or (samples, ...) where each position has one; or
             float values of shape (samples, ...).
-        scale: turns stored inputs into what the model sees.
+        scale: turns stored inputs into the model's.
     """
 
     inputs: Tensor
@@ -72,7 +72,7 @@ class Part:
         return len(self.inputs)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs, as the model sees them, and the targets of some samples, in new memory.
+        """Copy the inputs, as the model sees them, and the targets of some samples.
 
         Args:
             indices: positions in this part, of shape (count,), int64.
@@ -83,7 +83,7 @@ class Part:
 
     @property
     def device(self) -> torch.device:
-        """In which memory the samples lie."""
+        """The memory that holds the samples."""
         return self.inputs.device
 
     @property
@@ -92,7 +92,7 @@ class Part:
         return self.inputs.nbytes + self.targets.nbytes
 
     def on(self, device: str) -> Part:
-        """A copy in the memory of a device, such as "cuda"."""
+        """Copy it to the memory of a device, such as "cuda"."""
         inputs, targets = self.inputs.to(device), self.targets.to(device)
         return replace(self, inputs=inputs, targets=targets, scale=self.scale.on(device))
 
@@ -103,10 +103,10 @@ class DataSet:
 
     Attributes:
         name: for people to read.
-        train: what is trained on.
+        train: the samples to train on.
         validation: kept aside from the training samples, to watch the training; None when its share is 0.
-        test: for the final figure alone; None when the source has none.
-        classes: how many classes the targets tell apart; None when the targets are floats.
+        test: for the final figure only; None when the source has none.
+        classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
         shape: of one input as the model sees it, such as (1, 28, 28).
     """
@@ -125,7 +125,7 @@ class DataSet:
         return sum(part.nbytes for part in (self.train, self.validation, self.test) if part is not None)
 
     def on(self, device: str) -> DataSet:
-        """A copy in the memory of a device, such as "cuda"."""
+        """Copy it to the memory of a device, such as "cuda"."""
         validation = None if self.validation is None else self.validation.on(device)
         test = None if self.test is None else self.test.on(device)
         return replace(self, train=self.train.on(device), validation=validation, test=test)

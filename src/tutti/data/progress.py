@@ -12,7 +12,7 @@ from tutti.terminal import console_on
 
 
 class DownloadLimits:
-    """How much may come, and until when.
+    """The limits of a download in bytes and in time.
 
     Args:
         most_bytes: of the whole download.
@@ -83,7 +83,7 @@ class DownloadBar:
 
     @property
     def total(self) -> float | None:
-        """How many bytes there are, once known."""
+        """The number of bytes, once known."""
         return self._progress.tasks[self._task].total
 
     @total.setter

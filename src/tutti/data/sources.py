@@ -1,4 +1,4 @@
-"""What a user's `data` means: a built-in name, a path, a factory, or an object; read into arrays.
+"""A user's `data`, read into arrays: a built-in name, a path, a factory, or an object.
 
 "digits", "mnist", "fashion-mnist"            built in
 "set.npz", "train-images-idx3-ubyte.gz", "folder/"     files
@@ -33,7 +33,7 @@ class Source:
     Attributes:
         name: for people to read.
         parts: "train", and perhaps "validation" and "test".
-        classes: how many classes the targets tell apart; None when they are floats.
+        classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
     """
 
@@ -81,7 +81,7 @@ def read_source(data: object, options: Mapping[str, object]) -> Source:
 
 
 def _contents(data: object, options: dict[str, object]) -> tuple[Contents, int | None]:
-    """What `data` holds, and the number of classes that the options give."""
+    """Return the contents of `data`, and the number of classes that the options give."""
     factory = load_object(data, "data set") if isinstance(data, str) and names_object(data) else None
     classes = None if takes_option(factory, "classes") else _classes(options.pop("classes", None))
     if factory is not None:

@@ -1,4 +1,4 @@
-"""Which samples are kept aside for validation."""
+"""The split of the training samples into those to train on and those kept aside for validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Indices = NDArray[np.int64]
 
 
 def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple[Indices, Indices]:
-    """The samples to train on and those kept aside, each in their stored order.
+    """Choose the samples to train on and those kept aside, each in their stored order.
 
     With classes, every class gives the same share (to a sample), and its last sample is always trained on;
     samples without a label are one more.
@@ -21,7 +21,7 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
         targets: of shape (samples, ...).
         share: of the samples to be kept aside, 0 to below 1.
         seed: decides which.
-        classes: how many classes there are; None for float targets. These, and targets of several labels for
+        classes: the number of classes; None for float targets. These, and targets of several labels for
             each sample, are split without regard to them.
 
     Raises:
@@ -56,7 +56,7 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
 
 
 def _quotas(sizes: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
-    """How many samples each class gives: proportional, `wanted` in all, but never a class's last."""
+    """Return the number of samples of each class: proportional, `wanted` in all, but never a class's last."""
     exact = sizes * (wanted / sizes.sum())
     most = np.maximum(sizes - 1, 0)
     quotas: NDArray[np.int64] = np.minimum(np.floor(exact).astype(np.int64), most)

@@ -1,4 +1,4 @@
-"""What is to be learnt: class numbers or float values, checked over all parts of a data set together."""
+"""Targets: class numbers or float values, checked over all parts of a data set together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tutti.data.formats import Array
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100
-"""The class number of a sample that has no label: what losses of torch ignore where nothing else is said."""
+"""The class number of a sample that has no label: torch's losses ignore it by default."""
 
 _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
@@ -25,7 +25,7 @@ class Targets:
     Attributes:
         parts: by part: int64 for classes, of shape (samples,), or of (samples, ...) where each position of a
             sample has a label of its own; else floats of shape (samples, ...).
-        classes: how many classes there are; None for floats.
+        classes: the number of classes; None for floats.
         labels: the classes' names; empty when unknown.
     """
 
@@ -35,7 +35,7 @@ class Targets:
 
 
 def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, ...]) -> Targets:
-    """Decide what the targets are, and check them.
+    """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
     order; floats are values to approach, unless `classes` is given. Several 0/1 targets for each sample
@@ -95,7 +95,7 @@ def _refuse_one_class(classes: int) -> None:
 
 
 def _flattened(values: Array, classes: int | None) -> Array:
-    """Targets of shape (samples, 1) are one class number each, if they are no floats or meant as classes."""
+    """Flatten (samples, 1) to one class number each, unless they are floats not meant as classes."""
     column = values.ndim == 2 and values.shape[1] == 1
     return values[:, 0] if column and (values.dtype.kind != "f" or classes is not None) else values
 
@@ -149,6 +149,6 @@ def _refuse_outside(part: str, values: Array, classes: int, given: bool) -> None
 
 
 def _first(values: Array, wrong: Array) -> str:
-    """The first value that is wrong, and where it is."""
+    """Name the first wrong value and its sample."""
     at = int(wrong.argmax())
     return f"sample {at * len(values) // values.size} has {values.flat[at]}"

@@ -49,7 +49,7 @@ def build(
             which is taken as it is. A factory is called with the options, and with `shape=` and `outputs=`
             where it has parameters of these names.
         shape: of one input, without the batch, such as (1, 28, 28).
-        outputs: how many numbers the model gives for one input: the number of classes, or of targets.
+        outputs: the numbers that the model gives for one input: the number of classes, or of targets.
         options: of the model, by name.
 
     Raises:

@@ -25,7 +25,7 @@ def cnn(
     Args:
         shape: of one image: (channels, height, width) or (height, width), at least 4 x 4.
         outputs: size of the last layer.
-        channels: how many maps the two convolutions make.
+        channels: the maps of the two convolutions.
         hidden: size of the dense layer.
         dropout: probability with which each of its outputs is dropped in training.
 

@@ -6,7 +6,7 @@ from tutti.errors import BadModel, BadOption
 
 
 def whole_numbers(option: str, value: object) -> list[int]:
-    """Sizes of layers: a whole number, a list of them, or a string such as "256,128"; all above 0.
+    """Return layer sizes: from a whole number, a list of them, or a string such as "256,128"; all above 0.
 
     Raises:
         BadOption: `value` is something else.
@@ -25,7 +25,7 @@ def whole_numbers(option: str, value: object) -> list[int]:
 
 
 def whole_number(option: str, value: object) -> int:
-    """One whole number above 0.
+    """Return a whole number above 0.
 
     Raises:
         BadOption: `value` is something else.
@@ -37,7 +37,7 @@ def whole_number(option: str, value: object) -> int:
 
 
 def share(option: str, value: object) -> float:
-    """A share from 0 to below 1, such as a dropout probability.
+    """Return a share from 0 to below 1, such as a dropout probability.
 
     Raises:
         BadOption: `value` is something else.
@@ -48,7 +48,7 @@ def share(option: str, value: object) -> float:
 
 
 def image_size(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """The channels, height and width of inputs of `shape`; (height, width) alone has one channel.
+    """Return the channels, height and width of inputs of `shape`; (height, width) alone has one channel.
 
     Raises:
         BadModel: the inputs are no images, or smaller than `smallest` x `smallest`.

@@ -32,7 +32,7 @@ def mlp(
         shape: of one input; any.
         outputs: size of the last layer.
         hidden: sizes of the layers before it; an empty list leaves a linear model.
-        activation: what follows each of them: relu, sigmoid, tanh, gelu, or another of `torch.nn`'s.
+        activation: after each of them: relu, sigmoid, tanh, gelu, or another of `torch.nn`'s.
         dropout: probability with which each of their outputs is dropped in training.
 
     Raises:

@@ -30,7 +30,7 @@ def evaluate(
     batch_size: int = 250,
     arithmetic: Arithmetic = FP32,
 ) -> Evaluation:
-    """How well `module` does on `part` (collective).
+    """Measure loss and metrics of `module` on `part` (collective).
 
     The samples are cut over the ranks, and sums, not means, are added up: every sample counts once, by its
     true weight, whatever the number of ranks. Every rank uses its own `module`; they should hold the same
@@ -41,8 +41,8 @@ def evaluate(
         part: the samples.
         comm: all ranks that take part.
         loss: of the run.
-        metrics: what to compute besides.
-        classes: how many classes the confusion matrix tells apart; None: no matrix.
+        metrics: to be computed besides.
+        classes: the classes of the confusion matrix; None: no matrix.
         batch_size: samples of one forward pass of one rank.
         arithmetic: how the model computes.
 
@@ -64,7 +64,7 @@ def tally_of(
     batch_size: int = 250,
     arithmetic: Arithmetic = FP32,
 ) -> Tally:
-    """The sums of `evaluate` over this rank's share of `part`.
+    """Return the sums of `evaluate` over this rank's share of `part`.
 
     All ranks make the same number of passes, the last of which may count nothing: where several ranks hold
     one model, each pass needs all of them.
@@ -74,8 +74,8 @@ def tally_of(
         part: where the samples are.
         comm: all ranks that have a share; nothing is exchanged with them.
         loss: of the run.
-        metrics: what to compute besides.
-        classes: how many classes the confusion matrix tells apart; None: no matrix.
+        metrics: to be computed besides.
+        classes: the classes of the confusion matrix; None: no matrix.
         batch_size: samples of one forward pass.
         arithmetic: how the model computes.
     """
@@ -100,7 +100,7 @@ def tally_of(
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for `module`; afterwards each of its parts is in the mode that it was in."""
+    """Put `module` into evaluation mode; afterwards each of its parts is in its mode of before."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -113,8 +113,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def average_buffers(replica: Replica, comm: Communicator) -> None:
     """Set the floating-point buffers of all ranks to their mean, and all others to rank 0's (collective).
 
-    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics. Of what counts
-    forward passes rank 0 has the count of one process: the others may have had no sample of a short batch.
+    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics. Counts of
+    forward passes are rank 0's: the others may have had no sample of a short batch.
     """
     if comm.size == 1:
         return
@@ -127,7 +127,7 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
 
 
 def keras_statistics(module: nn.Module) -> list[torch.Tensor]:
-    """The parameters that Keras has for floating-point buffers, such as BatchNorm's statistics."""
+    """Return the parameters that Keras has for floating-point buffers, such as BatchNorm's statistics."""
     if not is_of_keras(module):
         return []
     fixed = (parameter.detach() for parameter in module.parameters() if not parameter.requires_grad)

@@ -43,7 +43,7 @@ class Loss:
     That is the mean over the samples, but for losses with a denominator of their own.
 
     Attributes:
-        name: what messages call it.
+        name: its name in messages.
         function: computes it.
         fit: says whether outputs fit targets.
         labels: whether integer targets are labels 0..outputs-1.
@@ -62,11 +62,11 @@ class Loss:
     amounts: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the losses / the samples, a scalar."""
+        """Return the sum of the losses / the samples, a scalar."""
         return self._measured(outputs, targets)[0]
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """The sum of the losses / the samples, a scalar, and the weight of these samples.
+        """Return the sum of the losses / the samples, a scalar, and the weight of these samples.
 
         The mean over several parts is the sum of value * samples over all of them / the sum of their weights.
         """
@@ -82,7 +82,7 @@ class Loss:
 
 
 def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
-    """The loss that `spec` means.
+    """Return the loss that `spec` means.
 
     Args:
         spec: cross_entropy, nll, mse, l1, bce (on logits), package.module:function, file.py:function, or a
@@ -159,11 +159,11 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
 
 
 def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> None:
-    """Refuse labels that a model with so many outputs cannot predict.
+    """Refuse labels that a model with `outputs` outputs cannot predict.
 
     Args:
         targets: the labels.
-        outputs: how many there are of the model.
+        outputs: the number of the model's outputs.
         ignored: the label that means that there is none.
 
     Raises:
@@ -188,7 +188,7 @@ def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> N
 
 
 def align(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`targets` with the shape and dtype of `outputs`: labels one-hot, (n,) as (n, 1) and vice versa."""
+    """Return `targets` with the shape and dtype of `outputs`: labels one-hot, (n,) as (n, 1) and back."""
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return functional.one_hot(targets, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
     return targets.reshape(outputs.shape).to(outputs.dtype)
@@ -254,7 +254,7 @@ class _OfLabels:
     label_smoothing: float | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
-        """The sum over the labels, and the sum of their weights."""
+        """Return the sum over the labels, and the sum of their weights."""
         weight = None if self.weight is None else self.weight.to(outputs)
         smoothing = {} if self.label_smoothing is None else {"label_smoothing": self.label_smoothing}
         total = self.function(
@@ -276,7 +276,7 @@ _MODULES: Final = {
 
 
 def _of_labels(function: object) -> _OfLabels | None:
-    """A mean of torch over labels with its options; None: another function."""
+    """Return a mean of torch over labels with its options; None for another function."""
     options: dict[str, Any] = {}
     if isinstance(function, partial):
         options = dict(function.keywords)
@@ -292,10 +292,10 @@ def _of_labels(function: object) -> _OfLabels | None:
 
 
 def _on(dataset: DataSet, loss: Loss) -> Loss:
-    """The loss, weighed by its own denominator where that is not the number of samples.
+    """Return the loss, weighed by its own denominator where that is not the number of samples.
 
     Raises:
-        BadData: there are samples without a label, and a loss of ours that needs one of each; or floats that
+        BadData: there are samples without a label, and a built-in loss that needs one of each; or floats that
             it does not take.
     """
     parts = [part for part in (dataset.train, dataset.validation, dataset.test) if part is not None]
@@ -327,7 +327,7 @@ def _own_loss(function: object, dataset: DataSet, name: str = "") -> Loss:
 
 
 def _refuse_other_pairs(found: tuple[object, ...], loss: Loss) -> None:
-    """Refuse what is neither a tensor nor the sum of the losses with its weight."""
+    """Refuse a pair that is not the sum of the losses with its weight."""
     total, weight = found if len(found) == 2 else (None, None)
     scalar = isinstance(total, Tensor) and total.dim() == 0
     number = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)

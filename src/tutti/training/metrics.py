@@ -24,7 +24,7 @@ class Metric:
     """A metric with its name.
 
     Attributes:
-        name: what records and messages call it.
+        name: its name in records and messages.
         function: computes it.
     """
 
@@ -32,7 +32,7 @@ class Metric:
     function: MetricFunction
 
     def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum over the samples, a scalar in float64.
+        """Return the sum over the samples, a scalar in float64.
 
         Args:
             outputs: of the model, of shape (n, ...).
@@ -60,7 +60,7 @@ class Metric:
 def named_metrics(
     spec: str | MetricFunction | Sequence[str | MetricFunction], loss: Loss, dataset: DataSet
 ) -> tuple[Metric, ...]:
-    """The metrics that `spec` means.
+    """Return the metrics that `spec` means.
 
     Args:
         spec: comma-separated names, or a sequence of names and callables: accuracy, top5, mae, mse,
@@ -107,7 +107,7 @@ def check_metrics(spec: str) -> None:
 
 
 def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
-    """The class that each output means: the largest score, or for a single logit whether it is above 0.
+    """Return the class that each output means: the largest score; of a single logit, whether it is above 0.
 
     Args:
         outputs: of shape (n, ...), or (n, classes, ...).

@@ -1,4 +1,4 @@
-"""Whether model, data, loss and metrics fit each other: found out before the first step."""
+"""Checks before the first step that model, data, loss and metrics fit each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_fit(
         part: the samples that it is to learn.
         loss: the loss of the run.
         metrics: the metrics of the run.
-        classes: how many classes the data set has, or None.
+        classes: of the data set, or None.
         arithmetic: how the model computes.
 
     Returns:
@@ -99,7 +99,7 @@ def check_smallest_batch(
 
 @contextmanager
 def _naming(what: str, inputs: Tensor) -> Iterator[None]:
-    """Turn an error about shapes or types into one that names who was given what, and where."""
+    """Turn an error about shapes or types into one that names the receiver, its input and the line."""
     try:
         yield
     except TuttiError:
@@ -113,7 +113,7 @@ def _naming(what: str, inputs: Tensor) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """The innermost line of code that is neither torch's nor the training's."""
+    """Name the innermost line of code that is neither torch's nor the training's."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f" (at {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

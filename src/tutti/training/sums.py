@@ -1,4 +1,4 @@
-"""Sums over samples, batches and ranks: what becomes an `Evaluation`."""
+"""Sums over samples, batches and ranks, from which an `Evaluation` is made."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tutti.records.run import Evaluation
 from tutti.training.metrics import Metric, labelled, predicted
 
 PENDING_NUMBERS = 1 << 16
-"""Outputs are kept until there are so many numbers, then counted in one go: cheap for small batches."""
+"""Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
 
 
 class Tally:
     """The loss, the metrics and the confusion matrix, summed over samples.
 
-    Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. What is given
-    on a GPU is summed there, and waited for when the sums are asked for.
+    Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. Values
+    on a GPU are summed there, and waited for when the sums are asked for.
 
     Args:
-        metrics: what to sum besides the loss.
-        classes: how many classes the confusion matrix tells apart; None: no matrix. Should the model predict
-            further ones, these are counted together in one more column.
+        metrics: to be summed besides the loss.
+        classes: the classes of the confusion matrix; None: no matrix. Should the model predict
+            others, these are counted together in one more column.
         ignored: the label that means that there is none: metrics and matrix are of the labels that there
             are. None: of the samples.
         amounts: a single output of the model is the class number, and no logit.
 
     Attributes:
-        samples: how many were counted.
+        samples: the number counted.
         loss: the sum of their losses; a scalar in float64 where they came as scalars.
-        weight: what that sum is to be divided by: the samples, or the loss's own denominator.
+        weight: the divisor of that sum: the samples, or the loss's own denominator.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Tally:
                 self._count()
 
     def here(self) -> Evaluation:
-        """What this rank has counted so far."""
+        """Return the sums of this rank so far."""
         counts, sums = self.sums()
         return self._evaluation(counts.tolist(), sums.tolist())
 
     def total(self, comm: Communicator) -> Evaluation:
-        """What all ranks have counted (collective); equal on all of them."""
+        """Return the sums over all ranks (collective); equal on all of them."""
         counts, sums = self.sums()
         comm.all_reduce(counts)
         comm.all_reduce(sums)
         return self._evaluation(counts.tolist(), sums.tolist())
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """What was counted, for another tally to `take_in`: a vector of int64 and one of float64."""
+        """Return the sums, for another tally to `take_in`: a vector of int64 and one of float64."""
         self._count()
         counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
         sums = [float(total) for total in (self.weight, self.loss, *self._sums)]

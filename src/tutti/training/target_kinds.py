@@ -1,4 +1,4 @@
-"""What targets mean: the loss that goes with them, and what a loss by name takes them for."""
+"""The meaning of targets: the loss that goes with them, and the targets that each named loss takes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from tutti.errors import BadData, BadOption
 
 ROUNDING: Final = 1e-3
-"""By how much the shares of a sample may miss 1."""
+"""The most by which the shares of a sample may miss 1."""
 
 
 def loss_for(targets: Tensor) -> str:
-    """The name of the loss that goes with targets.
+    """Return the name of the loss that goes with targets.
 
     Args:
         targets: of the training part.
@@ -32,7 +32,7 @@ def loss_for(targets: Tensor) -> str:
 
 
 def _doubt(targets: Tensor) -> str | None:
-    """What else than amounts floats may be, and how to say so; None: nothing else."""
+    """Say what floats may be other than amounts, and how to tell tutti; None: nothing else."""
     numbers = targets.numel() // len(targets)
     if numbers > 1 and are_flags(targets):
         return (
@@ -69,12 +69,12 @@ def _doubt(targets: Tensor) -> str | None:
 
 
 def are_flags(targets: Tensor) -> bool:
-    """Whether float targets are all 0 or 1, one or several for each sample."""
+    """Tell whether float targets are all 0 or 1, one or several for each sample."""
     return bool(((targets == 0) | (targets == 1)).all())
 
 
 def not_shares(targets: Tensor) -> str | None:
-    """Why float targets are no shares of classes, of shape (n, classes, *rest); None: they are."""
+    """Say why float targets are no shares of classes, of shape (n, classes, *rest); None: they are."""
     if targets.dim() < 2 or targets.shape[1] < 2:
         return "there is one number for each sample"
     below = (targets < 0).flatten(1).any(1)
@@ -119,11 +119,11 @@ _FLOATS: Final[dict[str, Callable[[Tensor], str | None]]] = {
     "nll": _for_nll,
     "bce": _for_bce,
 }
-"""Why a loss does not take float targets; None: it takes these."""
+"""The checks of float targets by loss: the reason why it does not take them, or None."""
 
 
 def check_floats(loss: str, targets: Tensor) -> None:
-    """Refuse float targets that a loss of ours does not take.
+    """Refuse float targets that a built-in loss does not take.
 
     Args:
         loss: its name.
