@@ -15,7 +15,7 @@ from tutti.comm.base import Communicator
 
 
 def coefficients(dot: float, first_square: float, second_square: float) -> tuple[float, float]:
-    """What to multiply two gradients by before they are added.
+    """Return the factors by which two gradients are multiplied before they are added.
 
         Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
 
@@ -36,14 +36,14 @@ def coefficients(dot: float, first_square: float, second_square: float) -> tuple
 
 
 def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
-    """Adasum of two gradients, for each layer by itself, in place of the first.
+    """Overwrite the first of two gradients with their Adasum, for each layer by itself.
 
     Dot products are formed in float64: a gradient's square soon leaves the range of 16-bit numbers.
 
     Args:
         first: a gradient, one vector.
         second: another, of the same length and dtype.
-        layers: where each layer's parameters lie; what lies in none of them is left as it was.
+        layers: the place of each layer's parameters; all else is left as it was.
     """
     for layer in layers:
         a, b = first[layer], second[layer]
@@ -103,7 +103,7 @@ class Adaptive(GradientReduction):
         return comm.sent.nbytes
 
     def _double(self, comm: Counted, wide: Tensor, received: Tensor, power: int) -> None:
-        """Adasum over the ranks below `power`, a power of two."""
+        """Form the Adasum over the ranks below `power`, a power of two."""
         distance = 1
         while distance < power:
             other = comm.rank ^ distance

@@ -26,7 +26,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class GradientLayout:
-    """What a vector of gradients consists of.
+    """The layers in a vector of gradients.
 
     Attributes:
         length: of the vector.
@@ -40,7 +40,7 @@ class GradientLayout:
 
     @classmethod
     def of(cls, flat: Flat, own: slice) -> GradientLayout:
-        """That of the stretch `own` of a flat vector."""
+        """Return the layout of the stretch `own` of a flat vector."""
         layers = []
         for parameter, span in zip(flat.parameters, flat.spans, strict=True):
             start, stop = max(span.start, own.start), min(span.stop, own.stop)
@@ -56,7 +56,7 @@ class GradientLayout:
         return torch.promote_types(self.dtype, torch.float32)
 
     def gaps(self) -> Tensor:
-        """The places that belong to no layer."""
+        """Return the places that belong to no layer."""
         free = torch.ones(self.length, dtype=torch.bool)
         for layer in self.layers:
             free[layer.place] = False
@@ -64,7 +64,7 @@ class GradientLayout:
 
 
 class GradientReduction(ABC):
-    """A way to sum one vector over some ranks at every step. What it remembers belongs to that vector."""
+    """A way to sum one vector over some ranks at every step. Its memory belongs to that vector."""
 
     @abstractmethod
     def all_reduce(self, vector: Tensor, share: float) -> int:

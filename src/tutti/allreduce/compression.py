@@ -37,11 +37,11 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, length: int, dtype: torch.dtype) -> int:
-        """How many bytes a vector becomes; every vector of this length and dtype alike."""
+        """Return the bytes of a payload, the same for all vectors of this length and dtype."""
 
     @abstractmethod
     def compress(self, vector: Tensor) -> Tensor:
-        """The payload of a vector: uint8, of length `nbytes(len(vector), vector.dtype)`."""
+        """Return the payload of a vector: uint8, of length `nbytes(len(vector), vector.dtype)`."""
 
     @abstractmethod
     def add(self, payload: Tensor, total: Tensor, factor: float = 1.0) -> None:
@@ -79,7 +79,7 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> tuple[Tensor, 
 
 
 def decompress(codec: Codec, payload: Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What a payload stands for, as a new vector."""
+    """Return the vector that a payload stands for."""
     vector = torch.zeros(length, dtype=dtype)
     codec.add(payload, vector)
     return vector
@@ -143,7 +143,7 @@ class Int8(Codec):
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The numbers of largest magnitude, exactly, and where they lie; nothing of the rest.
+    """The numbers of largest magnitude, exactly, with their places; nothing of the rest.
 
     Source: Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", arXiv 1809.07599, definition 2.1 and
     algorithm 1.
@@ -155,7 +155,7 @@ class TopK(Codec):
     keep: float
 
     def count(self, length: int) -> int:
-        """How many of `length` numbers are sent."""
+        """Return how many of `length` numbers are sent."""
         return min(length, max(1, round(self.keep * length)))
 
     @override
@@ -207,7 +207,7 @@ class Sign(Codec):
 
 
 def _joined(*parts: Tensor) -> Tensor:
-    """The bytes of vectors, end to end, with zeros up to a multiple of `ROUND`."""
+    """Return the bytes of vectors, end to end, with zeros up to a multiple of `ROUND`."""
     as_bytes = [part.view(torch.uint8) for part in parts if len(part)]
     padding = -sum(len(part) for part in as_bytes) % ROUND
     return torch.cat([*as_bytes, torch.zeros(padding, dtype=torch.uint8)])
@@ -222,7 +222,7 @@ def _buckets(length: int, bucket: int) -> int:
 
 
 def _rows(vector: Tensor, bucket: int) -> Tensor:
-    """The vector as a matrix, one bucket a row, with zeros at the end; a copy if there are any."""
+    """Return the vector as a matrix, one bucket a row, padded with zeros; a copy if there are any."""
     return torch.nn.functional.pad(vector, (0, -len(vector) % bucket)).view(-1, bucket)
 
 
@@ -231,7 +231,7 @@ def _index_type(length: int) -> torch.dtype:
 
 
 class Compressed(GradientReduction):
-    """Every rank sends its compressed vector to all; all decompress the lot and add it up in rank order.
+    """A sum of compressed vectors: each rank sends its own to all, and adds up all of them in rank order.
 
     A sum that is not finite leaves the errors of all ranks as they were.
 

@@ -11,7 +11,7 @@ from tutti.comm.base import Communicator
 
 
 class Native(GradientReduction):
-    """By the communicator's own all-reduce: the host's shared memory, MPI's between hosts."""
+    """Sums by the communicator's own all-reduce: the host's shared memory, MPI's between hosts."""
 
     def __init__(self, comm: Communicator, layout: GradientLayout) -> None:
         self._comm = comm
@@ -23,7 +23,7 @@ class Native(GradientReduction):
 
 
 class ByMessages(GradientReduction):
-    """By one of `tutti.allreduce.algorithms`; 16-bit numbers travel and are added as float32."""
+    """Sums by one of `tutti.allreduce.algorithms`; 16-bit numbers travel and are added as float32."""
 
     def __init__(self, comm: Communicator, layout: GradientLayout, algorithm: AllReduce) -> None:
         self._comm, self._wide, self._algorithm = comm, layout.wide, algorithm
@@ -38,5 +38,5 @@ class ByMessages(GradientReduction):
 
 
 def all_reduce_bytes(nbytes: int, size: int) -> int:
-    """What each of p ranks must send for an all-reduce of `nbytes`, at the least: 2 (p - 1)/p of them."""
+    """Return the least that each of p ranks sends in an all-reduce of `nbytes`: 2 (p - 1)/p of them."""
     return 2 * (size - 1) * nbytes // size

@@ -1,4 +1,4 @@
-"""All-reduce in two levels: one rank of each host speaks for it."""
+"""All-reduce in two levels: inside each host, and between the hosts' first ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def all_reduce(comm: Hosts, vector: Tensor) -> None:
 
 
 def _gather(node: Ranks, vector: Tensor) -> None:
-    """Rank 0 gets every rank's slice."""
+    """Bring every rank's slice to rank 0."""
     slices = cut(len(vector), node.size)
     if node.rank:
         node.send(vector[slices[node.rank]], 0, TAG)
@@ -48,7 +48,7 @@ def _gather(node: Ranks, vector: Tensor) -> None:
 
 
 def _scatter(node: Ranks, vector: Tensor) -> None:
-    """Every rank gets its slice from rank 0."""
+    """Bring every rank its slice from rank 0."""
     slices = cut(len(vector), node.size)
     if node.rank:
         node.recv(vector[slices[node.rank]], 0, TAG)

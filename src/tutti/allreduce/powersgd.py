@@ -28,7 +28,7 @@ from tutti.replica import is_finite
 
 
 def is_worthwhile(rows: int, columns: int, rank: int) -> bool:
-    """Whether two factors of this rank have fewer numbers than the matrix."""
+    """Tell whether two factors of this rank have fewer numbers than the matrix."""
     return (rows + columns) * min(rank, rows, columns) < rows * columns
 
 
@@ -69,7 +69,7 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 @dataclass
 class _Matrix:
-    """A layer's gradient as a matrix, and where its factors lie.
+    """A layer's gradient as a matrix, with the places of its factors.
 
     Attributes:
         place: the layer's place in the vector.
@@ -84,7 +84,7 @@ class _Matrix:
 
 
 class LowRank(GradientReduction):
-    """Every gradient matrix by its factors, the sum of which is two all-reduces; all else as it is.
+    """Sums of gradient matrices by their factors, in two all-reduces; of all else as it is.
 
         message 1   all left factors, and the layers that are no matrix or too small to gain from this
         message 2   all right factors; they are where the next step begins (warm start)
@@ -172,5 +172,5 @@ def _factors(layer: Layer, rank: int) -> tuple[int, int, int]:
 
 
 def _is_matrix(layer: Layer, rank: int) -> bool:
-    """Whether the layer has two dimensions or more and gains from factors of this rank."""
+    """Tell whether the layer has two dimensions or more and gains from factors of this rank."""
     return len(layer.shape) > 1 and is_worthwhile(*_factors(layer, rank))

@@ -1,4 +1,4 @@
-"""What an all-reduce algorithm sees of a communicator, a part of one, and the count of what it sends."""
+"""The communicator as an all-reduce algorithm sees it, parts of one, and the count of what it sends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         """Send `vector`."""
@@ -34,11 +34,11 @@ class Ranks(Protocol):
 
 
 class Hosts(Ranks, Protocol):
-    """Ranks that know which of them are near; every communicator is one."""
+    """Ranks that know which of them share a host; every communicator is one."""
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks are on."""
+        """The number of hosts that the ranks are on."""
 
     @property
     def node(self) -> Hosts:
@@ -81,7 +81,7 @@ class RankSubset:
 
 @dataclass
 class Sent:
-    """What one rank has sent.
+    """Counts of what one rank has sent.
 
     Attributes:
         steps: how often it sent, received, or did both at once.

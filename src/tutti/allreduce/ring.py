@@ -9,7 +9,7 @@ from tutti.comm.base import cut
 
 
 def all_reduce(comm: Ranks, vector: Tensor) -> None:
-    """Sum `vector` over the ranks on a ring, in place: the least bytes that an all-reduce can do with.
+    """Sum `vector` over the ranks on a ring, in place: with the fewest bytes.
 
         rank 0  a0 b0 c0      c0 ->  1      b0+b2 ->  1     Rank r ends with slice r of the sum; the slices
         rank 1  a1 b1 c1      a1 ->  2      c0+c1 ->  2     then go round once more, each to all.
@@ -46,7 +46,7 @@ def reduce_scatter(comm: Ranks, vector: Tensor) -> None:
 
 
 def all_gather(comm: Ranks, vector: Tensor) -> None:
-    """Every rank owns its slice, `cut(len(vector), size)[rank]`; fill in the others' slices.
+    """Fill in the slices of the others, each of whom owns `cut(len(vector), size)[rank]`.
 
     p - 1 steps; each rank sends (p - 1)/p of the bytes.
     """

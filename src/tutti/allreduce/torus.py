@@ -38,7 +38,7 @@ def all_reduce(comm: Hosts, vector: Tensor) -> None:
 
 
 def width(size: int, hosts: int) -> int:
-    """The ranks in a row.
+    """Return the number of ranks in a row.
 
     A row is a host where all hosts have the same number of ranks, more than one. Else the grid is as square
     as `size` allows, with the columns no longer than the rows.

@@ -13,13 +13,13 @@ STEADY = 1e-6
 
 
 def squared_norm(gradients: Iterable[Tensor]) -> float:
-    """The sum of the squares of all elements, in float64."""
+    """Return the sum of the squares of all elements, in float64."""
     norms = [float(_norm(gradient)) for gradient in gradients]
     return sum(norm * norm for norm in norms)
 
 
 def scale_for(norm: float, most: float) -> float:
-    """What to multiply a gradient by so that its 2-norm is at most `most`; 1 when it already is.
+    """Return the factor that limits a gradient's 2-norm to `most`; 1 when it is no longer than that.
 
     Pascanu, Mikolov, Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
     """
@@ -47,14 +47,14 @@ def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -
 
 
 def scale_there(gradients: Sequence[Tensor], most: float) -> Tensor:
-    """What clipping multiplies gradients by, as a scalar where they are: on a GPU nobody waits for it."""
+    """Return the factor of clipping as a scalar on the gradients' device, so that nobody waits for a GPU."""
     norms = [_norm(gradient) for gradient in gradients]
     scale: Tensor = most / (torch.linalg.vector_norm(torch.stack(norms)) + STEADY)
     return scale.clamp(max=1.0)
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    """The 2-norm in float64, a scalar."""
+    """Return the 2-norm in float64, a scalar."""
     real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
     norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
     return norm

@@ -24,7 +24,7 @@ They are not before the optimizer's own first step, which makes the state.
 
 
 def kernel_of(optimizer: type[optim.Optimizer]) -> Kernel | None:
-    """The kernel of exactly this class, or None. Subclasses may compute something else."""
+    """Return the kernel of exactly this class, or None: subclasses may compute something else."""
     return _KERNELS.get(optimizer)
 
 

@@ -63,6 +63,6 @@ class LAMB(ParameterWise):
 
 
 def trust_ratio(weights: Tensor, update: Tensor) -> float:
-    """|w| / |u|; 1 where one of them is 0."""
+    """Return |w| / |u|; 1 where one of them is 0."""
     size, length = float(weights.norm()), float(update.norm())
     return size / length if size > 0 and length > 0 else 1.0

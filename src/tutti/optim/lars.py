@@ -62,6 +62,6 @@ class LARS(ParameterWise):
 
 
 def local_rate(weights: Tensor, gradient: Tensor, weight_decay: float, trust: float) -> float:
-    """The rate of one parameter, as a factor of the global one: equation 6; 1 where a norm is 0."""
+    """Return the rate of one parameter, as a factor of the global one: equation 6; 1 where a norm is 0."""
     size, slope = float(weights.norm()), float(gradient.norm())
     return trust * size / (slope + weight_decay * size) if size > 0 and slope > 0 else 1.0

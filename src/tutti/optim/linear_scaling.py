@@ -58,7 +58,7 @@ class LinearScalingLR(LRScheduler):
 
     @override
     def get_lr(self) -> list[float | Tensor]:
-        """The rates of the param groups after `last_epoch` updates."""
+        """Return the rates of the param groups after `last_epoch` updates."""
         step = self.last_epoch
         risen = min(1.0, step / self.warmup) if self.warmup else 1.0
         fallen = self.gamma ** sum(step >= drop for drop in self.drops)

@@ -1,8 +1,8 @@
 """Parameters without a gradient in an update, which torch's optimizers leave as they are.
 
-A replica's gradients lie in a vector that is never away, zero where nothing was added. Each parameter's view
-of it has a version counter of its own, which counts what autograd adds: so nobody has to look at the numbers.
-In a loop of the user's, a parameter has no view of it then.
+A replica's gradients are stored in a vector that always exists, zero where nothing was added. Each
+parameter's view of it has a version counter of its own, which counts what autograd adds: so nobody has to
+look at the numbers. In a loop of the user's, a parameter has no view of it then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NONE_MISSING: Final[Missing] = frozenset()
 
 
 class MissingGradients:
-    """Tells which parameters of a replica got no gradient since it was last asked.
+    """The parameters of a replica that got no gradient since the last `take`.
 
     Args:
         replica: the model; its gradients are zero now.
@@ -47,7 +47,7 @@ class MissingGradients:
         self._versions = self._count()
 
     def take(self) -> tuple[int, ...]:
-        """The numbers of the parameters without a gradient; to be asked once for each update."""
+        """Return the numbers of the parameters without a gradient; to be called once for each update."""
         if self._in_own_loop:
             return tuple(number for number, p in enumerate(self.parameters) if p.grad is None)
         before, self._versions = self._versions, self._count()
@@ -61,11 +61,11 @@ class MissingGradients:
         )
 
     def take_parameters(self) -> Missing:
-        """The parameters without a gradient; instead of `take`."""
+        """Return the parameters without a gradient; instead of `take`."""
         return self.of(self.take())
 
     def of(self, numbers: Sequence[int]) -> Missing:
-        """The parameters with these numbers."""
+        """Return the parameters with these numbers."""
         return frozenset(self.parameters[number] for number in numbers)
 
     def _count(self) -> list[int]:

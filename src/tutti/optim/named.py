@@ -66,7 +66,7 @@ def build(
 
 
 def _named(name: str) -> type[Optimizer]:
-    """The class that a name stands for."""
+    """Return the class that a name stands for."""
     if names_object(name):
         kind = load_object(name, "optimizer")
     elif name.lower() in OPTIMIZERS:

@@ -80,7 +80,7 @@ class RMSpropWarmup(ParameterWise):
 
 
 def sgd_share(step: float, centre: float, period: float) -> float:
-    """How much of the update is SGD's: the paper's transition function, smooth, and 1 in the end.
+    """Return SGD's share of the update: the paper's transition function, smooth, and 1 in the end.
 
         exp(2 (t - centre) / period) / 2        until centre
         1/2 + (t - centre) / period             until centre + period / 2

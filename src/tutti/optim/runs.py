@@ -49,7 +49,7 @@ FUSED: dict[str, frozenset[type[Optimizer]]] = {
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Whether the optimizer may be given arbitrary stretches of the flat vectors."""
+    """Tell whether the optimizer may be given arbitrary stretches of the flat vectors."""
     # With eps = 0 the gaps between parameters, where gradient and state are zero, would become 0 / 0.
     return type(optimizer) in ELEMENTWISE and all(
         group.get("eps", 1) != 0 for group in optimizer.param_groups
@@ -57,7 +57,7 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 
 def is_parameterwise(optimizer: Optimizer) -> bool:
-    """Whether the optimizer is known to treat each parameter by itself.
+    """Tell whether the optimizer is known to treat each parameter by itself.
 
     Those of torch and our own do. Any other may use what all parameters have together, such as their norm.
     """
@@ -65,7 +65,7 @@ def is_parameterwise(optimizer: Optimizer) -> bool:
 
 
 def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
-    """Whether a fused kernel moves this param group: torch has one, and the user asks for nothing else."""
+    """Tell whether a fused kernel moves this param group: torch has one, and the user asks for no other."""
     if group.get("fused") is not None or group.get("foreach") is not None:
         return bool(group.get("fused"))
     if group.get("differentiable") or group.get("capturable"):
@@ -82,7 +82,7 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """What a stretch holds of one of the user's parameters.
+    """A stretch's part of one of the user's parameters.
 
     Attributes:
         parameter: the user's parameter.
@@ -108,7 +108,7 @@ class Stretch:
     shares: tuple[ParameterSlice, ...]
 
     def view(self, vector: Tensor, whole: bool) -> Tensor:
-        """The elements of `vector` here; in the parameter's own shape when they are one whole parameter."""
+        """Return the stretch of `vector`, in the shape of the parameter if it is one whole parameter."""
         stretch = vector[self.place]
         return view_like(stretch, self.shares[0].parameter) if whole else stretch
 
@@ -170,7 +170,7 @@ class GroupOptimizer:
             parameter.grad = grad
 
     def _turns(self, missing: Missing) -> list[list[int]]:
-        """The parameters to be moved, by what can be moved in one call."""
+        """Return the parameters to be moved, by what can be moved in one call."""
         if not self._split:
             self._split_up()
         present = [
@@ -226,7 +226,7 @@ class GroupOptimizer:
 
     @property
     def counted(self) -> dict[str, object]:
-        """What the optimizer itself has changed in its param group."""
+        """Return what the optimizer itself has changed in its param group."""
         options = [name for name in self._own if name not in ("params", "fused")]
         return {
             name: self._own[name] for name in options if self._own[name] is not self._read.get(name, self)
@@ -234,19 +234,19 @@ class GroupOptimizer:
 
 
 def progress(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[object, ...]:
-    """How far the optimizer has come with a parameter; only equals can be joined to one."""
+    """Return the optimizer's progress with a parameter; only parameters of equal progress can be joined."""
     state = optimizer.state.get(parameter, {})
     return (*sorted(state), *(float(state[name]) for name in COUNTERS if name in state))
 
 
 def is_plain(group: dict[str, Any]) -> bool:
-    """Whether all options of a param group are numbers of Python's."""
+    """Tell whether all options of a param group are numbers of Python's."""
     values = [value for name, value in group.items() if name not in ("params", "betas")]
     return not any(isinstance(value, Tensor) for value in (*values, *group.get("betas", ())))
 
 
 def bare_copy(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-    """An optimizer of the same class and settings, without state, over other param groups."""
+    """Make an optimizer of the same class and settings, without state, over other param groups."""
     copy = object.__new__(type(optimizer))
     # A scheduler replaces `step` on the instance by a wrapper that steps the user's optimizer.
     copy.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
@@ -259,7 +259,7 @@ def bare_copy(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def _part_of(state: dict[str, Any], place: slice) -> dict[str, Any]:
-    """The state of a part of a joined parameter: views of its tensors, and counters of its own."""
+    """Return the state of a part of a joined parameter: views of its tensors, and counters of its own."""
     return {
         name: deepcopy(value) if name in COUNTERS or value is None else value[place]
         for name, value in state.items()
@@ -271,7 +271,7 @@ def _whole_state(optimizer: Optimizer, stretch: Stretch) -> dict[str, Any]:
 
 
 def _cut_state(optimizer: Optimizer, stretch: Stretch, fused: bool) -> dict[str, Any]:
-    """What the user's optimizer has for the stretch, its tensors joined and cut as the stretch is."""
+    """Return the user's optimizer's state for the stretch, its tensors joined and cut as the stretch is."""
     state: dict[str, Any] = {}
     length = stretch.place.stop - stretch.place.start
     for name, first in optimizer.state.get(stretch.shares[0].parameter, {}).items():

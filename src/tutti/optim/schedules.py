@@ -14,7 +14,7 @@ from tutti.load_object import call_with_options, load_object, names_object, take
 from tutti.optim.linear_scaling import LinearScalingLR
 
 ROOTS = {"LRScheduler", "_LRScheduler"}
-"""Classes that only others are made from."""
+"""Base classes."""
 
 SCHEDULES: dict[str, type[LRScheduler]] = {
     **{
@@ -101,7 +101,7 @@ def check_schedule(name: str) -> None:
 
 
 def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
-    """The class that `name` stands for, and the options that the name implies."""
+    """Return the class that `name` stands for, and the options that the name implies."""
     if names_object(name):
         made = load_object(name, "schedule")
         if not (isinstance(made, type) and issubclass(made, LRScheduler)):
@@ -123,7 +123,7 @@ def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
 
 
 def _plain(name: str) -> str:
-    """The name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" are all "onecycle"."""
+    """Return the name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" are all "onecycle"."""
     plain = re.sub(r"[^a-z]", "", name.lower())
     return plain if plain in WHOLE else plain.removesuffix("lr")
 

@@ -87,7 +87,7 @@ def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False
 
 
 class ShardedOptimizer:
-    """Runs the user's optimizer on given slices of a replica's vectors.
+    """The user's optimizer, run on given slices of a replica's vectors.
 
     The user's optimizer itself is not stepped: its class, options and param groups are used, and groups are
     read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
@@ -218,7 +218,7 @@ def announce(optimizer: Optimizer) -> None:
 
 
 def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
-    """Where the pieces of a slice lie: one is enough where a call of the optimizer is dear."""
+    """Cut a slice into pieces; into one where a call of the optimizer is dear."""
     fused = any(is_fused(optimizer, group, flat.parameters) for group in optimizer.param_groups)
     cheap = fused and is_elementwise(optimizer) and flat.weights.is_cpu
     length = PIECE if cheap else max(1, own.stop - own.start)
@@ -226,7 +226,7 @@ def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
 
 
 def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
-    """What to move in `place`, by param group: neighbours joined, or whole parameters."""
+    """Return the stretches to move in `place`, by param group: neighbours joined, or whole parameters."""
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
     joined = is_elementwise(optimizer) and not apart
     found: dict[int, list[Stretch]] = {}

@@ -1,4 +1,4 @@
-"""The user's optimizer on the rows of embedding tables that a batch has touched, and on nothing else.
+"""The user's optimizer on the rows of embedding tables that a batch has touched.
 
 An `nn.Embedding(sparse=True)` has a gradient for the rows that were looked up. Moving only these costs what
 the batch has, not what the table has, and leaves all other rows to whoever else may write them.
@@ -31,14 +31,14 @@ _KEPT: Final = ("params", "foreach", "fused")
 
 
 def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
-    """The trainable tables whose gradients are sparse, each once."""
+    """Return the trainable tables whose gradients are sparse, each once."""
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     weights = [layer.weight for layer in layers if layer.sparse and layer.weight.requires_grad]
     return list(dict.fromkeys(weight for weight in weights if isinstance(weight, nn.Parameter)))
 
 
 def dense_slices(flat: Flat, tables: Sequence[nn.Parameter]) -> list[slice]:
-    """The stretches of a flat vector that hold no table; they begin and end where parameters do."""
+    """Return the stretches of a flat vector without a table; they begin and end where parameters do."""
     sparse = {id(table) for table in tables}
     starts = [span.start for span in flat.spans]
     stops = [*starts[1:], len(flat.weights)]
@@ -53,7 +53,7 @@ def dense_slices(flat: Flat, tables: Sequence[nn.Parameter]) -> list[slice]:
 
 
 class RowOptimizer:
-    """Moves the touched rows of embedding tables, with a state of its own.
+    """An optimizer of the touched rows of embedding tables, with a state of its own.
 
     SGD and Adagrad do what they do to a dense gradient. Adam is torch's `SparseAdam`: the moments of a row
     change only when the row is touched.
@@ -81,7 +81,7 @@ class RowOptimizer:
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
-        """The touched rows' gradients, which may be changed in place before `step`: each (rows, width)."""
+        """Return the touched rows' gradients, each (rows, width), which may be changed before `step`."""
         found = []
         for table in self._tables:
             if table.grad is not None:
@@ -123,7 +123,7 @@ def _by_rows(optimizer: Optimizer, group: dict[str, Any], tables: list[nn.Parame
 
 
 def _touched_rows(dense: Tensor) -> Tensor:
-    """A dense gradient as a sparse one of its rows that are not zero; the dense one is zero afterwards."""
+    """Turn a dense gradient into a sparse one of its rows that are not zero; the dense one is zeroed."""
     rows = dense.flatten(1).any(dim=1).nonzero().T
     sparse = torch.sparse_coo_tensor(
         rows, dense[rows[0]], dense.shape, check_invariants=False, is_coalesced=True

@@ -1,4 +1,4 @@
-"""What an optimizer's state looks like to its user, where it lies in another form than torch's."""
+"""An optimizer's state in torch's form for its user, where it is stored in another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ State = dict[str, Any]
 
 
 class WholeState(defaultdict[Any, State]):
-    """An optimizer's state for the user's parameters, made when somebody looks at it.
+    """An optimizer's state for the user's parameters, made when it is first read.
 
-    What is made is the reader's own copy: who changes it changes what the next step goes on from.
+    It is the reader's own copy; the next step goes on from what the reader changes in it.
 
     Args:
         make: gives the state of all parameters.
@@ -28,13 +28,13 @@ class WholeState(defaultdict[Any, State]):
         self._versions: dict[tuple[int, str], tuple[object, int]] = {}
 
     def forget(self) -> None:
-        """Make it again when it is looked at next."""
+        """Have it made again when it is next read."""
         if self._made:
             super().clear()
             self._made = False
 
     def changed(self) -> bool:
-        """Whether the reader has changed anything."""
+        """Tell whether the reader has changed anything."""
         if not self._made:
             return False
         held = [(id(key), name, value) for key, entries in super().items() for name, value in entries.items()]

@@ -1,4 +1,4 @@
-"""What a parameter centre can do, and what a rule is: the contract that strategies see.
+"""The contracts of a parameter centre and of its rule, which strategies see.
 
 A centre has one vector of weights for each of a replica's flat vectors. It is cut into slots, each a slice of
 every vector; a message is applied to one slot after the other, and while that happens nobody else reads or
@@ -49,12 +49,12 @@ class Slot:
 
 @dataclass(slots=True)
 class Desk:
-    """Where a message meets a slot.
+    """A message for one slot, with all that a rule needs to apply it.
 
     Attributes:
         slot: the slot's number.
         centre: the slot's weights.
-        message: what a worker has brought.
+        message: the worker's vectors.
         reply: where its answer goes; may be `message` itself. None: it wants none.
         then: the weights at which the message was computed, if the rule `compares`.
         staleness: how many messages of others were applied since that worker last read the slot.
@@ -69,7 +69,7 @@ class Desk:
 
 
 class Outcome(Enum):
-    """What became of a message."""
+    """The result of a message."""
 
     APPLIED = "the slot has moved; the answer can be given"
     HELD = "the slot moves with a later message; the answer has to wait for that"
@@ -77,7 +77,7 @@ class Outcome(Enum):
 
 
 class Rule(ABC):
-    """What a centre does with a message. One object for each process that applies it.
+    """The use that a centre makes of a message. One object for each process that applies it.
 
     Attributes:
         compares: whether `Desk.then` is wanted.
@@ -100,7 +100,7 @@ class Rule(ABC):
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def most_slots(self) -> int | None:
-        """How many slots the rule can work with at the most; None: any number."""
+        """Return the most slots that the rule can work with; None: any number."""
         return None
 
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
@@ -108,7 +108,7 @@ class Rule(ABC):
         return
 
     def inbox(self, slot: int) -> tuple[Tensor, ...] | None:
-        """Where the rule wants to have a message for the slot, so as not to copy it; None: anywhere."""
+        """Return the memory where the rule wants the slot's message, to save a copy; None: any will do."""
         return None
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Rule(ABC):
             reply.copy_(centre)
 
     def settings(self) -> list[float]:
-        """What the rule depends on and may change from message to message, such as the learning rate."""
+        """Return what may change from message to message, such as the learning rate."""
         return []
 
     def use(self, settings: list[float]) -> None:
@@ -131,7 +131,7 @@ class Rule(ABC):
 
     @abstractmethod
     def above(self, hosts: int) -> Rule:
-        """The rule of a centre above, to which each host's centre goes as a worker goes to its own.
+        """Return the rule of the centre above, whose workers are the hosts' centres.
 
         Raises:
             BadOption: the rule works with one level alone.
@@ -140,7 +140,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an exchange with the centre was like.
+    """Measurements of an exchange with the centre.
 
     Attributes:
         staleness: how many messages of others were applied between this worker's last reading and now, the
@@ -166,11 +166,11 @@ class Centre(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """How many messages the centre has applied, as far as this worker knows."""
+        """The number of messages that the centre has applied, as far as this worker knows."""
 
     @abstractmethod
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
-        """Bring a message; no answer is wanted.
+        """Push a message; no answer is wanted.
 
         Args:
             message: one vector for each of the replica's. Overwritten; with zeros if the rule `consumes`.
@@ -184,7 +184,7 @@ class Centre(ABC):
 
     @abstractmethod
     def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
-        """Bring a message and take the answer; nothing comes between the two in any slot.
+        """Push a message and pull the answer; nothing comes between the two in any slot.
 
         Args:
             message: one vector for each of the replica's. It may be overwritten.
@@ -215,20 +215,20 @@ class Centre(ABC):
         have left are not waited for.
 
         Returns:
-            What the reading was like; its staleness is that of the message that this worker brought last.
+            The pull's measurements; its staleness is that of the message that this worker pushed last.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Bring nothing until `rejoin`, so that nobody waits for this worker; once more changes nothing."""
+        """Push nothing until `rejoin`, so that nobody waits for this worker; repeated calls do nothing."""
 
     @abstractmethod
     def rejoin(self) -> None:
-        """Be back; collective, as all begin to count their steps anew."""
+        """Come back after `leave` (collective: all count their steps from zero again)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Say goodbye; nothing may follow."""
+        """End this worker's connection; no call may follow."""
 
 
 def cut_slots(flats: Sequence[Flat], rule: Rule, parts: int) -> list[Slot]:

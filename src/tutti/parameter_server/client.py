@@ -1,4 +1,4 @@
-"""The centre on server ranks: a worker's view of it. What a server does is in `serving`.
+"""A worker's view of a centre on server ranks; the servers' side is in `server`.
 
 Each server has a slice of every vector and serves its requests in the order in which they come.
 
@@ -141,7 +141,7 @@ class ServedCentre(Centre):
         self._workers.barrier()
 
     def _flush(self) -> None:
-        """Return when the servers have served all that any worker has asked for."""
+        """Wait until the servers have served all that any worker has asked for."""
         for server in self._servers:
             self._ask(server, Request.READ)
         self._take(None)

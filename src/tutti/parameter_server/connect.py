@@ -1,4 +1,4 @@
-"""Which form a centre has: in shared memory, on servers, or both."""
+"""The choice of a centre's form: in shared memory, on servers, or both."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
 
 
 def visitors(comm: Communicator) -> int:
-    """How many workers go to the same centre as this one: all, or with two levels those of its host."""
+    """Return the number of workers at this one's centre: all, or with two levels those of its host."""
     return comm.node.size if comm.servers is not None and comm.servers.levels > 1 else comm.size
 
 
 def serve(servers: Servers, replica: Replica, rule: Rule) -> None:
-    """Be a server, until every worker has left its centre.
+    """Serve until every worker has left its centre.
 
     Args:
         servers: the `servers` of this rank's communicator.

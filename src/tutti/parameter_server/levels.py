@@ -87,7 +87,7 @@ class LevelledCentre(Centre):
 
     @torch.no_grad()
     def _climb(self) -> int:
-        """Take this host's centre up and back; returns the bytes sent."""
+        """Exchange this host's centre with the one above; returns the bytes sent."""
         with self._climbing:
             self._host.copy(self._here)
             _copy(self._message, self._here)
@@ -103,7 +103,7 @@ class LevelledCentre(Centre):
 
     @override
     def read(self, into: Vectors) -> None:
-        """The weights of the centre above, after every host's centre has gone up once more."""
+        """Read the weights of the centre above, after every host's centre has been exchanged once more."""
         self._comm.barrier()
         if self._comm.node.rank == 0:
             self._climb()

@@ -40,7 +40,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class StateEntry:
-    """One thing that an optimizer keeps for one parameter, or counts in a param group.
+    """A value that an optimizer keeps for one parameter, or counts in a param group.
 
     Attributes:
         holder: the number of the optimizer.
@@ -62,7 +62,7 @@ class StateEntry:
 
     @property
     def length(self) -> int:
-        """How many elements it takes, rounded up so that the next one is aligned."""
+        """The number of its elements, rounded up so that the next one is aligned."""
         count = 1
         for size in self.shape or ():
             count *= size
@@ -70,7 +70,7 @@ class StateEntry:
 
 
 class Presence(IntEnum):
-    """What the optimizers that share a state have of an entry."""
+    """The forms of an entry in the optimizers that share a state."""
 
     UNKNOWN = 0
     HERE = 1
@@ -157,7 +157,7 @@ class SharedState:
             raise _kept_otherwise(holders[0])
 
     def clear(self) -> None:
-        """Nobody has stepped any parameter."""
+        """Reset to the state before any step."""
         self._presence[:] = bytes(len(self._cells))
 
     def forget(self) -> None:
@@ -165,7 +165,7 @@ class SharedState:
         self._known = bytes(len(self._cells))
 
     def copy(self, parameters: Sequence[nn.Parameter]) -> dict[Any, dict[str, Any]]:
-        """What there is for each of these, the parameters of the only optimizer, in memory of its own."""
+        """Copy the state of each of these, the parameters of the only optimizer."""
         found: dict[Any, dict[str, Any]] = {}
         for (entry, cell), here in zip(self._cells, self._presence, strict=True):
             if here and not entry.in_group:
@@ -180,7 +180,7 @@ _NOTHING: Final = object()
 
 
 def _value(holders: Sequence[Holder], entry: StateEntry) -> Any:
-    """What the optimizer itself has of an entry, or `_NOTHING`."""
+    """Return the optimizer's own value of an entry, or `_NOTHING`."""
     holder = holders[entry.holder]
     if entry.in_group:
         return holder.optimizer.param_groups[entry.number].get(entry.name, _NOTHING)
@@ -202,7 +202,7 @@ def _kept_otherwise(holder: Holder) -> BadOption:
 
 
 def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[StateEntry]:
-    """What these optimizers keep; they are stepped by `move` to see it.
+    """List the entries that these optimizers keep; `move` steps them to see it.
 
     Raises:
         BadOption: something that cannot be shared.
@@ -230,12 +230,12 @@ def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[Stat
 
 
 def _versions(options: dict[str, Any]) -> dict[str, tuple[object, ...]]:
-    """Signs that an option has changed, by its name."""
+    """Return the version of each option, by its name."""
     return {name: (id(value), value, getattr(value, "_version", 0)) for name, value in options.items()}
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
-    """Signs that an attribute has changed, by its name; what torch keeps in attributes can be left out."""
+    """Return the version of each attribute, by its name, without those of torch's own."""
     return {
         name: (id(value), getattr(value, "_version", 0), len(value) if isinstance(value, _HOLDERS) else 0)
         for name, value in vars(optimizer).items()
@@ -275,7 +275,7 @@ def _entry(optimizer: type, holder: int, in_group: bool, number: int, name: str,
 
 
 def _home(holders: Sequence[Holder], entry: StateEntry) -> dict[str, Any]:
-    """Where the optimizer itself looks for an entry."""
+    """Return the dict in which the optimizer looks for an entry."""
     holder = holders[entry.holder]
     if entry.in_group:
         return holder.optimizer.param_groups[entry.number]

@@ -32,7 +32,7 @@ from tutti.replica import Replica, view_like
 
 
 class OwnOptimizer:
-    """Steps the user's optimizer on the centre's weights.
+    """The user's optimizer, stepped on the centre's weights.
 
     Args:
         optimizer: the user's.
@@ -68,7 +68,7 @@ class OwnOptimizer:
 
     @torch.no_grad()
     def _describe(self) -> list[StateEntry]:
-        """What the optimizer keeps, seen in a step of a copy with all parameters of the model."""
+        """List what the optimizer keeps, as a step of a copy with all parameters shows."""
         copies = {p: nn.Parameter(p.detach().clone()) for p in self._parameters}
         groups = [
             {
@@ -142,7 +142,7 @@ class OwnOptimizer:
                 parameter.grad = gradient
 
     def forget(self) -> None:
-        """Others have stepped: make what the loop sees of the state anew.
+        """Have the state that the loop sees made again, as others have stepped.
 
         Raises:
             BadOption: the loop has changed what all workers share.
@@ -154,7 +154,7 @@ class OwnOptimizer:
 
     @contextmanager
     def _lent(self) -> Iterator[None]:
-        """Inside, the optimizer's state is the shared one; outside, a copy is made when it is looked at."""
+        """Give the optimizer the shared state inside; outside, a copy is made when it is read."""
         self._optimizer.state = self._live
         try:
             yield
@@ -164,7 +164,7 @@ class OwnOptimizer:
             self._counted = self._counts()
 
     def _counts(self) -> list[object]:
-        """What the optimizer itself has counted in its groups."""
+        """Return the counts that the optimizer keeps in its param groups."""
         assert self._shared is not None
         groups = self._optimizer.param_groups
         return [groups[entry.number].get(entry.name) for entry in self._shared.of_groups]

@@ -1,4 +1,4 @@
-"""What workers and servers say to each other.
+"""The messages between workers and servers.
 
     worker                                   server
       │ request: what, again, settings ────────▶ │   REQUEST
@@ -31,7 +31,7 @@ WEIGHTS: Final = REQUEST + 2000
 
 
 class Request(IntEnum):
-    """What a worker wants."""
+    """A worker's request."""
 
     START = 0
     PUSH = 1
@@ -46,7 +46,7 @@ class Request(IntEnum):
 
 
 def header(request: Request, detail: float, settings: Sequence[float]) -> Tensor:
-    """A request as a vector: what, a detail, and the rule's settings."""
+    """Return a request as a vector: its kind, a detail, and the rule's settings."""
     return torch.tensor([request, detail, *settings], dtype=torch.float64)
 
 

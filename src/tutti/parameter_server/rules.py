@@ -117,7 +117,7 @@ class Hyperparameters:
         ]
 
     def read(self) -> list[float]:
-        """Their values now."""
+        """Return their values."""
         groups = self._optimizer.param_groups
         return [float(value) for number, name in self._names for value in _numbers(groups[number][name])]
 
@@ -336,7 +336,7 @@ def _describe(pieces: Sequence[FlatPiece]) -> list[StateEntry]:
 
 @contextmanager
 def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
-    """While inside, the learning rates of all param groups are multiplied by `factor`."""
+    """Multiply the learning rates of all param groups by `factor` inside."""
     if factor == 1:
         yield
         return
@@ -351,7 +351,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
 
 
 def _check_parted(optimizer: Optimizer, replica: Replica) -> None:
-    """Each param group and each dtype is stepped by itself: right if each parameter is."""
+    """Refuse an optimizer that steps parameters together where there are several param groups or dtypes."""
     groups, dtypes = len(optimizer.param_groups), len(replica.flats)
     if max(groups, dtypes) > 1 and not is_parameterwise(optimizer):
         raise BadOption(
@@ -434,12 +434,12 @@ class Rounds(Rule):
 
     @property
     def waits(self) -> bool:
-        """Whether no round closes before all workers have come."""
+        """True if no round closes before all workers have pushed."""
         return self._quorum >= 1
 
     @property
     def missing(self) -> Missing:
-        """The parameters for which the next message has no gradient."""
+        """The parameters without a gradient in the next message."""
         return self._inner.missing
 
     @missing.setter
@@ -488,7 +488,7 @@ class Rounds(Rule):
         return Outcome.APPLIED
 
     def _present(self) -> Tensor:
-        """For each parameter whether the message has a gradient, as 0 or 1."""
+        """Return, for each parameter, 1 if the message has a gradient of it, else 0."""
         present = torch.ones(len(self._inner.parameters), dtype=torch.uint8)
         if self.missing:
             present[[n for n, p in enumerate(self._inner.parameters) if p in self.missing]] = 0

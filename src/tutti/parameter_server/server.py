@@ -1,4 +1,4 @@
-"""What a server rank does: it holds a slice of the centre and serves the workers until all have left."""
+"""A server rank, which holds a slice of the centre and serves the workers until all have left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutti.replica import Replica
 
 @dataclass
 class _Client:
-    """What a server knows of a worker.
+    """A server's knowledge of a worker.
 
     Attributes:
         seen: the slot's version when the worker last read it, and its own messages since.
@@ -31,7 +31,7 @@ class _Client:
 
 
 class Server:
-    """Serves one slot of a centre (a server without a slot waits for the goodbyes).
+    """The server of one slot of a centre (without a slot, it waits for the workers to close).
 
     Args:
         servers: the ranks that hold the centre; this process is one of them.
@@ -56,7 +56,7 @@ class Server:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Serve until every worker has said goodbye.
+        """Serve until every worker has closed its connection.
 
         Raises:
             PeerLost: a worker or another server is gone.
@@ -163,7 +163,7 @@ class Server:
             send_all(self._comm, self._own if weights is None else weights, worker, WEIGHTS)
 
     def _release(self) -> None:
-        """The step that some have waited for is closed."""
+        """Answer those who have waited for the step that is closed."""
         held, self._held = self._held, []
         for worker in held:
             self._answer(worker, 0)

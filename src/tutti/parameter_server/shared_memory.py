@@ -1,4 +1,4 @@
-"""The centre in the shared memory of one host: no rank is spent on it, whoever brings a message applies it.
+"""The centre in the shared memory of one host, without a server: workers apply their own messages.
 
     worker 0   lock 0 │ rule, copy answer │ lock 1 │ rule, copy answer │ ...
     worker 1            lock 1 │ rule, copy answer │ lock 2 │ ...          each begins at its own slot
@@ -80,7 +80,7 @@ class SharedCentre(Centre):
         return min(self._versions)
 
     def views(self, vectors: Vectors) -> list[tuple[Tensor, ...]]:
-        """Each slot's slices of `vectors`; the same objects for the same vectors."""
+        """Return each slot's slices of `vectors`; the same objects for the same vectors."""
         for known, views in self._views:
             if all(map(is_, known, vectors)):
                 return views
@@ -153,7 +153,7 @@ class SharedCentre(Centre):
             self._comm.recv(self._note, tag=CLOSED_TAG + number)
 
     def _wake(self, number: int) -> list[int]:
-        """Those who have slept until the slot moved; each is to be sent a note."""
+        """Return those who have slept until the slot moved; each is to be sent a note."""
         sleepers = [rank for rank in range(self._comm.size) if self._waiting[number, rank]]
         for rank in sleepers:
             self._waiting[number, rank] = 0
@@ -241,11 +241,11 @@ class SharedCentre(Centre):
 
     @override
     def close(self) -> None:
-        """Nothing is to be said: there is nobody else."""
+        """Do nothing: there is no server to tell."""
 
 
 def slots_for(flats: Sequence[Flat], workers: int) -> int:
-    """How many slots a centre in shared memory has: enough that all workers can be busy at once."""
+    """Return the number of slots in shared memory: enough that all workers can be busy at once."""
     most = sum(len(flat.weights) for flat in flats) // SMALLEST_SLOT
     return max(1, min(workers, most))
 

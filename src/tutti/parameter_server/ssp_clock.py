@@ -1,4 +1,4 @@
-"""How far each worker has come, and who has to wait for whom: the bound of stale synchronous training.
+"""The workers' clocks, and the bound between them: stale synchronous parallel training.
 
 Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 2:
 a worker that has made c steps may begin another while no worker has made fewer than c - slack, at weights
@@ -24,7 +24,7 @@ GONE: Final = 1 << 62
 
 
 def may_go_on(counts: Sequence[int], worker: int, slack: int) -> bool:
-    """Whether no worker is more than `slack` steps behind `worker`."""
+    """Tell whether no worker is more than `slack` steps behind `worker`."""
     return counts[worker] - min(counts) <= slack
 
 
@@ -60,7 +60,7 @@ class SharedSteps:
         return self._comm.clock() - came
 
     def leave(self) -> None:
-        """Nobody waits for this worker any more."""
+        """Count as a worker that nobody waits for."""
         with self._lock:
             self._counts[self._comm.rank] = GONE
             woken = self._wake_up()

@@ -1,4 +1,4 @@
-"""Remedies for a gradient that was computed from weights which have moved on since."""
+"""Remedies for gradients that were computed from older weights than the centre's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tutti.parameter_server.base import Allocate, Desk, Slot, Vectors
 
 
 def damping(staleness: int) -> float:
-    """What to multiply the learning rate by: 1 / tau, and 1 for a gradient that is not stale.
+    """Return the factor of the learning rate: 1 / tau, and 1 for a gradient that is not stale.
 
     Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
     arXiv:1511.05950, section 3.2: alpha = alpha_0 / tau where tau > 0.
@@ -24,7 +24,7 @@ def damping(staleness: int) -> float:
 
 
 def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
-    """Add to a gradient, in place, what the loss's curvature makes of the way that the weights have gone.
+    """Correct a gradient, in place, by the loss's curvature along the way that the weights have gone.
 
         g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
 
@@ -71,7 +71,7 @@ def compensate_adaptively(
 
 
 class Remedy:
-    """Changes a stale message in place, or the rate at which it is used.
+    """A correction of stale messages: of the vectors in place, or of the rate at which they are used.
 
     Attributes:
         compares: whether it needs the weights at which the message was computed (`Desk.then`).
@@ -86,7 +86,7 @@ class Remedy:
         return
 
     def rate(self, desk: Desk) -> float:
-        """What to multiply the learning rate by for `desk.message`."""
+        """Return the factor of the learning rate for `desk.message`."""
         return 1.0
 
     def apply(self, desk: Desk) -> None:
@@ -95,7 +95,7 @@ class Remedy:
 
 
 class Damping(Remedy):
-    """The rate for a message that is tau updates late is 1/tau of it: see `rules.staleness.damping`."""
+    """A rate divided by the staleness: see `damping`."""
 
     scales: ClassVar[bool] = True
 
@@ -105,7 +105,7 @@ class Damping(Remedy):
 
 
 class Compensation(Remedy):
-    """Delay compensation with a constant strength: see `rules.staleness.compensate`."""
+    """Delay compensation with a constant strength: see `compensate`."""
 
     compares: ClassVar[bool] = True
 
@@ -120,7 +120,7 @@ class Compensation(Remedy):
 
 
 class AdaptiveCompensation(Remedy):
-    """Delay compensation that follows the gradients' size: see `rules.staleness.compensate_adaptively`."""
+    """Delay compensation that follows the gradients' size: see `compensate_adaptively`."""
 
     compares: ClassVar[bool] = True
 

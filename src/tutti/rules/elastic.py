@@ -42,7 +42,7 @@ def gather(centre: Tensor, total: Tensor, workers: int, force: float) -> None:
 
 
 def nesterov(position: Tensor, velocity: Tensor, gradient: Tensor, lr: float, momentum: float) -> None:
-    """One step of Nesterov's momentum, in the variable that the gradient is computed at, in place.
+    """Step by Nesterov's momentum, in the variable that the gradient is computed at, in place.
 
         v' = delta v - eta g(x + delta v)        x' = x + v'
 

@@ -1,4 +1,4 @@
-"""Gradient energy matching: how much of its update a worker may commit.
+"""Gradient energy matching: the share of its update that a worker may commit.
 
 Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
 arXiv:1805.08469, algorithm 1.

@@ -1,4 +1,4 @@
-"""When a gradient has changed too little to be worth sending.
+"""The rule for sending a gradient only if it has changed enough.
 
 Chen, Giannakis, Sun, Yin 2018, "LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed
 Learning", arXiv:1805.09965.
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 def is_worth_sending(
     change: float, moves: Iterable[float], *, threshold: float, lr: float, workers: int
 ) -> bool:
-    """Whether a worker should send its new gradient, rather than let the centre use its last one again.
+    """Tell whether a worker should send its new gradient, or let the centre use its last one again.
 
         send, unless  |g_new - g_sent|^2  <=  1 / (eta M)^2  *  sum over d of  xi * |w_(k+1-d) - w_(k-d)|^2
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 GRAPHS = ("ring", "exponential", "all", "shift_one")
-"""Who averages with whom: see `links`."""
+"""Graphs of workers that average: see `links`."""
 
 
 def mean(out: Tensor, vectors: Sequence[Tensor]) -> None:
@@ -61,7 +61,7 @@ def move_outer(anchor: Tensor, average: Tensor, velocity: Tensor, lr: float, mom
 
 
 def half_way(mine: Tensor, theirs: Tensor) -> None:
-    """What a worker must add so as to be half-way to another, which subtracts the same; into `theirs`.
+    """Overwrite `theirs` with the step that takes a worker half-way to another, which subtracts it.
 
         d = (x_j - x_i) / 2          x_i = x_i + d          x_j = x_j - d
 
@@ -78,7 +78,7 @@ def half_way(mine: Tensor, theirs: Tensor) -> None:
 
 
 def links(graph: str, rank: int, size: int, step: int) -> list[tuple[int, int]]:
-    """Whom a rank sends its weights to, and whom it gets weights from, in turn, when it mixes.
+    """Return the ranks that a rank sends its weights to and gets weights from, in turn, when it mixes.
 
     Each averages with weight 1 / (1 + number of its links). The mixing matrix is doubly stochastic in every
     step: each graph is a circle on which all look alike, or consists of pairs.
@@ -107,7 +107,7 @@ def links(graph: str, rank: int, size: int, step: int) -> list[tuple[int, int]]:
 
 
 def _partner(rank: int, size: int, step: int) -> int | None:
-    """The other of a pair; the first half's k-th rank meets the second half's (k + step)-th."""
+    """Return the other of a pair; the first half's k-th rank meets the second half's (k + step)-th."""
     half = (size + 1) // 2
     if rank >= half:
         return (rank - half - step) % half

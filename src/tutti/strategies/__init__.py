@@ -65,7 +65,7 @@ __all__ = [
 
 
 def named(name: str) -> type[Strategy]:
-    """The strategy called `name`, or the class that `package.module:Class` or `file.py:Class` names.
+    """Return the strategy called `name`, or the class that `package.module:Class` or `file.py:Class` names.
 
     Args:
         name: one of `STRATEGIES`, or where a subclass of `Strategy` is to be found.
@@ -84,7 +84,7 @@ def named(name: str) -> type[Strategy]:
 
 
 def _loaded(spec: str) -> type[Strategy]:
-    """A strategy of the user's."""
+    """Load a strategy of the user's."""
     found = load_object(spec, "strategy")
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         kind = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"

@@ -32,7 +32,7 @@ BACK: Final = 7340
 
 @dataclass(frozen=True)
 class Pairs:
-    """With whom a worker averages, and when.
+    """The pairs that a worker may form, and their rhythm.
 
     Attributes:
         neighbours: the ranks that it may choose from.
@@ -58,14 +58,14 @@ class PairWorker(AveragedWorker):
         self._steps, self.read_at = 0, comm.clock()
 
     def choose(self, neighbours: list[int]) -> int | None:
-        """Count a step; the neighbour to average with in it, if one is due."""
+        """Count a step, and return the neighbour to average with in it, if one is due."""
         self._steps += 1
         due = self._steps % self._every == 0
         return self._random.choice(neighbours) if due and neighbours else None
 
 
 class RowWorker(PairWorker):
-    """Averages in shared memory. The row is the worker's weights; the replica has what was last read."""
+    """A worker that averages in shared memory: its weights are a row there, and the replica a copy."""
 
     def __init__(
         self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
@@ -146,7 +146,7 @@ class RowWorker(PairWorker):
 
 
 class MessageWorker(PairWorker):
-    """Averages by messages: even ranks ask, odd ones answer."""
+    """A worker that averages by messages: even ranks ask, odd ones answer."""
 
     def __init__(
         self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
@@ -231,7 +231,7 @@ class MessageWorker(PairWorker):
         self.comm.barrier()  # Nobody asks before all have theirs.
 
     def _come_to_rest(self) -> None:
-        """Until no message is under way between any two workers (collective)."""
+        """Wait until no message is under way between any two workers (collective)."""
         if self._active:
             if self._asked is not None:
                 self._take_answer(self._asked)
@@ -249,7 +249,7 @@ GRAPHS: Final = ("all", "ring")
 
 @dataclass(frozen=True)
 class ADPSGD(Strategy):
-    """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, at nobody's pace.
+    """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, without waiting.
 
         g_i = grad l(x_i)
         x_i, x_j = (x_i + x_j) / 2            with a random neighbour j, as one operation

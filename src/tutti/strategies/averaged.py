@@ -1,4 +1,4 @@
-"""Workers that have weights of their own and no centre: what counts in the end is their average."""
+"""Workers that have weights of their own and no centre; their average is the result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tutti.rules.mixing import mean
 from tutti.strategies.base import Clip, Worker
 
 MOST_ROWS: Final = 8
-"""How many workers read each other's rows directly. With more, each sums a slice of its own for all."""
+"""The most workers that read each other's rows directly. With more, each sums a slice of its own for all."""
 
 
 class WeightRows:
-    """Every worker's weights, as it last published them, in memory that all see.
+    """All workers' weights, as last published, in memory that all see.
 
     There are two sets, used in turn: a worker that writes to one has passed a barrier which all others came
     to after they had read it. So one barrier for each publication is enough.
@@ -55,7 +55,7 @@ class WeightRows:
 
 
 class Average:
-    """Replaces vectors by their mean over all workers; bit-equal on all of them.
+    """The mean of vectors over all workers, bit-equal on all of them.
 
     Args:
         comm: the workers.
@@ -105,7 +105,7 @@ class AveragedWorker(Worker):
         self._aside: list[Tensor] = []
 
     def move(self) -> None:
-        """A step of the user's optimizer by this worker's own gradient, which is zero afterwards."""
+        """Step the user's optimizer by this worker's own gradient, which is zero afterwards."""
         with self.updating:
             clip_gradient(self.grads, self._clip.norm, self._clip.value)
             self._optimizer.step()

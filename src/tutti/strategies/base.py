@@ -1,4 +1,4 @@
-"""What a strategy is: what a worker does with its vector of gradients after `backward()`."""
+"""The contract of a strategy: the use that a worker makes of its vector of gradients after `backward()`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tutti.strategies.traffic import Traffic
 
 
 class Home(Enum):
-    """Where the workers' weights live."""
+    """The place of the workers' weights."""
 
     SHARED = "one copy per host, seen by all its workers"
     PRIVATE = "each worker has its own"
 
 
 class Pace(Enum):
-    """How the workers' steps relate to each other."""
+    """The relation of the workers' steps to each other."""
 
     TOGETHER = "all workers make one update from one batch, which is split over them"
     ABREAST = "each worker has a batch of its own; all make their k-th step at the same time"
@@ -39,11 +39,11 @@ class Pace(Enum):
 
 @dataclass(frozen=True)
 class NormShare:
-    """Which part of a gradient's norm is this rank's, where the ranks of a team hold one model together.
+    """A rank's part of a gradient's norm, where the ranks of a team hold one model together.
 
     Attributes:
         counts: whether a parameter counts here: every element of the model counts on one rank of a team.
-        add_up: makes of the squares that count here those of the whole model (collective over the team).
+        add_up: turns the squares that count here into those of the whole model (collective over the team).
     """
 
     counts: Callable[[nn.Parameter], bool]
@@ -78,7 +78,7 @@ class Worker(ABC):
     """One rank's part in a strategy. Made by `Strategy.worker`; called by the training loop.
 
     Attributes:
-        traffic: what its exchanges were like; the loop takes the counts once an epoch.
+        traffic: counts of its exchanges; the loop takes them once an epoch.
         updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
         share: which part of the update's samples is this rank's, 0 to 1; its gradient has been weighted by
             it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others. Where
@@ -107,7 +107,7 @@ class Worker(ABC):
         """
 
     def skip(self) -> None:
-        """Called in place of `step` when this rank has computed nothing in a round.
+        """Take part in a round, in place of `step`, without having computed anything.
 
         That is when it has no sample in it and the pace is not TOGETHER, or when it `is_late`. Workers that
         step abreast take part in the exchange all the same.
@@ -115,21 +115,21 @@ class Worker(ABC):
         return
 
     def give_up(self) -> None:
-        """Called in place of `step` when this rank's gradient has overflowed, in a loop of the user's.
+        """Leave out a step, in a loop of the user's, because this rank's gradient has overflowed.
 
         The optimizer makes no step by it. Under the pace TOGETHER nobody makes one.
         """
         self.skip()
 
     def is_late(self) -> bool:
-        """Whether the others have made this update already, so that a gradient for it would be of no use.
+        """Tell whether the others have made this update already, so that a gradient for it would be useless.
 
         Asked before a round's forward pass. A loop that cannot leave out a round may `step` all the same.
         """
         return False
 
     def settle(self) -> None:
-        """After an epoch, or before an evaluation: every replica gets the weights to be evaluated.
+        """Put the weights to be evaluated into every replica, after an epoch or before an evaluation.
 
         Collective, and called before anything else that is: until then others may still wait for this worker.
         The weights are the centre's, or the workers' average, where each worker has weights of its own; those
@@ -138,11 +138,11 @@ class Worker(ABC):
         return
 
     def resume(self) -> None:
-        """After `settle` (collective): training goes on from the weights that it put aside."""
+        """Go on with training after `settle`, from the weights that it put aside (collective)."""
         return
 
     def adopt(self) -> None:
-        """The replica's weights were overwritten from outside: go on from them (collective).
+        """Go on from the replica's weights, which were overwritten from outside (collective).
 
         They are the same on all ranks, and take the place of all that the strategy itself remembers of the
         way so far: a centre, an outer momentum, gradients that were not used yet. The state of the user's
@@ -151,7 +151,7 @@ class Worker(ABC):
         return
 
     def adopt_state(self) -> None:
-        """The user's optimizer was given another state, in a loop of the user's (collective).
+        """Go on from another state of the user's optimizer, in a loop of the user's (collective).
 
         It is the same on all ranks. Where the optimizer's state is not this worker's own, all go on from it.
         """
@@ -159,7 +159,7 @@ class Worker(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """After the last step: the final weights are in every replica when it returns."""
+        """Put the final weights into every replica, after the last step."""
 
 
 @dataclass(frozen=True)
@@ -182,24 +182,24 @@ class Strategy(ABC):
 
     @property
     def passes(self) -> int:
-        """How many times each worker runs forward and backward for one update."""
+        """The number of times that each worker runs forward and backward for one update."""
         return 1
 
     @property
     def period(self) -> int:
-        """After how many of its steps a worker has exchanged something with the others at least once."""
+        """The number of steps in which a worker exchanges something with the others at least once."""
         return 1
 
     def most_workers(self) -> int | None:
-        """The largest world size that the strategy can use, or None."""
+        """Return the largest world size that the strategy can use, or None."""
         return None
 
     def most_hosts(self) -> int | None:
-        """The largest number of hosts that the strategy can use, or None."""
+        """Return the largest number of hosts that the strategy can use, or None."""
         return None
 
     def most_levels(self) -> int:
-        """How many levels of parameter centres it works with: one for each host below the servers, or not."""
+        """Return the most levels of parameter centres: with 2, each host has a centre below the servers."""
         return 2
 
     @abstractmethod
@@ -215,7 +215,7 @@ class Strategy(ABC):
         """
 
     def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
-        """What makes of the ranks' gradients that of the update, in a loop of the user's (collective).
+        """Make the exchange of the ranks' gradients for a loop of the user's (collective).
 
         For strategies with `joins_gradients`, which do nothing else: the update's gradient is on every rank
         when `backward()` returns, and the user's own optimizer moves the weights by it.
@@ -268,5 +268,5 @@ class Strategy(ABC):
             )
 
     def options(self) -> dict[str, object]:
-        """The hyper-parameters by name."""
+        """Return the hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

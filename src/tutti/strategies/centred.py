@@ -1,4 +1,4 @@
-"""What the strategies with a parameter centre have in common."""
+"""The common part of all strategies with a parameter centre."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Centred(Strategy):
 
     @abstractmethod
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
-        """What the centre does with a worker's message.
+        """Make the rule by which the centre uses a worker's message.
 
         Args:
             replica: the model.
@@ -89,11 +89,11 @@ class CentredWorker(Worker):
 
     @property
     def settled(self) -> bool:
-        """Whether the replica has the weights to be evaluated, and this worker's own are put aside."""
+        """True while the replica has the weights to be evaluated, and this worker's own are put aside."""
         return self._aside is not None
 
     def bring_edits(self) -> None:
-        """Have the centre feel what the loop has changed in the weights since this worker's last step."""
+        """Add to the centre what the loop has changed in the weights since this worker's last step."""
         moves = self.edits.take() if self.edits is not None else []
         if moves:
             assert isinstance(self.centre, SharedCentre), "own loops have no servers"
@@ -154,7 +154,7 @@ class CentredWorker(Worker):
             self._aside = [vector.clone() for vector in self.weights]
 
     def note_weights(self) -> None:
-        """The weights are now what this worker has read; what differs from them later is the loop's doing."""
+        """Note that the weights are what this worker has read; later differences are the loop's doing."""
         if self.edits is not None:
             self.edits.note()
 

@@ -115,7 +115,7 @@ class _DiLoCoWorker(AveragedWorker):
     @override
     @torch.no_grad()
     def agree(self) -> None:
-        """Overwrite the weights with what an outer step from here leads to, and make none."""
+        """Overwrite the weights with the result of an outer step from here, without making it."""
         if not self._rounds:
             return
         kept = self._anchors, self._velocities

@@ -133,7 +133,7 @@ class Downpour(Centred):
         return OptimizerRule(optimizer, replica, [flat.grads for flat in replica.flats], self.remedy())
 
     def remedy(self) -> Remedy | None:
-        """What the centre does to a stale gradient before it uses it."""
+        """The centre's correction of a stale gradient before it uses it."""
         if self.staleness == "none":
             return None
         if self.staleness == "inverse":
@@ -150,7 +150,7 @@ class Downpour(Centred):
 
 
 class _DownpourWorker(CentredWorker):
-    """What both sides have in common: when to push, and when to pull."""
+    """A worker that pushes and pulls at intervals; its subclasses say what it pushes."""
 
     def __init__(
         self,
@@ -201,11 +201,11 @@ class _DownpourWorker(CentredWorker):
 
     @abstractmethod
     def unpushed(self) -> list[Tensor]:
-        """What was not pushed yet."""
+        """Return what was not pushed yet."""
 
 
 class _PushesGradients(_DownpourWorker):
-    """The optimizer runs in the centre; here, plain SGD bridges the time between two pulls."""
+    """A worker whose optimizer runs in the centre; plain SGD bridges the time between two pulls."""
 
     def __init__(
         self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
@@ -250,7 +250,7 @@ class _PushesGradients(_DownpourWorker):
 
 
 class _PushesMoves(_DownpourWorker):
-    """The optimizer runs here; the centre adds up how far it has moved the weights."""
+    """A worker that runs the optimizer itself; the centre adds up how far it has moved the weights."""
 
     def __init__(
         self, strategy: Downpour, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
@@ -277,7 +277,7 @@ class _PushesMoves(_DownpourWorker):
 
     @override
     def bring_edits(self) -> None:
-        """What the loop has changed is a move like any other."""
+        """Treat what the loop has changed as a move like any other."""
         if any(not torch.equal(w, before) for w, before in zip(self.weights, self._before, strict=True)):
             self.has_unpushed = True
 
@@ -296,7 +296,7 @@ class _PushesMoves(_DownpourWorker):
 
 
 def _descend(optimizer: Optimizer) -> None:
-    """A step of plain SGD, w = w - eta g, by the optimizer's learning rates."""
+    """Step by plain SGD, w = w - eta g, by the optimizer's learning rates."""
     for group in optimizer.param_groups:
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         sign = 1.0 if group.get("maximize") else -1.0

@@ -79,7 +79,7 @@ class EASGD(Centred):
             self.check_force(hosts)
 
     def check_force(self, visitors: int) -> None:
-        """Refuse a force that throws those who come to a centre beyond it.
+        """Refuse a force that moves workers past their centre.
 
         Args:
             visitors: how many workers come to one centre, or how many hosts' centres to the one above them.
@@ -130,7 +130,7 @@ class _EasgdWorker(CentredWorker):
     @override
     @torch.no_grad()
     def flush(self) -> None:
-        """Have the centre feel the steps since the last exchange."""
+        """Exchange once more, for the steps since the last exchange."""
         if self._batches:
             self._exchange()
 

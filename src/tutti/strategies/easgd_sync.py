@@ -133,7 +133,7 @@ class _EasgdSyncWorker(Worker):
     @override
     @torch.no_grad()
     def finish(self) -> None:
-        """Exchange once more, so that the centre feels the steps since the last time, and take it."""
+        """Exchange once more, for the steps since the last time, and take the centre's weights."""
         if self._rounds:
             with self._local.at_rest():
                 self._exchange()

@@ -1,4 +1,4 @@
-"""What a loop of the user's changes in its weights between two steps, such as a decay of its own."""
+"""Changes that a loop of the user's makes to its weights between two steps, such as a decay of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tutti.replica import Replica
 
 
 class Edits:
-    """Tells how far the weights have been moved by somebody else than the worker.
+    """The moves of the weights that were not made by the worker.
 
     It is for workers whose weights are a reading of others that count. Nobody but a loop of the user's does
     so: elsewhere it sees nothing, and costs nothing.
@@ -24,7 +24,7 @@ class Edits:
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """How far since the last `note`, for each of the replica's vectors; nothing if not at all."""
+        """Return the moves since the last `note`, one for each of the replica's vectors; empty if none."""
         pairs = list(zip(self._weights, self._left, strict=True))
         if all(torch.equal(weights, left) for weights, left in pairs):
             return []
@@ -34,6 +34,6 @@ class Edits:
 
     @torch.no_grad()
     def note(self) -> None:
-        """The weights are now as the worker leaves them."""
+        """Note the weights as the worker leaves them."""
         for weights, left in zip(self._weights, self._left, strict=True):
             left.copy_(weights)

@@ -93,17 +93,17 @@ class _HogwildWorker(Worker):
 
     @override
     def settle(self) -> None:
-        """All have written what they had to."""
+        """Wait until all have written what they had to."""
         self._comm.barrier()
 
     @override
     def resume(self) -> None:
-        """Nobody writes before all have evaluated."""
+        """Wait until all have evaluated, before anybody writes."""
         self._comm.barrier()
 
     @override
     def adopt(self) -> None:
-        """Nobody moves the weights before all have overwritten them."""
+        """Wait until all have overwritten the weights, before anybody moves them."""
         self._comm.barrier()
 
     @override
@@ -112,7 +112,7 @@ class _HogwildWorker(Worker):
 
 
 def _check_parted(optimizer: Optimizer, parts: int) -> None:
-    """Each dtype and the embedding tables are stepped by themselves: right if each parameter is."""
+    """Refuse an optimizer that cannot step each dtype, and the sparse tables, by themselves."""
     if parts > 1 and not is_parameterwise(optimizer):
         raise BadOption(
             f"the optimizer {type(optimizer).__name__}, which is not one of torch's, would be stepped for "

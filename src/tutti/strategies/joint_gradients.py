@@ -1,4 +1,4 @@
-"""A model's gradients, made those of all ranks as soon as each rank has its own.
+"""Gradients of one model on several ranks, reduced as soon as each rank has its own.
 
 In a loop that the user writes, what lies between `backward()` and `step()` is the user's: clipping, scaling,
 looking at gradients. So there the exchange is at the end of `backward()`, and every rank gets the whole of
@@ -39,7 +39,7 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Cell:
-    """Where one parameter's gradient is exchanged.
+    """The place where one parameter's gradient is exchanged.
 
     Attributes:
         parameter: the module's own.
@@ -58,7 +58,7 @@ class Cell:
     address: int
 
     def holds(self, gradient: Tensor) -> bool:
-        """Whether a gradient lies in this cell."""
+        """Tell whether a gradient is stored in this cell."""
         return (
             not gradient.is_sparse
             and gradient.data_ptr() == self.address
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass
 class Incoming:
-    """What one `backward()` has brought for a parameter.
+    """A parameter's gradient from one `backward()`.
 
     Attributes:
         gradient: of this rank.
@@ -134,7 +134,7 @@ class JointGradients(ABC):
 
 @dataclass
 class _Shared:
-    """How the gradients of some cells are averaged.
+    """The cells of one vector that are averaged together.
 
     Attributes:
         dense: the cells that lie in the rows.
@@ -259,7 +259,7 @@ class MeanGradients(JointGradients):
 
 
 class ReducedGradients(JointGradients):
-    """What a reduction makes of what each `backward()` brings: compressed, adaptive, or by another algorithm.
+    """Gradients reduced after each `backward()`: compressed, adaptive, or by another algorithm.
 
     Reductions may remember what they left out, and need not be linear: so they get whole vectors, of what is
     new alone, and their result is added to what was there before.

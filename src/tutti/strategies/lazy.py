@@ -92,7 +92,7 @@ class Lazy(Centred):
         return OptimizerRule(optimizer, replica, messages, keep=True)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer whose moves say nothing of the gradient's size.
+        """Refuse an optimizer whose moves do not depend on the gradient's size.
 
         Raises:
             BadOption: there is a threshold, and the optimizer is another than SGD.
@@ -155,7 +155,7 @@ class _LazyWorker(CentredWorker):
 
     @override
     def skip(self) -> None:
-        """A round without a batch counts as a step: nobody has to wait for this worker."""
+        """Count a round without a batch as a step, so that nobody has to wait for this worker."""
         self.bring_edits()
         self.traffic.wait_s += self._read().wait_s
 
@@ -183,7 +183,7 @@ class _LazyWorker(CentredWorker):
 
 
 def squared_distance(some: list[Tensor], others: list[Tensor]) -> float:
-    """The square of the 2-norm of the difference."""
+    """Return the square of the 2-norm of the difference."""
     pairs = zip(some, others, strict=True)
     return squared_norm(
         one - other

@@ -21,7 +21,7 @@ _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
 
 
 class LocalSteps:
-    """Moves a replica's weights by its own gradients.
+    """The steps of a replica by its own gradients.
 
     With momentum the replica holds x + momentum v, where the gradient is wanted, instead of x. Parameters
     that a step has no gradient for are left as they are, with their momentum.
@@ -99,7 +99,7 @@ def _refuse_unfit(optimizer: Optimizer, strategy: str) -> None:
 def _runs(
     optimizer: Optimizer, replica: Replica, missing: Missing = NONE_MISSING
 ) -> list[list[tuple[slice, dict[str, Any]]]]:
-    """For each flat vector, consecutive parameters of one param group as slices, but for those missing."""
+    """Return, for each flat vector, slices of consecutive parameters of one group, without those missing."""
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"] if p not in missing}
     found = []
     for flat in replica.flats:

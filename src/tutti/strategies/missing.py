@@ -1,9 +1,9 @@
-"""Which parameters no rank has brought a gradient for in an update.
+"""Parameters that have a gradient on no rank in an update.
 
     rank 0   backward │ words, if they have changed │ barrier │ all rows, if its own has a gap │ barrier │ ...
     rank 1   backward │ words, if they have changed │ barrier │ all rows, if its own has a gap │ barrier │ ...
 
-The barriers are those of the step. Where every parameter gets a gradient, a rank reads but its own counters.
+The barriers are those of the step. Where every parameter gets a gradient, a rank reads only its own counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tutti.replica import Replica
 
 
 class JointlyMissing:
-    """Tells what is missing in the gradients of all ranks together (collective).
+    """The parameters without a gradient on any rank (collective).
 
     Across hosts, the owners of a slice ask each other when a parameter's sum there is zero: they all have the
     same sums, so all of them ask or none does.
@@ -52,7 +52,7 @@ class JointlyMissing:
                 self._firsts.append((total, torch.tensor([*starts.values()]), [*starts]))
 
     def note(self) -> None:
-        """Tell the others what this rank lacks; before the ranks meet."""
+        """Tell the others what this rank lacks; before the barrier."""
         missing = self._here.take()
         if missing != self._noted:
             row = self._words[self._rank].zero_()
@@ -60,7 +60,7 @@ class JointlyMissing:
             self._noted = missing
 
     def find(self) -> Missing:
-        """What all ranks lack; after the totals are known, and before the ranks meet again."""
+        """Return what all ranks lack; after the totals are known, and before the next barrier."""
         if self._cross is not None:
             return self._find_across(self._cross)
         if not self._noted:

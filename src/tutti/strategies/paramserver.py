@@ -99,7 +99,7 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def bring_edits(self) -> None:
-        """After the last of some rounds (collective)."""
+        """Add the loop's changes after the last of some rounds (collective)."""
         self._comm.barrier()  # All have read what that has led to.
         super().bring_edits()
 
@@ -116,7 +116,7 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def skip(self) -> None:
-        """The step has been closed without this worker."""
+        """Skip a step that has been closed without this worker."""
         self._rule.round += 1
         self.traffic.skipped += 1
         self.centre.pull(self.weights)

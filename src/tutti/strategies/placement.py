@@ -48,7 +48,7 @@ def place(
 
 
 def visible_memory(comm: Communicator) -> tuple[Memory, list[list[Tensor]]]:
-    """Memory where every rank has weights and gradients of its own, and the others of its host see them.
+    """Allocate weights and gradients of each rank's own in memory that the other ranks of its host see.
 
     Returns:
         The memory, and a list to which each vector of weights that is laid out adds those of all the ranks.
@@ -67,7 +67,7 @@ def visible_memory(comm: Communicator) -> tuple[Memory, list[list[Tensor]]]:
 
 
 def _check_alike(module: nn.Module, comm: Communicator) -> None:
-    """Every rank finds out about any rank's trouble, so that none waits in vain."""
+    """Raise on every rank if the models differ on any, so that no rank waits in vain."""
     named = [*module.named_parameters(), *module.named_buffers()]
     models = cast(
         list[list[str]], comm.all_gather_objects([_describe(name, tensor) for name, tensor in named])

@@ -1,4 +1,4 @@
-"""Which values a strategy's hyper-parameters may have."""
+"""Checks of the values of a strategy's hyper-parameters."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 
 @dataclass(frozen=True)
 class Solo(Strategy):
-    """Sequential training by one worker: what every other strategy is compared with.
+    """Sequential training by one worker, with which every other strategy is compared.
 
         g = 1/B  sum over the batch of  grad l(w, sample)
         w = optimizer(w, clip(g))
@@ -61,4 +61,4 @@ class _SoloWorker(Worker):
 
     @override
     def finish(self) -> None:
-        """Every step leaves the final weights in place."""
+        """Do nothing: every step leaves the final weights in place."""

@@ -1,4 +1,4 @@
-"""How long a worker was busy with one thing."""
+"""A clock for the parts of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tutti.records.trace import Trace
 
 
 class Stopwatch:
-    """Adds up the seconds inside `with`; it cannot be nested.
+    """The sum of the seconds spent inside `with`; it cannot be nested.
 
     Attributes:
         clock: what it looks at, in seconds.

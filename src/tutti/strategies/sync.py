@@ -1,4 +1,4 @@
-"""Synchronous data parallelism: all workers step together, as one.
+"""Synchronous data parallelism: all workers make each step together.
 
 Gradients are summed in shared memory, or reduced as a whole.
 """
@@ -64,7 +64,7 @@ class _SlicePiece:
 
 
 class SyncWorker(Worker):
-    """Moves this rank's slice of the host's weights.
+    """A worker that moves its slice of the host's weights.
 
     Args:
         rows: for each of the replica's vectors, the gradients to be added up on this host; the sum is formed
@@ -118,7 +118,7 @@ class SyncWorker(Worker):
 
     @override
     def finish(self) -> None:
-        """Every step leaves the final weights in every replica."""
+        """Do nothing: every step leaves the final weights in every replica."""
 
     @abstractmethod
     def _meet(self) -> None:
@@ -148,7 +148,7 @@ class SyncWorker(Worker):
                     part.total.zero_()
 
     def _norm(self, squares: Tensor) -> float:
-        """The 2-norm of the whole gradient, bit-equal on all ranks: all slices' squares in the same order."""
+        """Return the 2-norm of the whole gradient, bit-equal on all ranks: squares are added in one order."""
         if self._lane is not None:
             squares[self._lane] = squared_norm(self._counted)
         # The next write is after the barrier at the end of this step, when all have read.
@@ -160,7 +160,7 @@ class SyncWorker(Worker):
 def _counted(
     replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], divided: NormShare
 ) -> Iterator[Tensor]:
-    """What of this rank's slices counts in the norm of a model that is divided over a team."""
+    """Yield the parts of this rank's slices that count in the norm of a model divided over a team."""
     for flat, total, own in zip(replica.flats, totals, slices, strict=True):
         for parameter, span in zip(flat.parameters, flat.spans, strict=True):
             start, stop = max(span.start, own.start), min(span.stop, own.stop)
@@ -174,7 +174,7 @@ def _reduce(reductions: Sequence[GradientReduction], vectors: Sequence[Tensor], 
 
 
 class SharedWorker(SyncWorker):
-    """Sums its slice over the host's gradients where they lie, and then between the hosts."""
+    """A worker that sums its slice over the host's gradients in place, and then between the hosts."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class SharedWorker(SyncWorker):
 
 
 class WholeWorker(SyncWorker):
-    """Reduces its whole gradient with those of all ranks, and moves its slice by the result."""
+    """A worker that reduces its whole gradient with those of all ranks, and moves its slice by the result."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class Sync(Strategy):
             gradients, which is MPI's between hosts; ring, halving_doubling, tree, hierarchical, torus: by
             messages between two ranks.
         reduce: mean: over the samples. adasum: pairwise adaptive sums of the workers' gradients.
-        compress: what gradients become on their way to other hosts: none, bf16, fp16, int8, top_k, sign or
+        compress: the form in which gradients travel to other hosts: none, bf16, fp16, int8, top_k, sign or
             power_sgd. What is lost is added to the next gradient.
         keep: the share of a gradient's elements that `top_k` sends.
         rank: of the factors that `power_sgd` sends.
@@ -415,10 +415,10 @@ COLLECTIVES: Final[dict[str, MakeReduction]] = {
     "mpi": Native,
     **{name: partial(ByMessages, algorithm=algorithm) for name, algorithm in ALGORITHMS.items()},
 }
-"""How sums of plain numbers are formed, by name."""
+"""All-reduces of plain numbers, by name."""
 
 REDUCTIONS: Final[dict[str, MakeReduction]] = {"mean": Native, "adasum": Adaptive}
-"""What is made of the workers' gradients, by name."""
+"""Reductions of the workers' gradients, by name."""
 
 COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
     "bf16": lambda _: _coded(Cast(torch.bfloat16)),
@@ -428,7 +428,7 @@ COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
     "sign": lambda _: _coded(Sign()),
     "power_sgd": lambda options: partial(LowRank, rank=options.rank),
 }
-"""What gradients become on their way, by name."""
+"""Compressions of gradients between hosts, by name."""
 
 
 def _option(name: str, value: object) -> str:

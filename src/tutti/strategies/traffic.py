@@ -1,4 +1,4 @@
-"""What a worker's exchanges with others were like: how many, how large, how stale, how long it waited."""
+"""Counts of a worker's exchanges with others: their number, bytes, staleness and waiting time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 LATEST: Final = 10_000
-"""How many ages are kept: enough for a 99th percentile, little memory in a long run."""
+"""The number of ages that are kept: enough for a 99th percentile, little memory in a long run."""
 
 EXACT: Final = 64
 """From here on a record counts staleness by powers of two."""
@@ -53,13 +53,13 @@ class Traffic:
             self.ages_s.append(age_s)
 
     def take(self) -> Traffic:
-        """What was counted so far; counting begins anew."""
+        """Return what was counted so far, and count from zero again."""
         taken, fresh = Traffic(**vars(self)), Traffic()
         vars(self).update(vars(fresh))
         return taken
 
     def figures(self) -> dict[str, Any]:
-        """The counts for a record; ages as mean, 99th percentile and maximum."""
+        """Return the counts for a record; ages as mean, 99th percentile and maximum."""
         stale: Counter[int] = Counter()
         for updates, count in self.staleness.items():
             stale[updates if updates < EXACT else 1 << (updates.bit_length() - 1)] += count
