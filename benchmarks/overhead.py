@@ -78,7 +78,7 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
     from tutti.data import Batches
     from tutti.records.trace import Trace
     from tutti.training.losses import LOSSES
-    from tutti.training.timers import Stages
+    from tutti.training.timers import StageTimer
     from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
@@ -100,7 +100,7 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
         trace=trace,
     )
     if side == "off":
-        trainer._stages, worker.updating = blind(Stages), Blind()
+        trainer._stages, worker.updating = blind(StageTimer), Blind()
     comm.barrier()
     (record,) = trainer.fit()
     measuring = sum(rank.measuring_s for rank in record.ranks)
@@ -120,7 +120,7 @@ class Blind:
 
 
 def blind(stages: type):
-    """Stages that look at the clock where an epoch begins and ends, and between two stages do not."""
+    """A StageTimer that looks at the clock where an epoch begins and ends, and not between two stages."""
     from time import perf_counter
 
     from tutti.training.timers import EXCHANGE

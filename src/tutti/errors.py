@@ -39,7 +39,7 @@ class OutputClosed(TuttiError):
     """Nobody reads standard output any more, as after `tutti ... | head`: no mistake, but the end."""
 
     exit_code = 141
-    """What a shell says of a program that ended by SIGPIPE."""
+    """The exit code that a shell gives a program that ended by SIGPIPE."""
 
 
 class BadOption(UserError):
@@ -119,7 +119,7 @@ class RankFailed(TuttiError):
 
 
 def no_room(error: OSError) -> UserError | None:
-    """What the user can do about a file that could not be written for lack of room; None: that is not why."""
+    """The remedy for a file that could not be written for lack of room; None if that is not why."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return None
     limit = error.errno == errno.EFBIG
@@ -128,7 +128,7 @@ def no_room(error: OSError) -> UserError | None:
 
 
 def too_many_files(error: OSError) -> UserError | None:
-    """What the user can do about a file that could not be opened beside so many; None: that is not why."""
+    """The remedy for a file that could not be opened beside too many others; None if that is not why."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     limit = "of this process (ulimit -n)" if error.errno == errno.EMFILE else "of this machine"

@@ -35,7 +35,7 @@ def _own_gradients(length: int, dtype: torch.dtype, device: torch.device) -> Ten
 
 @dataclass(frozen=True)
 class Memory:
-    """Where a replica's vectors lie. The default is this process's own memory.
+    """The memory of a replica's vectors; by default this process's own.
 
     Attributes:
         weights: makes the vector of weights: (length, dtype, device) -> zeros of shape (length,).
@@ -204,19 +204,19 @@ class Replica:
 
     @property
     def count(self) -> int:
-        """How many trainable numbers the model has."""
+        """The number of trainable numbers in the model."""
         laid_out = sum(p.numel() for flat in self.flats for p in flat.parameters)
         return laid_out + sum(p.numel() for _, p in self.scattered)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor: its own part of a DTensor, any other tensor whole."""
+    """Return this process's part of a DTensor, or any other tensor whole."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or inf; takes no memory."""
+    """Return whether no element is NaN or inf; takes no memory."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
@@ -307,7 +307,7 @@ def _share_elements(one: Tensor, other: Tensor) -> bool:
 
 
 def _addresses(tensor: Tensor) -> Tensor:
-    """Where each element of a tensor begins."""
+    """The address of each element of a tensor."""
     places = torch.tensor(tensor.data_ptr())
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         places = places.unsqueeze(-1) + torch.arange(size) * stride * tensor.itemsize

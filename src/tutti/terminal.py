@@ -48,7 +48,7 @@ class LastingFile(io.FileIO):
 
 
 class Output:
-    """What this process prints.
+    """The output of this process.
 
     Args:
         files: standard output, and standard error; None: somebody else sees to it.
@@ -59,7 +59,7 @@ class Output:
 
     @property
     def problem(self) -> str | None:
-        """Why something is missing on standard output, in the words of the system; None: nothing is."""
+        """The system's reason why something is missing on standard output; None: nothing is."""
         stdout = self._files.get("stdout")
         return None if stdout is None or stdout.problem is None else stdout.problem.strerror
 
@@ -79,7 +79,7 @@ def say_last(text: str) -> None:
 
 
 def identity(descriptor: int) -> tuple[int, int]:
-    """What tells whether two descriptors lead to the same file, pipe or terminal.
+    """The identity of the file, pipe or terminal behind a descriptor.
 
     Raises:
         OSError: the descriptor is closed.

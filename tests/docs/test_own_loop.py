@@ -93,7 +93,7 @@ def ended(found: dict[str, Any]) -> tuple[list[Tensor], float]:
 
 
 def _on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], float]:
-    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     try:
         return ended(run(program))
     finally:

@@ -16,7 +16,7 @@ from tests.model_parallel.runs import COMMON, Run
 from tutti.cli.main import main
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.model_parallel.layout import SCHEDULES
-from tutti.model_parallel.memory import Ledger, Need, order, state_per_byte
+from tutti.model_parallel.memory import MemoryNeed, PeakMemory, order, state_per_byte
 from tutti.records.pipeline import BACKWARD, FORWARD, WEIGHTS
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import LayoutsJob
@@ -53,14 +53,14 @@ def measured() -> Mapping[str, list[int]]:
         return world.run(measure_all, pickle.dumps(RUNS))[0]
 
 
-def advised(config: Run, layout: str | None = None) -> Need:
+def advised(config: Run, layout: str | None = None) -> MemoryNeed:
     alone = {name: value for name, value in config.items() if not name.startswith("parallel")}
     options = config.get("parallel_options", {})
     job = LayoutsJob(TrainConfig.from_json(alone), 2, config["parallel"], options)
     comm = HostCommunicator.alone()
     need = work(comm, pickle.dumps(job))[layout or config["parallel"]]
     comm.close()
-    assert isinstance(need, Need), need
+    assert isinstance(need, MemoryNeed), need
     return need
 
 
@@ -79,7 +79,7 @@ def test_tensor_parallelism_shares_activations_too(model: str) -> None:
 
 
 def test_a_ledger_counts_what_lives_at_one_time() -> None:
-    with Ledger() as ledger:
+    with PeakMemory() as ledger:
         kept = torch.zeros(100, device="meta")
         for _ in range(3):
             again = kept + 1

@@ -43,7 +43,7 @@ class Worlds:
 @contextmanager
 def job(comm: Communicator) -> Iterator[shard.OwnLoop]:
     """This process is a rank of a job that has just begun."""
-    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     try:
         yield distribute._job
     finally:

@@ -84,7 +84,7 @@ class Distributed(_Watched):
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
-        distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+        distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
         self.rank = comm.rank
         self.strategy = strategy
 

@@ -22,7 +22,7 @@ Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
 def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    distribute._job = shard.OwnLoop(comm, shard.Dealt(1, comm.size))
+    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     return distribute.distribute(model, sgd(model), strategy)
 
@@ -165,7 +165,7 @@ def test_whoever_waits_for_a_rank_that_left_is_told_when_that_was() -> None:
 
 
 def _look_alone(comm: Communicator) -> int:
-    return shard.OwnLoop(comm, shard.Dealt(1, 2)).comm.size if comm.rank == 1 else 0
+    return shard.OwnLoop(comm, shard.SampleCounts(1, 2)).comm.size if comm.rank == 1 else 0
 
 
 def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:

@@ -41,7 +41,7 @@ SAMPLES, EPOCHS, SEED = 23, 2, 5
 WEIGHTS = torch.arange(SAMPLES, dtype=torch.float64) % 3  # of the samples, in a loss with its own denominator
 
 
-class Ledger(nn.Module):
+class PeakMemory(nn.Module):
     """One weight for each sample, in two parameters."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ CASES = [
 
 def train(comm: Communicator, case: Case, loss: LossFunction) -> Tensor | None:
     """The weights that one worker is left with."""
-    module = Ledger()
+    module = PeakMemory()
     optimizer = optim.SGD(module.parameters(), lr=1.0)
     if comm.servers is not None and comm.servers.serving:
         assert isinstance(case.strategy, Centred)

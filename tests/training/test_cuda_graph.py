@@ -18,7 +18,7 @@ from tutti.optim.missing import MissingGradients
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Solo
-from tutti.training.cuda_graph import WARM, Captured, Pass, Work, can_be_recorded
+from tutti.training.cuda_graph import WARM, GraphedPass, Pass, Work, can_be_recorded
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
@@ -69,7 +69,9 @@ def trained(
         optimizer = SGD(replica.module.parameters(), lr=lr, momentum=0.9)
         batches = Batches(TRAIN, BATCH, passes=passes, seed=5)
         loss, metrics, recorder = LOSSES["cross_entropy"], [METRICS["accuracy"]], Replaying(replica)
-        captured = Captured(replica, batches, loss, arithmetic("fp64"), True, recorder) if captures else None
+        captured = (
+            GraphedPass(replica, batches, loss, arithmetic("fp64"), True, recorder) if captures else None
+        )
         history = Trainer(
             comm=comm,
             replica=replica,
@@ -150,7 +152,7 @@ def test_a_model_that_cannot_be_recorded_is_refused_with_the_remedy() -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     replica = Replica(copy.deepcopy(model()))
-    captured = Captured(
+    captured = GraphedPass(
         replica, Batches(TRAIN, BATCH), LOSSES["cross_entropy"], Late(), False, Refusing(replica)
     )
     batch = Batch(torch.arange(4), torch.arange(4), 1.0)
@@ -172,7 +174,9 @@ def test_a_replay_counts_as_a_gradient_of_all_that_it_writes() -> None:
     module = model()
     module.register_parameter("unused", nn.Parameter(torch.ones(2)))
     replica = Replica(module)
-    captured = Captured(replica, Batches(TRAIN, BATCH), LOSSES["cross_entropy"], Late(), False, Zero(replica))
+    captured = GraphedPass(
+        replica, Batches(TRAIN, BATCH), LOSSES["cross_entropy"], Late(), False, Zero(replica)
+    )
     missing = MissingGradients(replica)
     for _ in range(WARM + 3):
         captured(Batch(torch.arange(4), torch.arange(4), 1.0))

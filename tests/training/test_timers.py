@@ -18,7 +18,7 @@ from tutti.records.run import STAGES
 from tutti.strategies import STRATEGIES, Sync
 from tutti.strategies.stopwatch import Stopwatch
 from tutti.strategies.traffic import Traffic
-from tutti.training.timers import EXCHANGE, Stages, look_s
+from tutti.training.timers import EXCHANGE, StageTimer, look_s
 
 SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)
 COST = 0.25
@@ -37,7 +37,7 @@ class Hand:
 
 def test_each_lap_belongs_to_its_stage_and_a_start_to_none() -> None:
     hand = Hand()
-    stages = Stages(hand)
+    stages = StageTimer(hand)
     for now, stage in ((1.0, "data"), (3.0, "forward"), (6.0, "backward"), (7.0, "data")):
         hand.now = now
         assert stages.lap(stage) == now
@@ -58,7 +58,7 @@ def test_each_lap_belongs_to_its_stage_and_a_start_to_none() -> None:
 
 def test_an_exchange_is_divided_into_waiting_updating_and_the_rest() -> None:
     hand = Hand()
-    stages, updating = Stages(hand), Stopwatch(hand)
+    stages, updating = StageTimer(hand), Stopwatch(hand)
     for end in (2.0, 3.0):
         with updating:
             hand.now = end

@@ -20,7 +20,7 @@ from tutti.errors import BadOption, UnknownName
 from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
 from tutti.training import background
-from tutti.training.background import Beside
+from tutti.training.background import BackgroundEvaluator
 from tutti.training.evaluation import evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
@@ -164,7 +164,7 @@ def test_weights_that_processes_share_are_not_touched() -> None:
     VirtualWorld(1).run(program)
 
 
-def wait_for_result(process: Beside) -> None:
+def wait_for_result(process: BackgroundEvaluator) -> None:
     """Training never waits for the other process; these tests do."""
     process._connection.poll(60)
     assert process.poll() == 1
@@ -179,7 +179,7 @@ def test_what_the_other_process_has_done_is_not_done_again() -> None:
         return tally
 
     here = 0
-    process = Beside(Replica(model()), count)
+    process = BackgroundEvaluator(Replica(model()), count)
     process.snapshot()
     wait_for_result(process)
     process.snapshot()
@@ -234,7 +234,7 @@ def test_statistics_are_evaluated_as_they_were_with_the_weights(
         (tally.samples,) = map(int, module.held())
         return tally
 
-    process = Beside(Replica(module), check)
+    process = BackgroundEvaluator(Replica(module), check)
     for number in (1, 2):
         module.put(number)
         process.snapshot()
@@ -250,7 +250,7 @@ def test_an_error_beside_training_is_an_error_of_training() -> None:
     def broken() -> Tally:
         raise ValueError("no such class")
 
-    process = Beside(Replica(model()), broken)
+    process = BackgroundEvaluator(Replica(model()), broken)
     process.snapshot()
     with pytest.raises(RuntimeError, match=r"(?s)beside training failed.*no such class"):
         wait_for_result(process)
@@ -258,7 +258,7 @@ def test_an_error_beside_training_is_an_error_of_training() -> None:
 
 
 def test_a_killed_process_beside_training_is_named_with_the_remedy() -> None:
-    process = Beside(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    process = BackgroundEvaluator(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
     process.snapshot()
     with pytest.raises(RuntimeError, match=r"it was killed; .*'--validate pause'"):
         wait_for_result(process)
@@ -271,7 +271,7 @@ def test_it_runs_on_time_that_nobody_else_wants() -> None:
         tally.samples = os.sched_getscheduler(0) * 100 + os.getpriority(os.PRIO_PROCESS, 0)
         return tally
 
-    process = Beside(Replica(model()), report)
+    process = BackgroundEvaluator(Replica(model()), report)
     process.snapshot()
     wait_for_result(process)
     process.close()

@@ -1,4 +1,4 @@
-"""What one rank holds of a model, and how it trains that."""
+"""A rank's portion of a model, and the way to train it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class LayoutRanks:
 
 
 @dataclass(frozen=True)
-class Learning:
-    """What a model is to learn, and how it computes.
+class Workload:
+    """The samples, the loss and the arithmetic of a training run.
 
     Attributes:
-        samples: what it is to learn.
+        samples: of the training part.
         batch_size: samples behind one update, over all ranks.
         loss: of the run.
         arithmetic: how the model computes; it was prepared by it.
@@ -70,13 +70,13 @@ class Learning:
     arithmetic: Arithmetic
 
     def batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of so many samples, or of all where there are fewer, as the model wants them."""
+        """The inputs and targets of at most `count` samples, as the model wants them."""
         inputs, targets = self.samples.take(torch.arange(min(count, len(self.samples))))
         return self.arithmetic.inputs(inputs), self.arithmetic.targets(targets)
 
 
 Of = Callable[[Tensor], Tensor]
-"""What is taken of a parameter or buffer."""
+"""A function of a parameter or buffer: its values, or its gradient."""
 
 
 def values_of(tensor: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Portion(ABC):
         peers: the ranks over which samples are dealt and results added up: one of each group that computes
             the same samples together.
         data: the ranks that hold the same portion, over which the worker adds up gradients.
-        parameters: how many trainable numbers the whole model has.
+        parameters: trainable numbers of the whole model.
         compute: forward and backward of a batch; None: as for any module, outputs first, then the loss.
     """
 
@@ -114,7 +114,7 @@ class Portion(ABC):
 
     @abstractmethod
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        """What moves this portion, given its gradient (collective).
+        """Make the worker that moves this portion, given its gradient (collective).
 
         Raises:
             BadOption: the gradient cannot be clipped like that.
@@ -129,7 +129,7 @@ class Portion(ABC):
         """
 
     def record(self) -> PipelineRecord | None:
-        """What is to be told of a pipeline (collective)."""
+        """The record of a pipeline; None of other portions (collective)."""
         return None
 
     def close(self) -> None:
@@ -168,5 +168,5 @@ def taken(module: nn.Module, of: Of) -> dict[str, Any]:
 
 
 def count_of(module: nn.Module) -> int:
-    """How many trainable numbers a module has."""
+    """The number of trainable numbers in a module."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""What layers make of a share: those that keep channels apart need no other rank for it."""
+"""Layers that keep channels apart, which need no other rank to be applied to a share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def through(layer: nn.Module, share: TensorShare) -> TensorShare | None:
-    """What `layer` makes of a share; None where it needs the whole.
+    """Apply `layer` to a share; None if it needs the whole.
 
     A layer with hooks needs it: they expect what they see without tensor parallelism.
     """
@@ -60,7 +60,7 @@ def through(layer: nn.Module, share: TensorShare) -> TensorShare | None:
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Whether somebody looks at what goes into a layer, or comes out of it."""
+    """Return whether hooks see the inputs or outputs of a layer, or their gradients."""
     hooks = layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks
     return any(hooks)
 
@@ -85,7 +85,7 @@ def _flatten(layer: Any, share: TensorShare) -> TensorShare | None:
 
 
 def _dropout(layer: nn.Module, share: TensorShare) -> TensorShare:
-    """Draw for all channels, as one rank would, and take the own ones."""
+    """Draw for all channels, as one rank would, and take this rank's."""
     if not layer.training:
         return share
     shape = list(share.own.shape)
@@ -98,7 +98,7 @@ def _dropout(layer: nn.Module, share: TensorShare) -> TensorShare:
 
 
 def _weighted(layer: nn.Module, share: TensorShare) -> TensorShare | None:
-    """Every rank has all of the layer's numbers and uses those of its own channels.
+    """Apply a layer that every rank has whole, with the numbers of this rank's channels.
 
     They stay equal on all ranks: gradients add up, and statistics are put together.
     """

@@ -1,4 +1,4 @@
-"""From a layout to a rank's portion of the model."""
+"""The choice of a rank's portion of the model by the layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.model_parallel.base import LayoutRanks, Learning, Portion, Whole
+from tutti.model_parallel.base import LayoutRanks, Portion, Whole, Workload
 from tutti.model_parallel.layout import Layout, Options, Pipeline, Sharded, Tensor
 from tutti.model_parallel.tensor import TensorPortion
 from tutti.strategies.base import Pace, Strategy
@@ -28,14 +28,14 @@ def check_together(strategy: Strategy) -> None:
         )
 
 
-def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
     """Make this rank's portion of a model (collective).
 
     Args:
         layout: who holds what; None: each rank the whole.
         comm: all ranks that train.
         module: the model, alike on all ranks. It becomes the portion.
-        learning: what the model is to learn.
+        workload: the samples and the loss.
 
     Raises:
         BadModel: the model cannot be divided like that; the message names the layer.
@@ -43,13 +43,13 @@ def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, lea
     """
     if layout is None:
         return Whole(module, comm)
-    return _MAKERS[type(layout.options)](layout, comm, module, learning)
+    return _MAKERS[type(layout.options)](layout, comm, module, workload)
 
 
-Maker = Callable[[Layout, Communicator, nn.Module, Learning], Portion]
+Maker = Callable[[Layout, Communicator, nn.Module, Workload], Portion]
 
 
-def _tensor(layout: Layout, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+def _tensor(layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
     assert isinstance(layout.options, Tensor)
     if layout.options.plan is None:
         return TensorPortion(module, LayoutRanks.of(layout, comm))
@@ -59,18 +59,18 @@ def _tensor(layout: Layout, comm: Communicator, module: nn.Module, learning: Lea
     return PlannedPortion(module, LayoutRanks.of(layout, comm), TeamMesh(layout, comm), layout.options.plan)
 
 
-def _sharded(layout: Layout, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+def _sharded(layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
     from tutti.model_parallel.fsdp import ShardedPortion
     from tutti.model_parallel.group import TeamMesh
 
     ranks, group = LayoutRanks.of(layout, comm), TeamMesh(layout, comm)
-    return ShardedPortion(module, ranks, group, learning.loss, learning.arithmetic)
+    return ShardedPortion(module, ranks, group, workload.loss, workload.arithmetic)
 
 
-def _pipeline(layout: Layout, comm: Communicator, module: nn.Module, learning: Learning) -> Portion:
+def _pipeline(layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
     from tutti.model_parallel.pipeline import PipelinePortion
 
-    return PipelinePortion(module, layout, comm, learning)
+    return PipelinePortion(module, layout, comm, workload)
 
 
 # torch.distributed's parts are imported where they are used: some take a second.

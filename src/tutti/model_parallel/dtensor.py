@@ -25,8 +25,8 @@ from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 
 
-class ScatteredPortion(Portion):
-    """What one rank holds of a model that torch.distributed has divided.
+class DTensorPortion(Portion):
+    """One rank's portion of a model that torch.distributed has divided.
 
     Args:
         module: the model, still whole; to be divided by whoever inherits.
@@ -50,7 +50,7 @@ class ScatteredPortion(Portion):
 
     @override
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return Scattered(self.ranks, optimizer, clip, self.gradients)
+        return DTensorWorker(self.ranks, optimizer, clip, self.gradients)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class ScatteredPortion(Portion):
         self.ranks.close()
 
 
-class Scattered(Worker):
-    """Moves parameters that lie where torch.distributed put them: DTensors, and others among them.
+class DTensorWorker(Worker):
+    """The worker of parameters that torch.distributed has placed: DTensors, and others among them.
 
     Args:
         ranks: gradients are added up over `ranks.data`.
@@ -115,7 +115,7 @@ def whole_state(module: nn.Module, of: Of) -> dict[str, Any]:
     return taken(module, lambda tensor: whole[tensor] if tensor in whole else of(tensor))
 
 
-class PlannedPortion(ScatteredPortion):
+class PlannedPortion(DTensorPortion):
     """The parts that a plan gives one rank of a model's parameters.
 
     Args:

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: every parameter lies in slices on the ranks of a team, whole for a moment.
+"""Fully sharded data parallelism: the ranks of a team hold slices of every parameter, and gather it for use.
 
     rank 0   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
     rank 1   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from tutti.data.batches import Batch
 from tutti.errors import BadModel
 from tutti.model_parallel.base import LayoutRanks
-from tutti.model_parallel.dtensor import ScatteredPortion
+from tutti.model_parallel.dtensor import DTensorPortion
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.updates import Gradients
 from tutti.torch_backend.errors import Mismatch
@@ -40,7 +40,7 @@ from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Computed
 
 
-class ShardedPortion(ScatteredPortion):
+class ShardedPortion(DTensorPortion):
     """The slices that one rank has of a model's parameters.
 
     Args:
@@ -59,7 +59,7 @@ class ShardedPortion(ScatteredPortion):
         *layers, whole = units(module)
         for unit in (*layers, whole):
             fully_shard(unit, mesh=group.team)
-        self._way = Way(whole, layers, group)
+        self._check = LayerCheck(whole, layers, group)
         self.gradients = Gradients(module, lambda _: True)
         self.compute = self._compute
 
@@ -73,18 +73,18 @@ class ShardedPortion(ScatteredPortion):
         outputs = self._arithmetic.forward(self.module, inputs)
         loss, weight = self._loss.measure(outputs, targets)
         seconds = {"forward": perf_counter() - began}
-        with self._way.together("backward"):
+        with self._check.together("backward"):
             # FSDP makes the mean of a team's gradients; what is wanted is their sum.
             torch.autograd.backward(loss, loss.new_tensor(batch.share * self.ranks.team.size))
-            self._way.compare([name for name, p in self.module.named_parameters() if p.grad is not None])
+            self._check.compare([name for name, p in self.module.named_parameters() if p.grad is not None])
         outputs, targets = outputs.detach()[:count], targets[:count]
         if not count:
             return Computed(0.0, outputs, targets, 0.0, seconds)
         return Computed(loss.item(), outputs, targets, weight, seconds)
 
 
-class Way:
-    """The layers that a rank's passes go through, which must be the same on all ranks of a team.
+class LayerCheck:
+    """The check that the passes of all ranks of a team go through the same layers.
 
     A layer's weights are gathered when the ranks come to it. Ranks that come to different layers would wait
     for ever, or gather what does not belong together.
@@ -118,7 +118,7 @@ class Way:
 
     @contextmanager
     def together(self, way: str) -> Iterator[None]:
-        """Say what it means if ranks call different collectives inside.
+        """Translate the error if ranks call different collectives inside.
 
         Args:
             way: "forward" or "backward".

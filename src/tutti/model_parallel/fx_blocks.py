@@ -53,7 +53,7 @@ class Block:
         self.layers: dict[str, Any] = {name: _named(root, name) for name in names}
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """What comes out of it."""
+        """The outputs of the block."""
         return cast("Tensor", self.module(inputs))
 
     @property
@@ -63,13 +63,13 @@ class Block:
 
     @property
     def state(self) -> list[Tensor]:
-        """What no other block may have: its parameters, and the buffers of its modules."""
+        """The parameters and buffers of its modules, which no other block may have."""
         modules = [layer for layer in self.layers.values() if isinstance(layer, nn.Module)]
         return [*self.module.parameters(), *(buffer for layer in modules for buffer in layer.buffers())]
 
     @property
     def trains(self) -> bool:
-        """Whether it has weights to train."""
+        """True if it has weights to train."""
         return any(parameter.requires_grad for parameter in self.module.parameters())
 
     def then(self, following: Block) -> Block:
@@ -151,7 +151,7 @@ def _smallest(module: nn.Module, graph: Graph, given: Node, made: Node, fits: Se
 
 
 def _passing(module: nn.Module, graph: Graph, inputs: Tensor, arithmetic: Arithmetic) -> set[Node]:
-    """What may pass from block to block: real tensors whose first dimension is the samples."""
+    """The nodes that may pass from block to block: real tensors whose first dimension is the samples."""
     found = []
     with _modes_kept(module), undone([module]), torch.no_grad():
         module.eval()
@@ -167,7 +167,7 @@ def _passing(module: nn.Module, graph: Graph, inputs: Tensor, arithmetic: Arithm
 
 
 class _SampleWiseNodes(Interpreter):
-    """Does a model's operations one by one, and looks at what each gives."""
+    """An interpreter that notes which operations keep the samples in the first dimension."""
 
     def __init__(self, module: nn.Module, graph: Graph, samples: int) -> None:
         super().__init__(module, graph=graph)
@@ -183,7 +183,7 @@ class _SampleWiseNodes(Interpreter):
 
 @contextmanager
 def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Random numbers and buffers are as before afterwards."""
+    """Restore random numbers and buffers afterwards."""
     buffers = [buffer for module in modules for buffer in module.buffers()]
     before = [buffer.clone() for buffer in buffers]
     with torch.random.fork_rng(devices=[]):
@@ -206,7 +206,7 @@ def _joined(blocks: list[Block]) -> list[Block]:
 
 
 def _changes(node: Node, value: Node, module: nn.Module) -> bool:
-    """Whether an operation changes a tensor in place."""
+    """Return whether an operation changes a tensor in place."""
     if node.args[:1] != (value,):
         return False
     if node.op == "call_module":
@@ -216,7 +216,7 @@ def _changes(node: Node, value: Node, module: nn.Module) -> bool:
 
 
 def _is_count(node: Node) -> bool:
-    """Whether it is the number of samples in the model's inputs, or their shape used for nothing else."""
+    """Return whether a node is the number of samples in the inputs, or their shape used for nothing else."""
     if _is_shape(node):
         return bool(node.users) and all(_is_count(user) for user in node.users)
     if node.op == "call_method" and node.target == "size":
@@ -309,7 +309,7 @@ class _Tracer(Tracer):
 
 
 def _encode(encoder: nn.TransformerEncoder, inputs: Tensor) -> Tensor:
-    """What an encoder without a mask does; its own forward looks for faster ways at the values."""
+    """An encoder's forward without a mask; its own looks at the values to find a faster way."""
     outputs = inputs
     for layer in encoder.layers:
         outputs = layer(outputs)
@@ -317,7 +317,7 @@ def _encode(encoder: nn.TransformerEncoder, inputs: Tensor) -> Tensor:
 
 
 def _can_be_traced(module: nn.Module) -> bool:
-    """Whether a part of a model can be written down; else it is one operation."""
+    """Return whether a part of a model can be traced; otherwise it is one operation."""
     try:
         training, evaluation = _traced(module)
     except Exception:

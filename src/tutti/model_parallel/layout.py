@@ -1,4 +1,4 @@
-"""How many ranks hold one model together, in which way, and how many such teams there are. Needs no torch.
+"""Layouts: the ranks that hold one model together, the way they do, and the number of teams. Needs no torch.
 
 data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
                      the same portion: ranks 0 and 2, ranks 1 and 3
@@ -50,7 +50,7 @@ class Pipeline:
 
     @property
     def stages_per_rank(self) -> int:
-        """How many stages every rank has."""
+        """The number of stages of every rank."""
         return SCHEDULES[self.schedule]
 
 
@@ -70,12 +70,12 @@ WAYS: Final[dict[str, type[Options]]] = {"tensor": Tensor, "pipeline": Pipeline,
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks hold what.
+    """A division of the ranks into teams, each of which holds one model.
 
     Attributes:
         way: one of `WAYS`.
-        team: how many ranks hold one model together; they are neighbours.
-        data: how many such teams there are.
+        team: ranks that hold one model together; they are neighbours.
+        data: the number of teams.
         options: of the way.
     """
 
@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.team * self.data
 
     def describe(self) -> str:
@@ -95,7 +95,7 @@ class Layout:
 
     @classmethod
     def of(cls, text: str, options: Mapping[str, Any], ranks: int) -> Layout:
-        """The layout that `text` means on so many ranks.
+        """The layout that `text` means on `ranks` ranks.
 
         Args:
             text: `tensor`, `pipeline` or `sharded`, with `=N` for the ranks that hold one model together; and
@@ -126,7 +126,7 @@ class Layout:
 
 
 def ranks_of(text: str) -> int | None:
-    """How many ranks a layout asks for; None where that is left open.
+    """The number of ranks that a layout asks for; None if that is left open.
 
     Raises:
         UnknownName, BadOption: it is no layout.

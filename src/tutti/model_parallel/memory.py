@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption
-from tutti.model_parallel.base import Learning
+from tutti.model_parallel.base import Workload
 from tutti.model_parallel.fsdp import units
 from tutti.model_parallel.fx_blocks import blocks_of
 from tutti.model_parallel.layout import SCHEDULES, Layout, Pipeline
@@ -59,7 +59,7 @@ class Action:
 
 
 def order(schedule: str, ranks: int, microbatches: int, rank: int) -> list[Action]:
-    """What one rank does with a batch, in order."""
+    """The actions of one rank for a batch, in order."""
     every = range(microbatches)
     if schedule == "gpipe":
         return [Action(rank, kind, at) for kind in (FORWARD, BACKWARD) for at in every]
@@ -75,7 +75,7 @@ def order(schedule: str, ranks: int, microbatches: int, rank: int) -> list[Actio
 
 
 def _of_torch(schedule: str, ranks: int, microbatches: int, rank: int) -> list[Action]:
-    """What torch's schedule would do; it asks nothing but numbers of itself for that."""
+    """The actions of torch's schedule, which needs only its numbers for that."""
     kinds: dict[str, Any] = {
         "interleaved": ScheduleInterleaved1F1B,
         "zero_bubble": ScheduleInterleavedZeroBubble,
@@ -103,7 +103,7 @@ PROBE: Final = 64
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes that one rank needs.
 
     Attributes:
@@ -124,8 +124,8 @@ class Need:
         return self.weights + self.gradients + self.state + self.activations
 
 
-class Ledger(TorchDispatchMode):
-    """Adds up the bytes of all tensors that operations make while it is on.
+class PeakMemory(TorchDispatchMode):
+    """A mode that adds up the bytes of all tensors that operations make.
 
     Attributes:
         peak: the most that there was at one time.
@@ -173,7 +173,7 @@ def _rearranged(gradient: Tensor, inputs: Tensor) -> int:
 
 
 def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
-    """How many bytes of state an optimizer keeps for each byte of parameters.
+    """The bytes of state that an optimizer keeps for each byte of parameters.
 
     Args:
         make: the optimizer over the parameters of a module.
@@ -187,103 +187,105 @@ def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
     return sum(x.nbytes for x in kept if isinstance(x, Tensor) and x.numel() > 1) / probe.nbytes
 
 
-def needs(layout: Layout | None, ranks: int, module: nn.Module, learning: Learning, state: float) -> Need:
-    """What the rank that needs the most needs.
+def needs(
+    layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
+) -> MemoryNeed:
+    """The need of the rank that needs the most.
 
     Args:
         layout: who holds what; None: each rank the whole model, and its share of a batch.
         ranks: how many there are.
         module: the model; it is left as it is.
-        learning: what it is to learn.
+        workload: the samples and the loss.
         state: what `state_per_byte` gave.
 
     Raises:
         BadModel, BadOption: the model cannot be divided like that.
     """
     if layout is None:
-        return _whole(ranks, module, learning, state)
+        return _whole(ranks, module, workload, state)
     way = {"tensor": _tensor, "pipeline": _pipeline, "sharded": _sharded}[layout.way]
     try:
-        return way(layout, module, learning, state)
+        return way(layout, module, workload, state)
     except (RuntimeError, NotImplementedError) as error:
         raise BadModel(
             f"the model cannot be run without contents ({error}); train it for some steps and look instead"
         ) from error
 
 
-def _whole(ranks: int, module: nn.Module, learning: Learning, state: float) -> Need:
+def _whole(ranks: int, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     """Data parallelism on one host: weights once for all, gradients for each, state in slices."""
     model = _meta(module)
     weights, gradients = _held(model)
-    peak = _step(model, learning, -(-learning.batch_size // ranks))
-    return Need(weights // ranks, gradients, int(state * gradients) // ranks, peak)
+    peak = _step(model, workload, -(-workload.batch_size // ranks))
+    return MemoryNeed(weights // ranks, gradients, int(state * gradients) // ranks, peak)
 
 
-def _tensor(layout: Layout, module: nn.Module, learning: Learning, state: float) -> Need:
+def _tensor(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     if isinstance(layout.options, TensorOptions) and layout.options.plan is not None:
         raise BadOption("what a plan does to the memory is not known before it is carried out")
     model = _meta(module)
     split(model, _absent(layout.team))
     weights, gradients = _held(model)
-    peak = _step(model, learning, -(-learning.batch_size // layout.data))
+    peak = _step(model, workload, -(-workload.batch_size // layout.data))
     return _shared(layout, weights, gradients, state, peak)
 
 
-def _sharded(layout: Layout, module: nn.Module, learning: Learning, state: float) -> Need:
+def _sharded(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     model = _meta(module)
     weights, gradients = (part // layout.team for part in _held(model))
     whole = [sum(p.nbytes for p in unit.parameters(recurse=False)) for unit in units(model)]
     # In the backward pass a layer's gradients are there as a whole, its weights, and those of the next one.
     # The step below, of a model that has all weights, has the gradients alone.
     most = max(2 * own + following for own, following in pairwise([*whole, 0]))
-    peak = _step(model, learning, -(-learning.batch_size // layout.ranks)) + most - max(whole)
-    return Need(weights, gradients, int(state * gradients), peak)
+    peak = _step(model, workload, -(-workload.batch_size // layout.ranks)) + most - max(whole)
+    return MemoryNeed(weights, gradients, int(state * gradients), peak)
 
 
-def _pipeline(layout: Layout, module: nn.Module, learning: Learning, state: float) -> Need:
+def _pipeline(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     assert isinstance(layout.options, Pipeline)
-    options, batch = layout.options, learning.batch_size // layout.data
+    options, batch = layout.options, workload.batch_size // layout.data
     microbatches = check_microbatches(options, layout.team, batch)
-    inputs = learning.batch(-(-batch // microbatches))[0]
-    blocks = enough(blocks_of(module, inputs, learning.arithmetic), layout)
+    inputs = workload.batch(-(-batch // microbatches))[0]
+    blocks = enough(blocks_of(module, inputs, workload.arithmetic), layout)
     placed = owners(options.schedule, layout.team)
-    cuts = balance(measure(blocks, inputs, learning.arithmetic), len(placed))
-    edges = boundaries(blocks, inputs, learning.arithmetic)
+    cuts = balance(measure(blocks, inputs, workload.arithmetic), len(placed))
+    edges = boundaries(blocks, inputs, workload.arithmetic)
     shapes = [edges[part.start] for part in cuts] + [edges[-1]]
     found = []
     for rank in range(layout.team):
         own = {
-            number: cast("Stage", _meta(Stage(blocks[cuts[number]], learning.arithmetic)))
+            number: cast("Stage", _meta(Stage(blocks[cuts[number]], workload.arithmetic)))
             for number, owner in enumerate(placed)
             if owner == rank
         }
         weights, gradients = _held(nn.ModuleList(own.values()))
         actions = order(options.schedule, layout.team, microbatches, rank)
-        peak = _pieces(own, actions, shapes, learning)
+        peak = _pieces(own, actions, shapes, workload)
         found.append(_shared(layout, weights, gradients, state, peak))
     return max(found, key=lambda need: need.total)
 
 
 def _pieces(
-    own: Mapping[int, nn.Module], actions: Sequence[Action], shapes: Sequence[Tensor], learning: Learning
+    own: Mapping[int, nn.Module], actions: Sequence[Action], shapes: Sequence[Tensor], workload: Workload
 ) -> int:
     """The peak of a rank's work on one batch."""
     last, size = len(shapes) - 2, len(shapes[0])
     microbatches = 1 + max(action.microbatch for action in actions)
-    _, targets = learning.batch(size)
+    _, targets = workload.batch(size)
     targets = targets.to("meta")
     fixed = microbatches * shapes[0].nbytes * (0 in own)
     if PLACES_KEPT:
         places = [number for number in own if number] + [number + 1 for number in own if number < last]
         fixed += microbatches * sum(shapes[place].nbytes for place in places)
     flying: dict[tuple[int, int], Tensor] = {}
-    with Ledger() as ledger:
+    with PeakMemory() as ledger:
         for action in actions:
             key = action.stage, action.microbatch
             if action.kind == FORWARD:
                 flying[key] = own[action.stage](_received(shapes[action.stage], action.stage > 0))
                 if action.stage == last:
-                    flying[key] = learning.loss(flying[key], targets)
+                    flying[key] = workload.loss(flying[key], targets)
             elif action.kind != INPUTS:
                 gradient = None if action.stage == last else _received(shapes[action.stage + 1], True)
                 torch.autograd.backward(flying.pop(key), gradient)
@@ -292,15 +294,15 @@ def _pieces(
 
 
 def _received(shape: Tensor, from_a_rank: bool) -> Tensor:
-    """What another rank sends, or the samples; what has its place all the time is not counted here."""
+    """A tensor that another rank sends, or the samples; what has a place of its own is not counted here."""
     if PLACES_KEPT or not from_a_rank:
         return shape.detach().requires_grad_(from_a_rank)
     return torch.empty_like(shape, requires_grad=from_a_rank)
 
 
-def _shared(layout: Layout, weights: int, gradients: int, state: float, peak: int) -> Need:
-    """Of teams on one host, those that hold the same portion have one copy of its weights."""
-    return Need(weights // layout.data, gradients, int(state * gradients) // layout.data, peak)
+def _shared(layout: Layout, weights: int, gradients: int, state: float, peak: int) -> MemoryNeed:
+    """The need of a rank of teams on one host: holders of the same portion share one copy of its weights."""
+    return MemoryNeed(weights // layout.data, gradients, int(state * gradients) // layout.data, peak)
 
 
 def _meta(module: nn.Module) -> nn.Module:
@@ -318,14 +320,14 @@ def _held(model: nn.Module) -> tuple[int, int]:
     return weights, sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
-def _step(model: nn.Module, learning: Learning, count: int) -> int:
-    """The peak of forward and backward of so many samples, and the samples."""
-    inputs, targets = (x.to("meta") for x in learning.batch(count))
-    with Ledger() as ledger:
-        torch.autograd.backward(learning.loss(learning.arithmetic.forward(model, inputs), targets))
+def _step(model: nn.Module, workload: Workload, count: int) -> int:
+    """The peak of forward and backward of `count` samples, and the samples."""
+    inputs, targets = (x.to("meta") for x in workload.batch(count))
+    with PeakMemory() as ledger:
+        torch.autograd.backward(workload.loss(workload.arithmetic.forward(model, inputs), targets))
     return int(ledger.peak + inputs.nbytes + targets.nbytes)
 
 
 def _absent(size: int) -> Communicator:
-    """The first place in a team that is not there: nothing without contents is exchanged."""
+    """Rank 0 of a team that does not exist: on the meta device nothing is exchanged."""
     return cast("Communicator", SimpleNamespace(rank=0, size=size))

@@ -1,4 +1,4 @@
-"""Blocks of a model, put together to the stages of a pipeline: as even as can be in time and in memory."""
+"""The partition of a model's blocks into the stages of a pipeline, even in time and in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutti.model_parallel.fx_blocks import Block, undone
 from tutti.training.precision import Arithmetic
 
 REPEATS: Final = 3
-"""How many times each block is timed; the fastest counts."""
+"""The number of times that each block is timed; the fastest counts."""
 
 COPIES: Final = 4
 """Of a weight a rank holds itself, its gradient, and with Adam two averages of that."""
@@ -29,7 +29,7 @@ ROOM: Final = 1.25
 
 @dataclass(frozen=True)
 class Cost:
-    """What a block takes.
+    """The cost of a block.
 
     Attributes:
         seconds: of forward and backward of a microbatch.
@@ -41,7 +41,7 @@ class Cost:
 
 
 def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
-    """What goes into each block, and what comes out of the last, for some inputs: shapes on the meta device.
+    """The inputs of each block, and the outputs of the last, for some inputs: shapes on the meta device.
 
     Random numbers and buffers are as before afterwards.
 
@@ -68,7 +68,7 @@ def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) 
 
 
 def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> list[Cost]:
-    """What each block takes for a microbatch.
+    """Measure the cost of each block for a microbatch.
 
     Random numbers, buffers and gradients are as before afterwards.
 

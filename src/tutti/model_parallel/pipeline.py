@@ -33,12 +33,12 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
-from tutti.model_parallel.base import LayoutRanks, Learning, Of, Portion, count_of, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, Portion, Workload, count_of, values_of
 from tutti.model_parallel.fx_blocks import Block, blocks_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout, Pipeline
 from tutti.model_parallel.partition import balance, boundaries, measure
-from tutti.model_parallel.schedules import Passes, check_microbatches, owners
+from tutti.model_parallel.schedules import MicrobatchPasses, check_microbatches, owners
 from tutti.model_parallel.updates import Gradients, worker_of
 from tutti.records.pipeline import PipelineRecord, since_the_first
 from tutti.replica import Replica
@@ -55,27 +55,27 @@ class PipelinePortion(Portion):
         module: the model, alike on all ranks. Its other layers are given back.
         layout: who holds what, and the schedule.
         comm: all ranks of the job (collective).
-        learning: what the model is to learn.
+        workload: the samples and the loss.
 
     Raises:
         BadModel: the model's operations cannot be written down, or cut into so many stages.
         BadOption: the microbatches do not fit the batch or the schedule, or torch is too old.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, comm: Communicator, learning: Learning) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, comm: Communicator, workload: Workload) -> None:
         assert isinstance(layout.options, Pipeline)
-        self._schedule, self._learning, self.parameters = layout.options.schedule, learning, count_of(module)
-        _refuse_arithmetic(learning.arithmetic)
+        self._schedule, self._learning, self.parameters = layout.options.schedule, workload, count_of(module)
+        _refuse_arithmetic(workload.arithmetic)
         refuse_old_torch(torch.__version__)
-        batch = learning.batch_size // layout.data
+        batch = workload.batch_size // layout.data
         self._microbatches = check_microbatches(layout.options, layout.team, batch)
         self._owners = owners(self._schedule, layout.team)
-        inputs = learning.batch(-(-batch // self._microbatches))[0]
-        blocks = enough(blocks_of(module, inputs, learning.arithmetic), layout)
-        cuts = _agreed_cuts(comm, blocks, inputs, learning.arithmetic, len(self._owners))
-        edges = boundaries(blocks, inputs, learning.arithmetic)
+        inputs = workload.batch(-(-batch // self._microbatches))[0]
+        blocks = enough(blocks_of(module, inputs, workload.arithmetic), layout)
+        cuts = _agreed_cuts(comm, blocks, inputs, workload.arithmetic, len(self._owners))
+        edges = boundaries(blocks, inputs, workload.arithmetic)
         shapes = [edges[part.start] for part in cuts] + [edges[-1]]
-        stages = [Stage(blocks[part], learning.arithmetic) for part in cuts]
+        stages = [Stage(blocks[part], workload.arithmetic) for part in cuts]
         self._layers = [list(stage.layers) for stage in stages]
         self._names, state = list(module.state_dict()), state_by_stage(module, stages)
         self._ranks, self._group = LayoutRanks.of(layout, comm), TeamMesh(layout, comm)
@@ -86,7 +86,7 @@ class PipelinePortion(Portion):
         self.module = _Pipe(own, self._owners, shapes, team)
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
         group = self._group.team.get_group()
-        self._passes = Passes(self._schedule, own, shapes, group, learning.loss)
+        self._passes = MicrobatchPasses(self._schedule, own, shapes, group, workload.loss)
         self._gradients = Gradients(self.module, lambda _: True)
         self._shapes = shapes
         self.compute = self._compute
@@ -169,7 +169,7 @@ class Stage(nn.Module):
         self.layers, self._block, self._arithmetic = block.layers, block.module, arithmetic
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What comes out of the last block."""
+        """The outputs of the last block."""
         outputs = self._arithmetic.forward(self._block, inputs)
         # Schedules that split the backward pass detach in place what leaves a stage, which no view allows.
         return outputs.clone() if outputs._is_view() else outputs
@@ -243,7 +243,7 @@ def _add(module: nn.Module, name: str, layer: nn.Module | Tensor) -> None:
 
 
 def _sized(shape: Tensor, samples: int) -> Tensor:
-    """Memory for so many samples of such a shape."""
+    """Memory for a number of samples of a shape."""
     return torch.zeros(samples, *shape.shape[1:], dtype=shape.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Batches through a pipeline, by the schedules of `torch.distributed.pipelining`, and what they take."""
+"""Batches through a pipeline, by the schedules of `torch.distributed.pipelining`, and their times."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def owners(schedule: str, ranks: int) -> list[int]:
 
 
 def fits(schedule: str, ranks: int, microbatches: int) -> bool:
-    """Whether a schedule can do with so many microbatches."""
+    """Return whether a schedule can do with this number of microbatches."""
     if schedule == "1f1b":
         return microbatches >= ranks
     if schedule in ("interleaved", "zero_bubble"):
@@ -64,7 +64,7 @@ def fits(schedule: str, ranks: int, microbatches: int) -> bool:
 
 
 def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
-    """Into how many microbatches a team cuts its batch.
+    """The number of microbatches into which a team cuts its batch.
 
     Args:
         options: what the user says.
@@ -93,8 +93,8 @@ def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
 
 
 @dataclass
-class Busy:
-    """What a rank's time in steps went to, in seconds."""
+class StageTime:
+    """A rank's time in steps, in seconds."""
 
     total: float = 0.0
     computing: float = 0.0
@@ -106,8 +106,8 @@ class Busy:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the last stage of a pipeline gave for a batch.
+class BatchResult:
+    """The results of the last stage of a pipeline for a batch.
 
     Attributes:
         loss: the weighted sum of the microbatches' losses.
@@ -120,8 +120,8 @@ class Found:
     outputs: Tensor
 
 
-class Passes:
-    """Runs batches through the stages of a team.
+class MicrobatchPasses:
+    """The passes of batches through the stages of a team.
 
     Args:
         schedule: its name.
@@ -147,9 +147,9 @@ class Passes:
         self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest, self._most = monotonic(), list[PipelineSpan](), 0
-        self.busy, self.spans, self._warm = Busy(), list[PipelineSpan](), False
+        self.busy, self.spans, self._warm = StageTime(), list[PipelineSpan](), False
 
-    def run(self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float) -> Found | None:
+    def run(self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float) -> BatchResult | None:
         """Forward and backward of equal microbatches (collective over the team).
 
         Args:
@@ -175,7 +175,7 @@ class Passes:
         outputs = schedule.step(*first, target=targets if last else None, losses=losses)
         if not last:
             return None
-        return Found(sum(loss.item() for loss in losses), self._denominator, outputs.detach())
+        return BatchResult(sum(loss.item() for loss in losses), self._denominator, outputs.detach())
 
     def done(self) -> dict[str, float]:
         """End a step: add up what it took; returns its seconds forward, and those that this rank waited."""
@@ -209,12 +209,12 @@ class Passes:
 
     def _stage(self, number: int, size: int) -> PipelineStage:
         before, after = (self._example(at, size) for at in (number, number + 1))
-        return _Timed(
+        return _TimedStage(
             self._stages[number], number, len(self._shapes) - 1, before, after, self._group, self._note
         )
 
     def _example(self, edge: int, size: int) -> Tensor:
-        """What passes an edge between stages. All but the inputs of the model has a gradient."""
+        """An example of the tensor between two stages. All but the inputs of the model have a gradient."""
         shape = self._shapes[edge]
         return torch.empty(size, *shape.shape[1:], dtype=shape.dtype, requires_grad=edge > 0)
 
@@ -222,7 +222,7 @@ class Passes:
         self._latest.append(PipelineSpan(self._group.rank(), stage, kind, microbatch, start, monotonic()))
 
 
-class _Timed(PipelineStage):
+class _TimedStage(PipelineStage):
     """A stage that notes what it does when."""
 
     def __init__(self, module, number, count, before, after, group, note) -> None:  # type: ignore[no-untyped-def]

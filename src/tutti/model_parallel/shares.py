@@ -1,4 +1,4 @@
-"""Tensors of which every rank of a team has some channels alone, and how they become whole.
+"""Tensors of which each rank of a team has only some channels, and the ways to make them whole.
 
 Who reads the whole decides what becomes of its gradient:
 
@@ -27,7 +27,7 @@ from tutti.comm.base import Communicator, cut
 
 @dataclass(frozen=True)
 class Cut:
-    """How a dimension of a tensor lies on the ranks of a team.
+    """A cut of one dimension of a tensor over the ranks of a team.
 
     On the meta device nothing is exchanged.
 
@@ -43,12 +43,12 @@ class Cut:
 
     @classmethod
     def of(cls, length: int, team: Communicator, dim: int) -> Cut:
-        """Cut so many into parts that differ by one at most."""
+        """Cut `length` into parts that differ by one at most."""
         return cls(team, tuple(part.stop - part.start for part in cut(length, team.size)), dim)
 
     @property
     def length(self) -> int:
-        """Of the whole."""
+        """The length of the whole."""
         return sum(self.widths)
 
     def own(self, whole: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def for_shares(value: Tensor | TensorShare, team: Communicator) -> Tensor:
 
 
 def kept_as_share(share: TensorShare, gathered: Tensor) -> saved_tensors_hooks:
-    """While this is on, autograd keeps a share in place of the whole that was gathered of it.
+    """Have autograd keep a share in place of the whole that was gathered of it.
 
     In the backward pass it is gathered once more.
     """
@@ -150,7 +150,7 @@ class _Gather(Function):
 
 
 class _Enter(Function):
-    """What is whole on every rank already."""
+    """The identity on a tensor that every rank has whole; backward adds up its gradient."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, team: Communicator) -> Tensor:

@@ -123,7 +123,7 @@ def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
         layer.forward = CutLayer(layer, outputs)
     for part in module.modules():
         if type(part).forward is nn.Sequential.forward:
-            part.forward = Chain(cast("nn.Sequential", part))
+            part.forward = CutSequential(cast("nn.Sequential", part))
     return found
 
 
@@ -132,7 +132,7 @@ def _share(parameter: nn.Parameter, outputs: Cut) -> nn.Parameter:
     return nn.Parameter(own.clone(memory_format=torch.preserve_format), parameter.requires_grad)
 
 
-class Carrier(ABC):
+class ShareForward(ABC):
     """The forward pass of a module that can take a share and give one; called, it gives the whole."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Carrier(ABC):
         """The outputs of the module, cut where they can be (collective)."""
 
 
-class CutLayer(Carrier):
+class CutLayer(ShareForward):
     """The forward pass of a layer of whose outputs each rank computes its share.
 
     Args:
@@ -166,7 +166,7 @@ class CutLayer(Carrier):
         return TensorShare(own, replace(self._outputs, dim=own.dim() + self._dim))
 
 
-class Chain(Carrier):
+class CutSequential(ShareForward):
     """The forward pass of an `nn.Sequential`: it is known who reads what."""
 
     def __init__(self, layers: nn.Sequential) -> None:
@@ -180,7 +180,7 @@ class Chain(Carrier):
 
 
 def _next(layer: nn.Module, value: Tensor | TensorShare) -> Tensor | TensorShare:
-    if isinstance(layer.forward, Carrier) and not hooked(layer):
+    if isinstance(layer.forward, ShareForward) and not hooked(layer):
         return layer.forward.carry(value)
     found = through(layer, value) if isinstance(value, TensorShare) else None
     return layer(whole(value)) if found is None else found

@@ -1,4 +1,4 @@
-"""How the portions of a model are moved: clipped by the norm of the whole, and added up over the teams."""
+"""The update of a model's portions: clipped by the norm of the whole, and added up over the teams."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_up(team: Communicator, squares: float) -> float:
 
 
 class Clipper:
-    """Clips the gradient of a model of which every rank of a team holds a portion.
+    """The clipping of the gradient of a model of which every rank of a team holds a portion.
 
     Args:
         team: the ranks that hold it together.
@@ -73,7 +73,7 @@ class Clipper:
 
 
 class _Clipped(Worker):
-    """Clips, and has another worker move the portion."""
+    """A worker that clips, and has another worker move the portion."""
 
     def __init__(self, inner: Worker, clipper: Clipper) -> None:
         super().__init__()

@@ -19,16 +19,16 @@ from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.world import join
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.shard import (
-    Dealt,
     Number,
-    Open,
+    OpenIteration,
     OwnLoop,
+    SampleCounts,
     compared,
     from_loader,
     own_part,
     whole_batches,
 )
-from tutti.own_loop.steppers import Adopting, JointStepper, Stepper, WorkerStepper
+from tutti.own_loop.steppers import JointStepper, LoadingHook, Stepper, WorkerStepper
 from tutti.parameter_server import Centre
 from tutti.run.arguments import as_objects
 from tutti.strategies.base import Clip, Home, Pace, Strategy
@@ -52,7 +52,7 @@ def init() -> Communicator:
     global _job
     if _job is None:
         comm = join()
-        _job = OwnLoop(comm, Dealt(1, comm.size))
+        _job = OwnLoop(comm, SampleCounts(1, comm.size))
     return _job.comm
 
 
@@ -196,7 +196,7 @@ def _joint(
 def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:
     """Call `adopt` when weights are loaded into the model, or into a part of it."""
     for part in model.modules():
-        part.register_load_state_dict_post_hook(Adopting(adopt))  # type: ignore[no-untyped-call]
+        part.register_load_state_dict_post_hook(LoadingHook(adopt))  # type: ignore[no-untyped-call]
 
 
 def _refuse_lookups_that_write(model: nn.Module) -> None:
@@ -313,7 +313,7 @@ class shard:
     """A rank's own samples; together the ranks see each sample once.
 
     Where the workers make each update together, and where nothing is distributed, that is this rank's part of
-    every batch. Where each worker makes its own updates, it is every so many-th batch, whole.
+    every batch. Where each worker makes its own updates, whole batches are dealt to the ranks in turn.
 
     Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
     rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not
@@ -353,7 +353,7 @@ class shard:
         else:
             dealt = own or whole_batches(compared(self.batches, job), job)
         job.exchange.meetings.iterations += torch.is_grad_enabled()
-        mine = Open(replace(job.dealt))
+        mine = OpenIteration(replace(job.dealt))
         job.open.append(mine)
         try:
             for batch in dealt:

@@ -57,7 +57,7 @@ class ParameterStretch:
 
 @dataclass
 class StepDivision:
-    """How a step is divided among the ranks.
+    """The division of a step among the ranks.
 
     Attributes:
         lists: the groups' lists of parameters for which it was made; held, so that no other has their id.
@@ -130,7 +130,7 @@ class DividedOptimizer:
         self._last: StepDivision | None = None
 
     def fits(self) -> bool:
-        """Whether this optimizer, as it is now, may be divided."""
+        """Return whether this optimizer, as it is now, may be divided."""
         groups = self._optimizer.param_groups
         # With `foreach`, and with a scale, torch changes the gradients in a step, which are everyone's.
         if "grad_scale" in vars(self._optimizer):
@@ -147,7 +147,7 @@ class DividedOptimizer:
         )
 
     def changed(self) -> bool:
-        """Whether the optimizer's state is another than the last step has left."""
+        """Return whether the optimizer's state has been replaced since the last step."""
         return self._optimizer.state is not self._whole or self._whole.changed()
 
     def release(self) -> None:
@@ -224,7 +224,7 @@ class DividedOptimizer:
                 assert moved, "the first step by a division has made the state"
 
     def _is_watched(self, native: Callable[[], object]) -> bool:
-        """Whether somebody would notice that the optimizer's own step is not called."""
+        """Return whether a hook or subclass would notice that the optimizer's own step is not called."""
         held, own = vars(self._optimizer), type(self._optimizer).step
         # A scheduler's wrapper only notes that there was a step.
         scheduled = getattr(native, "_wrapped_by_lr_sched", False)
@@ -379,7 +379,7 @@ class DividedOptimizer:
                 )
 
     def _progress(self, number: int) -> tuple[object, ...]:
-        """How far the optimizer has come with a parameter; only equals can be joined."""
+        """The number of steps that the optimizer has made for a parameter; only equal ones can be joined."""
         names = sorted(name for name, numbers in self._has.items() if number in numbers)
         flat = self._places[number][0]
         return (*names, *(self._vectors[name][flat][number].item() for name in names if name in COUNTERS))

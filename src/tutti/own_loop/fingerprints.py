@@ -1,4 +1,4 @@
-"""What tells a data set, or a batch, from others, in a few numbers that ranks can compare.
+"""Fingerprints of data sets and batches: a few numbers by which ranks compare their data.
 
 All of the indices of a subset are looked at, and a few samples of what lies in memory; nothing is read from
 files, and no sample is made.
@@ -37,7 +37,7 @@ some 1e-2 apart.
 
 @dataclass
 class Fingerprint:
-    """What is noted of data.
+    """A fingerprint of data.
 
     Attributes:
         length: how many samples there are.
@@ -60,12 +60,12 @@ class Fingerprint:
 
     @classmethod
     def of_words(cls, words: Sequence[int]) -> Fingerprint:
-        """What has these words."""
+        """The fingerprint that `words` gave."""
         total, size = np.array(words[2:4], dtype=np.int64).view(np.float64).tolist()
         return cls(words[0], words[1], total, size)
 
     def is_like(self, other: Fingerprint) -> bool:
-        """Whether both may be of the same samples in the same order."""
+        """Return whether both may be of the same samples in the same order."""
         most = ROUNDING * max(self.size, other.size)
         close = abs(self.total - other.total) <= most and abs(self.size - other.size) <= most
         return close and (self.length, self.check) == (other.length, other.check)
@@ -128,7 +128,7 @@ Looked = MutableMapping[object, bool]
 
 
 def looked() -> Looked:
-    """No data set yet; none is kept alive."""
+    """An empty set of data sets, which keeps none of them alive."""
     return cast("Looked", WeakIdKeyDictionary())
 
 

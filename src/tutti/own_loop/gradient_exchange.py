@@ -26,7 +26,7 @@ REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
 
 
 class GradientExchange:
-    """Makes the gradients of all distributed models those of all ranks whenever a `backward()` ends.
+    """The exchange of gradients: those of distributed models become those of all ranks as `backward()` ends.
 
     Args:
         comm: all ranks.
@@ -73,11 +73,11 @@ class GradientExchange:
         self.meetings.widen(len(self._cells))
 
     def knows(self, parameter: nn.Parameter) -> bool:
-        """Whether the gradient of a parameter is exchanged."""
+        """Return whether the gradient of a parameter is exchanged."""
         return id(parameter) in self._numbers
 
     def weigh(self, own: int, whole: int) -> None:
-        """Say how this rank's gradients count from now on.
+        """Set the weight of this rank's gradients from now on.
 
         Args:
             own: how many samples it has of the batch.

@@ -1,6 +1,6 @@
 """The program's hooks on a parameter's gradient, called when that is the gradient of all ranks.
 
-torch calls hooks while `backward()` goes on, when a rank has no more than its own part of the gradient. So it
+torch calls hooks while `backward()` goes on, when a rank has only its own part of the gradient. So it
 finds ours in their place, and the program's are called at the end of `backward()`, after the exchange:
 
     register_hook                        with what this pass has brought, which they may replace
@@ -23,14 +23,14 @@ from typing_extensions import override
 from tutti.errors import BadOption
 
 Hook = Callable[[Any], Any]
-"""What one of the two takes."""
+"""A function that either of the two methods registers."""
 
 OURS: Final = -1
 """The key of our own hook; torch's count from 0."""
 
 
-class Registered(OrderedDict[int, Hook]):
-    """The hooks of one kind on a parameter, of which torch calls ours alone.
+class HookRegistry(OrderedDict[int, Hook]):
+    """The hooks of one kind on a parameter, of which torch calls only ours.
 
     Args:
         known: those that are registered already. What takes them out again holds this very dictionary.
@@ -75,8 +75,8 @@ class LateHooks:
 
     def __init__(self, parameter: nn.Parameter, arrived: Callable[[Tensor], None]) -> None:
         self._parameter = parameter
-        self._on_gradient = Registered(parameter._backward_hooks, self._see)
-        self._behind = Registered(getattr(parameter, "_post_accumulate_grad_hooks", None), arrived)
+        self._on_gradient = HookRegistry(parameter._backward_hooks, self._see)
+        self._behind = HookRegistry(getattr(parameter, "_post_accumulate_grad_hooks", None), arrived)
         self._behind.call_ours()
         parameter._backward_hooks = self._on_gradient
         parameter._post_accumulate_grad_hooks = self._behind
@@ -88,7 +88,7 @@ class LateHooks:
 
     @property
     def adding(self) -> bool:
-        """Whether they are to see what a pass has added to a gradient that was there before."""
+        """True if the hooks are to see what a pass has added to a gradient that was there before."""
         return self._noted and self._before is not None
 
     def note(self) -> None:
@@ -119,7 +119,7 @@ class LateHooks:
         return None
 
     def _is_asked_for(self) -> bool:
-        """Whether what comes is for the caller of `torch.autograd.grad`, and not added to the gradient."""
+        """Return whether the gradient goes to a caller of `torch.autograd.grad`, and is not accumulated."""
         try:
             torch._C._will_engine_execute_node(adder(self._parameter))
         except RuntimeError:  # that is how torch says so
@@ -141,7 +141,7 @@ class LateHooks:
 
 
 def adder(parameter: nn.Parameter) -> Any:
-    """What adds gradients to a parameter's. It lives while somebody knows it, and its hooks with it."""
+    """The autograd node that accumulates a parameter's gradient; it and its hooks live while referred to."""
     trained = parameter.requires_grad
     # The loop may evaluate in inference mode now, or call the model inside of `torch.func.grad`.
     with torch.inference_mode(False), torch.enable_grad(), temporarily_clear_interpreter_stack():

@@ -1,4 +1,4 @@
-"""How the ranks of a user's own loop meet: by rows of words that say what each has come for.
+"""The meetings of the ranks of a user's own loop, by rows of words that say what each has come for.
 
     rank 0   REDUCE  iteration 1  batch 6  parameters 0 1 2 3       all alike: go on
     rank 1   REDUCE  iteration 1  batch 6  parameters 0 1 2 3
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Purpose(IntEnum):
-    """What a rank comes to a meeting for."""
+    """A rank's reason to come to a meeting."""
 
     REDUCE = 1
     """Gradients of a backward pass become those of all ranks."""
@@ -71,13 +71,13 @@ PLACES: Final = {
     Purpose.SETTLE: "tutti.settled()",
     Purpose.FINISH: "tutti.finish()",
 }
-"""Where in the program a rank is that has come for something."""
+"""The call of the program that a rank is in, by its purpose."""
 
 UPDATING: Final = (Purpose.REDUCE, Purpose.AGREE, Purpose.STEP)
 """Ranks that have come for one of these may meet others that have come for another."""
 
 DETAILS: Final = 4
-"""Words for whoever meets; they come behind the purpose."""
+"""Words for the other ranks, behind the purpose."""
 
 ITERATION: Final = 1 + DETAILS
 """The word that says how many iterations over `shard` this rank has begun, to train."""
@@ -89,7 +89,7 @@ HEAD: Final = 3 + DETAILS
 """Words of a row before those for the parameters, which say whose gradients a rank brings."""
 
 MOST_KNOWN: Final = 256
-"""How many rows of words are kept for the next time."""
+"""Rows of words that are kept for the next time."""
 
 
 class Meetings:
@@ -112,7 +112,7 @@ class Meetings:
         self._tables: Tensor | None = None
 
     def widen(self, parameters: int) -> None:
-        """Have so many words for parameters from now on; all ranks do, between the same two meetings."""
+        """Make room for `parameters` words; all ranks do so between the same two meetings."""
         self._known, self._width, self._tables = {}, HEAD + parameters, None
 
     def come(
@@ -201,7 +201,7 @@ class Meetings:
 
 
 def _apart(table: Tensor) -> bool:
-    """Whether the ranks that have come with these words can never meet."""
+    """Return whether the ranks that have come with these words can never meet."""
     purposes = table[:, 0]
     if bool((purposes > max(UPDATING)).any()):
         return bool((purposes != purposes[0]).any())
@@ -215,7 +215,7 @@ def _differ(rows: Tensor) -> bool:
 
 
 def _line() -> str:
-    """Where in the program this rank is: the innermost line that is neither ours nor torch's."""
+    """The innermost line of the program that is neither ours nor torch's, where this rank is now."""
     libraries = tuple(str(Path(module.__file__ or "").parent) for module in (sys.modules["tutti"], torch))
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith((*libraries, "<")):

@@ -1,4 +1,4 @@
-"""What `shard` deals: which samples are a rank's own, and for how much their gradients count."""
+"""The samples that `shard` deals to a rank, and the weight of their gradients."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandom
 
 
 @dataclass(eq=False)
-class Dealt:
-    """How many samples this rank got of the batch that `shard` dealt last, and how many all ranks did."""
+class SampleCounts:
+    """The samples of a batch: this rank's own, and those of all ranks."""
 
     own: int
     all: int
 
 
 @dataclass(eq=False)
-class Open:
-    """An iteration over dealt batches that goes on.
+class OpenIteration:
+    """An unfinished iteration over dealt batches.
 
     Attributes:
         before: the counts before it.
@@ -68,12 +68,12 @@ class Open:
         trained: whether its batch was dealt with gradients enabled.
     """
 
-    before: Dealt
-    dealt: Dealt | None = None
+    before: SampleCounts
+    dealt: SampleCounts | None = None
     samples: int = 0
     trained: bool = False
 
-    def note(self, dealt: Dealt, trained: bool) -> None:
+    def note(self, dealt: SampleCounts, trained: bool) -> None:
         """Go on to a batch of these counts."""
         self.dealt, self.trained = dealt, trained
         self.samples += dealt.own
@@ -81,7 +81,7 @@ class Open:
 
 @dataclass
 class OwnLoop:
-    """What `init` found, what the loop deals, and the models that `distribute` was given.
+    """The state of a user's loop: its ranks, its batches, and the models that `distribute` was given.
 
     Attributes:
         comm: all ranks.
@@ -98,28 +98,28 @@ class OwnLoop:
     """
 
     comm: Communicator
-    dealt: Dealt
+    dealt: SampleCounts
     steppers: list[Stepper] = field(default_factory=list)
-    last: Dealt = field(init=False)
+    last: SampleCounts = field(init=False)
     samples: int = 1
-    open: list[Open] = field(default_factory=list)
+    open: list[OpenIteration] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last = self.dealt
         self.exchange = GradientExchange(self.comm)
-        self.deals = cast("MutableMapping[Tensor, Dealt]", WeakIdKeyDictionary())
+        self.deals = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self.looked = looked()
         self._looking: set[nn.Module] = set()
-        self._noted: list[Dealt] | None = None
+        self._noted: list[SampleCounts] | None = None
         self._differentiated = (-1, 0)
 
     @property
     def pace(self) -> Pace:
-        """How the workers' steps relate to each other."""
+        """The relation of the workers' steps to each other."""
         return self.steppers[0].pace if self.steppers else Pace.TOGETHER
 
-    def deal(self, deal: Dealt) -> None:
+    def deal(self, deal: SampleCounts) -> None:
         """Note the counts of the batch that is dealt now."""
         self.last, self.samples = deal, deal.own
         self.exchange.meetings.batches += torch.is_grad_enabled()
@@ -132,21 +132,21 @@ class OwnLoop:
                 self._noted.append(deal)
 
     @contextmanager
-    def noting(self) -> Iterator[list[Dealt]]:
+    def noting(self) -> Iterator[list[SampleCounts]]:
         """Inside, batches to train on are noted in the list: what a closure's loss is of."""
-        before, noted = self._noted, list[Dealt]()
+        before, noted = self._noted, list[SampleCounts]()
         self._noted = noted
         try:
             yield noted
         finally:
             self._noted = before
 
-    def train_on(self, deal: Dealt) -> None:
+    def train_on(self, deal: SampleCounts) -> None:
         """Weigh gradients by the counts of this batch from now on."""
         self.dealt.own, self.dealt.all = deal.own, deal.all
         self.exchange.weigh(deal.own, deal.all)
 
-    def differentiate(self, deal: Dealt) -> None:
+    def differentiate(self, deal: SampleCounts) -> None:
         """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
 
         Raises:
@@ -164,7 +164,7 @@ class OwnLoop:
             )
         self.train_on(deal)
 
-    def close(self, ended: Open) -> None:
+    def close(self, ended: OpenIteration) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
         self.open.remove(ended)
         others = [one for one in self.open if one.dealt is not None]
@@ -179,19 +179,19 @@ class OwnLoop:
             self.train_on(ended.before)
 
     def mean(self, value: Number, count: int) -> Number:
-        """The mean of a figure over the ranks, of which this one's counts so many times (collective)."""
+        """The mean of a figure over the ranks, weighted by their samples (collective)."""
         sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
         whole = isinstance(value, Tensor) and not value.is_floating_point()
         return _like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
 
     def total(self, value: Number) -> Number:
-        """The sum of a figure over the ranks that have samples of what it is of (collective)."""
+        """The sum of a figure over the ranks that have samples of the batch (collective)."""
         sums = self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)
         flag = isinstance(value, Tensor) and value.dtype == torch.bool
         return _like(value, sums[0].item(), torch.int64 if flag else None)
 
-    def whole_loss(self, loss: Number, batches: Sequence[Dealt], sums: bool) -> Number:
-        """What the losses that the ranks' closures return are together (collective).
+    def whole_loss(self, loss: Number, batches: Sequence[SampleCounts], sums: bool) -> Number:
+        """The loss over all ranks, of those that their closures return (collective).
 
         Args:
             loss: this rank's.
@@ -236,7 +236,7 @@ class OwnLoop:
 
 
 def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
-    """Whether a rank's part of batches of so many samples counts the same in each of them."""
+    """Return whether a rank's share of each of these batches, given by their samples, has the same weight."""
     return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
 
 
@@ -267,7 +267,7 @@ class BatchHook:
                 if tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(partial(self._differentiate, deal))
 
-    def _differentiate(self, deal: Dealt, gradients: object) -> None:
+    def _differentiate(self, deal: SampleCounts, gradients: object) -> None:
         if self._job is not None:
             self._job.differentiate(deal)
 
@@ -279,7 +279,7 @@ class BatchHook:
 
 
 class _Dealing:
-    """A batch sampler: of rank 0's batches this rank's part of each, or every so many-th, whole.
+    """A batch sampler: this rank's part of each of rank 0's batches, or whole batches in turn.
 
     Every rank draws them all from a sampler of its own, so that random numbers go on as in plain torch. What
     is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
@@ -287,7 +287,7 @@ class _Dealing:
 
     def __init__(self, batches: Iterable[list[Any]], dataset: object, job: OwnLoop) -> None:
         self.batches, self.dataset, self.job = batches, dataset, job
-        self.deals: list[Dealt] = []
+        self.deals: list[SampleCounts] = []
         self.seen = 0
         self._fingerprint = Fingerprint()
 
@@ -311,14 +311,14 @@ class _Dealing:
                 self.seen += 1
                 if together or mine:
                     own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
-                    self.deals.append(Dealt(len(own), len(batch)))
+                    self.deals.append(SampleCounts(len(own), len(batch)))
                     yield own or batch[:1]
             # There are no more; to find out once more would be to wait for ranks that have one to train on.
             if ahead is None or len(shared) < ahead:
                 return
 
     def _ahead(self) -> int | None:
-        """How many batches to draw at a time; None: all, so that nobody waits for rank 0 in the epoch."""
+        """The number of batches to draw at a time; None: all, so that no rank waits for rank 0."""
         if self.job.pace is Pace.FREE and isinstance(self.batches, Sized):
             return None
         # No rank draws between two steps that another makes without drawing.
@@ -372,7 +372,7 @@ def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
 
 
 def _is_alike(mine: Fingerprint, job: OwnLoop) -> bool:
-    """Whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
+    """Return whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
     table = job.exchange.meetings.come(Purpose.DEAL, mine.words())
     if table is None:
         return True
@@ -416,12 +416,12 @@ def compared(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
 
 
 def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
-    """Every so many-th batch."""
+    """Whole batches, dealt to the ranks in turn."""
     seen, before = 0, [stepper.steps for stepper in job.steppers]
     for batch in batches:
         if seen % job.comm.size == job.comm.rank:
             length = _length(batch)
-            yield _deal(batch, Dealt(length, length), job)
+            yield _deal(batch, SampleCounts(length, length), job)
         seen += 1
     _complete_round(seen, before, job)
 
@@ -459,10 +459,10 @@ def own_part(batch: Any, job: OwnLoop) -> Any:
     """The rank's own part of a batch."""
     comm, length = job.comm, _length(batch)
     if comm.size == 1:
-        return _deal(batch, Dealt(length, length), job)
+        return _deal(batch, SampleCounts(length, length), job)
     _check_lengths(batch, length)
     part = cut(length, comm.size)[comm.rank]
-    deal = Dealt(part.stop - part.start, length)
+    deal = SampleCounts(part.stop - part.start, length)
 
     def own(values: Values) -> Values:
         of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == length
@@ -494,7 +494,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _deal(batch: Any, deal: Dealt, job: OwnLoop) -> Any:
+def _deal(batch: Any, deal: SampleCounts, job: OwnLoop) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
     job.deal(deal)
     if deal.own == 0 and not torch.is_grad_enabled():

@@ -30,7 +30,7 @@ Closure = Callable[[], Tensor]
 
 
 class Stepper(ABC):
-    """Turns the calls of a user's loop into steps of all ranks.
+    """Steps of all ranks, made of the calls of a user's loop.
 
     Args:
         replica: the model.
@@ -122,7 +122,7 @@ class JointStepper(Stepper):
         self._lists: list[tuple[list[nn.Parameter], int]] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
-        """Whether this is the stepper of both."""
+        """Return whether this stepper belongs to both."""
         return self.replica.module is model and self._optimizer is optimizer
 
     @override
@@ -419,7 +419,7 @@ class WorkerStepper(Stepper):
 
 @contextmanager
 def _unscaled(optimizer: Optimizer) -> Iterator[bool]:
-    """Do what a `GradScaler` asks of the optimizer; gives whether this rank's gradient has overflowed."""
+    """Do what a `GradScaler` asks of the optimizer; yields whether this rank's gradient has overflowed."""
     held, asked = vars(optimizer), dict[str, Any]()
     for name in ("grad_scale", "found_inf"):
         if name in held:
@@ -436,8 +436,8 @@ def _unscaled(optimizer: Optimizer) -> Iterator[bool]:
         held.update(asked)  # it takes them away itself
 
 
-class Adopting:
-    """A module's hook behind `load_state_dict`: training goes on from the weights that were loaded.
+class LoadingHook:
+    """A hook behind a module's `load_state_dict`: training goes on from the weights that were loaded.
 
     Copies of the module have none: they are not trained here.
 
@@ -453,11 +453,11 @@ class Adopting:
         if self._adopt is not None:
             self._adopt()
 
-    def __deepcopy__(self, memo: object) -> Adopting:
-        return Adopting(None)
+    def __deepcopy__(self, memo: object) -> LoadingHook:
+        return LoadingHook(None)
 
-    def __reduce__(self) -> tuple[type[Adopting], tuple[None]]:
-        return Adopting, (None,)
+    def __reduce__(self) -> tuple[type[LoadingHook], tuple[None]]:
+        return LoadingHook, (None,)
 
 
 def _evaluate(closure: Closure | None) -> Tensor | None:
@@ -484,7 +484,7 @@ def _number(value: object) -> object:
 
 
 def _hash_of(optimizer: Optimizer) -> int:
-    """The same for the same options, in every process."""
+    """A hash of the optimizer's options, the same in every process."""
     return hash(
         tuple(
             _number(value)
@@ -504,7 +504,7 @@ def _refuse_other_optimizers(table: Tensor) -> None:
 
 
 def _refuse_difference(table: Tensor, optimizer: Optimizer, comm: Communicator) -> None:
-    """Say in what the ranks that have come for a step differ (collective)."""
+    """Refuse a step for which the ranks differ, and say in what (collective)."""
     _refuse_other_optimizers(table)
     if bool((table[:, 3] != table[0, 3]).any()):
         raise BadOption(

@@ -10,7 +10,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.data import Batch, DataSet, Part
-from tutti.model_parallel.base import Learning, count_of
+from tutti.model_parallel.base import Workload, count_of
 from tutti.records.run import Evaluation
 from tutti.run import summary_lines
 from tutti.run.build import build_model, outputs_for, part_sizes
@@ -82,9 +82,9 @@ class Task:
             return f"{_count(numbers, 'number', 'numbers')} for each sample"
         return f"regression of {_count(numbers, 'number', 'numbers')}"
 
-    def learning(self, batch_size: int) -> Learning:
+    def workload(self, batch_size: int) -> Workload:
         """What the ways to hold a model on several ranks must know, with so many samples behind an update."""
-        return Learning(self.dataset.train, batch_size, self.loss, self.arithmetic)
+        return Workload(self.dataset.train, batch_size, self.loss, self.arithmetic)
 
     def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
         """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""

@@ -44,7 +44,7 @@ from tutti.run.servers import result_for_all, serve, serves, take_sides
 from tutti.run.task import Task, prepare_task
 from tutti.run.trust import seal
 from tutti.strategies import Clip, Strategy
-from tutti.training.cuda_graph import Captured, Cuda, can_be_recorded
+from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.progress import Several, Silent, progress_on
@@ -54,7 +54,7 @@ from tutti.training.trainer import Trainer, run_length
 
 def captured_by(
     config: TrainConfig, task: Task, replica: Replica, batches: Batches | Queue
-) -> Captured | None:
+) -> GraphedPass | None:
     """What computes by a graph; None where the CPU is to tell the device each operation.
 
     Raises:
@@ -77,7 +77,7 @@ def captured_by(
         return None
     if wanted == "auto" and not can_be_recorded(replica.module, task.loss):
         return None
-    return Captured(replica, batches, task.loss, task.arithmetic, bool(task.metrics), Cuda())
+    return GraphedPass(replica, batches, task.loss, task.arithmetic, bool(task.metrics), CudaRecorder())
 
 
 DEFAULT_EPOCHS = 20
@@ -127,7 +127,7 @@ def _train(
     recording: Recording,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    portion = portion_of(layout, comm, task.module, task.learning(job.config.batch_size))
+    portion = portion_of(layout, comm, task.module, task.workload(job.config.batch_size))
     try:
         task = replace(task, module=portion.module)
         optimizer = build_optimizer(job, portion.module)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tutti.comm.base import Communicator
 from tutti.errors import UserError
 from tutti.model_parallel.layout import DATA, WAYS, Layout
-from tutti.model_parallel.memory import Need, needs, state_per_byte
+from tutti.model_parallel.memory import MemoryNeed, needs, state_per_byte
 from tutti.run.build import build_optimizer, open_config_data, seeded
 from tutti.run.jobs import LayoutsJob, load_job
 from tutti.run.task import prepare_task
@@ -15,7 +15,7 @@ from tutti.run.task import prepare_task
 HEADS = ("weights", "gradients", "optimizer", "activations", "in all")
 
 
-def work(comm: Communicator, payload: bytes) -> dict[str, Need | str]:
+def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
     """Print the needs of each layout (entry point).
 
     Args:
@@ -34,10 +34,10 @@ def work(comm: Communicator, payload: bytes) -> dict[str, Need | str]:
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
         state = state_per_byte(lambda module: build_optimizer(job, module))
-        found: dict[str, Need | str] = {}
+        found: dict[str, MemoryNeed | str] = {}
         for name, layout, ranks in _layouts(job):
             try:
-                found[name] = needs(layout, ranks, task.module, task.learning(config.batch_size), state)
+                found[name] = needs(layout, ranks, task.module, task.workload(config.batch_size), state)
             except UserError as error:
                 found[name] = str(error)
     print(task.described())
@@ -60,7 +60,7 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
             yield layout.describe(), layout, ranks
 
 
-def _table(found: dict[str, Need | str], batch_size: int, optimizer: str) -> str:
+def _table(found: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:
     width = max(len(name) for name in found) + 2
     lines = [f"memory of the rank that needs most, MB; {batch_size} samples behind an update, {optimizer}"]
     lines.append(f"{'':{width}}" + "".join(f"{head:>13}" for head in HEADS) + f"{'of 1 rank':>13}")
@@ -70,7 +70,7 @@ def _table(found: dict[str, Need | str], batch_size: int, optimizer: str) -> str
             lines.append(f"{name:{width}}  not possible: {need}")
             continue
         numbers = need.weights, need.gradients, need.state, need.activations, need.total
-        share = f"{need.total / first.total:.0%}" if isinstance(first, Need) else ""
+        share = f"{need.total / first.total:.0%}" if isinstance(first, MemoryNeed) else ""
         lines.append(
             f"{name:{width}}" + "".join(f"{number / 1e6:>13,.1f}" for number in numbers) + f"{share:>13}"
         )

@@ -31,7 +31,7 @@ from tutti.training.evaluation import keras_statistics
 from tutti.training.sums import Tally
 
 SNAPSHOT_BYTES: Final = 256 << 20
-"""How much memory the snapshots of one rank may take; there is always room for one."""
+"""Memory that the snapshots of one rank may take; there is always room for one."""
 
 MOST_SNAPSHOTS: Final = 64
 _ALIGNMENT: Final = 64
@@ -39,11 +39,11 @@ _PR_SET_PDEATHSIG: Final = 1
 _NICEST: Final = 19
 
 Sums = tuple[Tensor, Tensor]
-"""What `Tally.sums` gives."""
+"""The result of `Tally.sums`."""
 
 
-class Beside:
-    """Evaluates snapshots of a replica in a process of its own, as far as there is time.
+class BackgroundEvaluator:
+    """An evaluator of snapshots of a replica in a process of its own, as far as there is time.
 
     Args:
         replica: the model.
@@ -89,7 +89,7 @@ class Beside:
         self._connection.send(slot)
 
     def poll(self) -> int:
-        """How many results can be taken, in the order of the snapshots."""
+        """The number of results that can be taken, in the order of the snapshots."""
         while self._asked and self._connection.poll():
             self._receive()
         ready = 0

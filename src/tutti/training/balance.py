@@ -20,7 +20,7 @@ WORTHWHILE: Final = 0.95
 
 
 class SpeedBalance:
-    """Gives each rank that part of an update that it computes in the time that all others need for theirs.
+    """The split of an update that gives each rank as much as it computes in the time of all others.
 
     Every few dozen updates the ranks tell each other how many samples per second they computed, and all cut
     the batches anew, in the same way. Gradients stay weighted by their samples: the update's is the mean.

@@ -49,8 +49,8 @@ Pass = tuple[Tensor, Tensor, Tensor]
 Work = Callable[[], Pass]
 
 
-class Recorder(Protocol):
-    """What records a pass."""
+class GraphRecorder(Protocol):
+    """A recorder of passes."""
 
     def aside(self, work: Work) -> Pass:
         """Do `work`, in such a way that it can be recorded afterwards."""
@@ -60,7 +60,7 @@ class Recorder(Protocol):
 
 
 def can_be_recorded(module: nn.Module, loss: Loss) -> bool:
-    """Whether a model and a loss are known to do the same in each step, and never to wait for the GPU.
+    """Return whether a model and a loss are known to do the same in each step, and never to wait for the GPU.
 
     That is so for most of torch's own layers, without hooks, and for the losses that have a name.
     """
@@ -75,8 +75,8 @@ def _is_known(layer: nn.Module) -> bool:
     return package == "torch.nn.modules" and name in KNOWN and not waits and not any(hooks)
 
 
-class Captured:
-    """Computes the gradients of batches on a GPU, most of them by one graph.
+class GraphedPass:
+    """The gradients of batches on a GPU, most of them computed by one graph.
 
     Args:
         replica: the model; gradients are added to its vectors.
@@ -94,7 +94,7 @@ class Captured:
         loss: Loss,
         arithmetic: Arithmetic,
         keeps: bool,
-        recorder: Recorder,
+        recorder: GraphRecorder,
     ) -> None:
         self._module, self._part, self._loss = replica.module, batches.part, loss
         self._arithmetic, self._keeps, self._recorder = arithmetic, keeps, recorder
@@ -170,8 +170,8 @@ def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None])
     return sums
 
 
-class Cuda:
-    """Records with CUDA graphs."""
+class CudaRecorder:
+    """A recorder of CUDA graphs."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

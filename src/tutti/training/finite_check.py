@@ -1,4 +1,4 @@
-"""Whether the losses of a GPU stay finite, seen some steps later: reading the newest would mean to wait."""
+"""The check that the losses of a GPU stay finite, some steps late: reading the newest would mean to wait."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ EVERY: Final = 50
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What was seen of a running sum.
+class RunningSum:
+    """A running sum, as it was after some step.
 
     Attributes:
         total: the sum after step `last`.
@@ -37,8 +37,8 @@ class _Asked:
     last: int
 
 
-class Lookout:
-    """Looks at a running sum now and then, and each time at what it was at the time before.
+class FiniteCheck:
+    """A look at a running sum now and then, each time at what it was the time before.
 
         CPU    tells 1 to 50 │ tells 51 to 100 │ waits for 50, tells 101 to 150 │ waits for 100, tells ...
         GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
@@ -53,7 +53,7 @@ class Lookout:
         self._every, self._looked = every, 0
         self._asked: _Asked | None = None
 
-    def note(self, total: Tensor, step: int) -> Sight | None:
+    def note(self, total: Tensor, step: int) -> RunningSum | None:
         """Look, if it is time to.
 
         Args:
@@ -71,13 +71,13 @@ class Lookout:
             return None
         if before.there is not None:
             before.there.synchronize()
-        return Sight(before.copy.item(), before.first, before.last)
+        return RunningSum(before.copy.item(), before.first, before.last)
 
-    def last(self, total: Tensor, step: int) -> Sight:
-        """What the sum is after this step; waits for it."""
+    def last(self, total: Tensor, step: int) -> RunningSum:
+        """The sum after this step; waits for it."""
         first = self._asked.first if self._asked is not None else self._looked + 1
         self._asked, self._looked = None, step
-        return Sight(total.item(), min(first, step), step)
+        return RunningSum(total.item(), min(first, step), step)
 
 
 def _ask(total: Tensor, first: int, last: int) -> _Asked:

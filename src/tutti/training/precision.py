@@ -1,4 +1,4 @@
-"""In which precision, memory layout and on which device a model computes."""
+"""The precision, memory layout and device in which a model computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a model computes.
+    """The precision, memory layout and device of a model's computations.
 
     Attributes:
         precision: "fp32"; "bf16": the weights stay fp32, matrix products and convolutions run in bfloat16
@@ -61,16 +61,16 @@ class Arithmetic:
         return module
 
     def has_room_for(self, nbytes: int) -> bool:
-        """Whether the device is a GPU that can hold so many bytes, and has as much left to compute with."""
+        """Return whether the device is a GPU with room for `nbytes` bytes, and as much again to compute."""
         return self.device != "cpu" and 2 * nbytes <= torch.cuda.mem_get_info()[0]
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the device works on while the CPU goes on: to read a number of it is to wait for it."""
+        """True if the device works on while the CPU goes on: to read one of its numbers is to wait for it."""
         return self.device != "cpu"
 
     def number(self, scalar: Tensor) -> float | Tensor:
-        """What a scalar holds; where that would be to wait for it, the scalar itself, without gradient."""
+        """The number in a scalar; if that would mean to wait for it, the scalar itself, without gradient."""
         return scalar.detach() if self.is_asynchronous else float(scalar.item())
 
     def inputs(self, inputs: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def is_of_keras(model: object) -> bool:
-    """Whether a model is one of Keras: `train()` tells it nothing, each call must say whether it is training.
+    """Return whether a model is of Keras: `train()` tells it nothing, each call must say whether it trains.
 
     Its statistics (BatchNorm's) are parameters that are not trained, where torch's are buffers.
     """
@@ -133,7 +133,7 @@ def _is_of_keras(kind: type) -> bool:
 
 
 def _no_gpu() -> str:
-    """Why torch can use no GPU here, and what to do about it."""
+    """The reason why torch can use no GPU here, and the remedy."""
     if torch.version.cuda is None and torch.version.hip is None:
         return (
             f"its version {torch.__version__} was built without CUDA; install one with it "
@@ -146,4 +146,4 @@ def _no_gpu() -> str:
 
 
 FP32 = Arithmetic()
-"""What holds when nothing is said: fp32, contiguous, on the CPU."""
+"""The default: fp32, contiguous, on the CPU."""

@@ -1,4 +1,4 @@
-"""Where a rank's time goes: from one look at the clock to the next, all of it belongs to one stage."""
+"""A rank's time by stage: all of it, from one look at the clock to the next, belongs to one stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRIALS: Final = 5
 _LAPS: Final = 100
 
 
-class Stages:
+class StageTimer:
     """Seconds by stage since they were last taken.
 
     Args:
@@ -36,12 +36,12 @@ class Stages:
         self._looks, self.last = 0, clock()
 
     def start(self) -> float:
-        """What has passed since the last lap belongs to no stage; returns the time."""
+        """Count the time since the last lap for no stage; returns the time."""
         self.last = self._clock()
         return self.last
 
     def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
-        """What has passed since the last lap belongs to `stage`, or to an exchange; returns the time.
+        """Count the time since the last lap for `stage`, or for an exchange; returns the time.
 
         Args:
             stage: what all of it belongs to, but for
@@ -79,8 +79,8 @@ class Stages:
 
 
 def look_s(clock: Callable[[], float]) -> float:
-    """What a lap costs, in seconds: the best of some trials."""
-    trial = Stages(clock)
+    """The cost of a lap in seconds: the best of some trials."""
+    trial = StageTimer(clock)
 
     def laps() -> float:
         began = clock()

@@ -25,16 +25,16 @@ from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
 from tutti.training.balance import SpeedBalance
-from tutti.training.cuda_graph import Captured
+from tutti.training.cuda_graph import GraphedPass
 from tutti.training.evaluation import average_buffers
-from tutti.training.finite_check import Lookout, Sight
+from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment, Progress, RunLength, Silent
 from tutti.training.sums import Tally
-from tutti.training.timers import EXCHANGE, Stages, look_s
+from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import Validation, ValidationTask, named_validation
 
 FORWARD: Final = 1 / 3
@@ -119,7 +119,7 @@ class Trainer:
     seconds_per_sample: float | None = None
     arithmetic: Arithmetic = FP32
     compute: Compute | None = None
-    captured: Captured | None = None
+    captured: GraphedPass | None = None
     everyone: Communicator | None = None
     progress: Progress = field(default_factory=Silent)
     on_epoch: Callable[[EpochRecord], None] | None = None
@@ -130,11 +130,11 @@ class Trainer:
     def __post_init__(self) -> None:
         self.updates = run_length(self.batches, self.epochs, self.steps)
         self._now = perf_counter if self.seconds_per_sample is None else self.comm.clock
-        self._stages, self._look_s = Stages(self._now), look_s(self._now)
+        self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
         self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
-        self._lookout = Lookout()
+        self._finite_check = FiniteCheck()
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
 
@@ -265,7 +265,7 @@ class Trainer:
         if isinstance(tally.loss, Tensor):
             if last < self.updates and isinstance(self.batches, Batches):
                 self.batches.prepare(epoch + 1)
-            self._refuse_sum(epoch, self._lookout.last(tally.loss, last))
+            self._refuse_sum(epoch, self._finite_check.last(tally.loss, last))
             stages.lap("backward")
 
     def _schedule_until(self, updates: int) -> float:
@@ -283,7 +283,7 @@ class Trainer:
             if batch.share or together:
                 weight += self._pass(batch, epoch, tally)
         if isinstance(tally.loss, Tensor):
-            self._refuse_sum(epoch, self._lookout.note(tally.loss, self._step + 1))
+            self._refuse_sum(epoch, self._finite_check.note(tally.loss, self._step + 1))
             self._stages.lap("backward")
         self._charge(tally.samples - before)
         return tally.samples - before, weight
@@ -356,7 +356,7 @@ class Trainer:
         self._steps = 0
         return cast("list[RankRecord]", (self.everyone or self.comm).all_gather_objects(mine))
 
-    def _refuse_sum(self, epoch: int, seen: Sight | None) -> None:
+    def _refuse_sum(self, epoch: int, seen: RunningSum | None) -> None:
         """Refuse what a GPU has summed up, as soon as that is known."""
         if seen is not None and not math.isfinite(seen.total):
             steps = f"steps {seen.first} to {seen.last}" if seen.first < seen.last else f"step {seen.last}"

@@ -1,4 +1,4 @@
-"""When the validation part is evaluated, and who waits for it.
+"""The ways to evaluate the validation part: at once by all ranks, by each rank alone, or in the background.
 
 pause         │ epoch 1 │ evaluate 1, all ranks │ epoch 2 │ evaluate 2, all ranks │
 distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               nobody waits for others
@@ -17,7 +17,7 @@ from tutti.data.parts import Part
 from tutti.errors import BadOption, UnknownName
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
-from tutti.training.background import Beside
+from tutti.training.background import BackgroundEvaluator
 from tutti.training.evaluation import tally_of
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
@@ -27,7 +27,7 @@ from tutti.training.sums import Tally
 
 @dataclass(frozen=True)
 class ValidationTask:
-    """What is evaluated: see `tutti.training.evaluation.evaluate`."""
+    """The arguments of an evaluation: see `tutti.training.evaluation.evaluate`."""
 
     replica: Replica
     part: Part
@@ -38,7 +38,7 @@ class ValidationTask:
     arithmetic: Arithmetic
 
     def tally(self) -> Tally:
-        """What the module does on this rank's share of the samples."""
+        """The sums of the module over this rank's share of the samples."""
         rest = self.loss, self.metrics, self.classes
         return tally_of(self.replica.module, self.part, self.comm, *rest, arithmetic=self.arithmetic)
 
@@ -143,7 +143,7 @@ class Background(Validation):
                 f"--validate background evaluates on the CPU, but the model lies on {task.arithmetic.device};"
                 " use --validate pause"
             )
-        self._beside = Beside(task.replica, task.tally)
+        self._beside = BackgroundEvaluator(task.replica, task.tally)
 
     def begin(self) -> None:
         """Take a snapshot."""

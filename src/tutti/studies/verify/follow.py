@@ -256,7 +256,7 @@ def _verdict(
     # One set of initial weights: rank 0's, which all get when the model is laid out.
     sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
     names = trained_names(task.module)
-    portion = portion_of(layout, comm, task.module, task.learning(config.batch_size))
+    portion = portion_of(layout, comm, task.module, task.workload(config.batch_size))
     try:
         parallel = Parallel(job, replace(task, module=portion.module), strategy, portion, names)
         verdict = _compare(job, comm, parallel, sequential, config.steps)
