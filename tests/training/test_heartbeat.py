@@ -17,7 +17,7 @@ from tutti.errors import BadData, NotFinite
 from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat, read_heartbeats
 from tutti.records.run import EpochRecord, Evaluation, RankRecord
 from tutti.training import heartbeat as module
-from tutti.training.heartbeat import Heart
+from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.progress import Moment, Progress, RunLength
 
 PATIENCE_S = 60.0
@@ -61,13 +61,13 @@ def wait_until(run: Path, state: str) -> Heartbeat:
 
 
 def test_a_heart_is_a_progress(run: Path) -> None:
-    progress: Progress = Heart(run, 0)
+    progress: Progress = HeartbeatThread(run, 0)
     progress.end()
 
 
 @pytest.mark.usefixtures("fast")
 def test_signs_go_on_while_the_rank_itself_does_nothing(run: Path) -> None:
-    with Heart(run, 1):
+    with HeartbeatThread(run, 1):
         first = wait_until(run, "starting")
         deadline = time.monotonic() + PATIENCE_S
         while newest(run).time == first.time:
@@ -77,7 +77,7 @@ def test_signs_go_on_while_the_rank_itself_does_nothing(run: Path) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         heart.begin(RunLength(200, 50))
         heart.moment(moment(1, 20, 640))
         beat = wait_until(run, TRAINING)
@@ -91,7 +91,7 @@ def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
 def test_a_sign_says_whether_the_rank_waits_for_others(run: Path) -> None:
     """Whoever waits does so in a method of a communicator, which goes on once both signs have been seen."""
     comm = HostCommunicator.alone()
-    with Heart(run, 0):
+    with HeartbeatThread(run, 0):
         wait_until_it(run, waits=False)
 
         def until_seen() -> Generator[bool, None, None]:
@@ -110,13 +110,13 @@ def wait_until_it(run: Path, *, waits: bool) -> None:
 
 
 def test_the_last_sign_is_that_the_rank_has_finished(run: Path) -> None:
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         heart.begin(RunLength(200, 50))
     assert newest(run).state == FINISHED
 
 
 def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
-    with pytest.raises(NotFinite), Heart(run, 1):
+    with pytest.raises(NotFinite), HeartbeatThread(run, 1):
         raise NotFinite("the loss became nan in step 7\nlower the learning rate")
     beat = newest(run)
     assert (beat.state, beat.error) == (FAILED, "NotFinite: the loss became nan in step 7")
@@ -124,7 +124,7 @@ def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
 
 def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 104.0, 109.0])
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
         heart.begin(RunLength(200, 50))
         heart.moment(moment(1, 8, 160))
@@ -137,7 +137,7 @@ def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytes
 
 
 def test_rates_of_short_epochs_are_those_of_their_records(run: Path) -> None:
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         heart.begin(RunLength(200, 10))
         heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
     beat = newest(run)
@@ -145,7 +145,7 @@ def test_rates_of_short_epochs_are_those_of_their_records(run: Path) -> None:
 
 
 def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         heart.begin(RunLength(200, 10))
         heart.moment(moment(3, 25, 16))
         heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
@@ -153,7 +153,7 @@ def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
 
 
 def test_a_rank_that_does_not_see_the_folder_leaves_no_sign(tmp_path: Path) -> None:
-    with Heart(None, 1) as heart:
+    with HeartbeatThread(None, 1) as heart:
         heart.begin(RunLength(200, 50))
     assert list(tmp_path.iterdir()) == []
 
@@ -162,7 +162,7 @@ def test_a_rank_that_does_not_see_the_folder_leaves_no_sign(tmp_path: Path) -> N
 def test_a_folder_that_is_taken_back_ends_the_signs_without_a_word(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         wait_until(run, "starting")
         shutil.rmtree(run / "ranks")
         heart._thread.join(PATIENCE_S)
@@ -178,10 +178,10 @@ def test_a_disk_that_is_full_is_said_once_and_the_rank_trains_on(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "write_heartbeat", fail)
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         heart._thread.join(PATIENCE_S)
     said = capsys.readouterr().err
-    assert said.count("tutti: warning: rank 1 cannot leave signs of life") == 1
+    assert said.count("tutti: warning: rank 1 cannot write its heartbeat") == 1
     assert "No space left on device" in said
 
 
@@ -199,19 +199,19 @@ def test_a_sign_that_cannot_be_left_is_no_error_of_the_thread_even_if_nobody_can
     monkeypatch.setattr(threading, "excepthook", errors.append)
     monkeypatch.setattr(module, "write_heartbeat", fail)
     monkeypatch.setattr(module, "print", gone, raising=False)
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         heart._thread.join(PATIENCE_S)
         assert not heart._thread.is_alive()
     assert errors == []
 
 
 def test_an_error_about_a_file_whose_name_is_no_text_stays_the_error(run: Path) -> None:
-    with pytest.raises(BadData), Heart(run, 1):
+    with pytest.raises(BadData), HeartbeatThread(run, 1):
         raise BadData(f"cannot read {os.fsdecode(b'photo' + bytes([255]))}")
     assert newest(run).state == FAILED
 
 
 def test_the_thread_has_ended_when_the_block_is_left(run: Path) -> None:
-    with Heart(run, 1) as heart:
+    with HeartbeatThread(run, 1) as heart:
         assert heart._thread.is_alive()
     assert not heart._thread.is_alive()

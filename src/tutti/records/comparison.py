@@ -1,9 +1,9 @@
-"""What a comparison runs, and where: dataclasses, and as JSON. Needs neither torch nor MPI.
+"""The runs of a comparison and their folders, as dataclasses and as JSON. Needs neither torch nor MPI.
 
 FOLDER/comparison.json            the combinations and how often each is repeated: `Comparison`
 FOLDER/solo-1-thread/0/           the run folder of a combination's first repeat
 FOLDER/sync-2-workers/0/
-FOLDER/sync-2-workers/1.error     what became of a repeat that failed
+FOLDER/sync-2-workers/1.error     the error of a repeat that failed
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Combination:
     parallel: str | None = None
 
     def check(self) -> None:
-        """Raise ValueError where it could not be in a comparison's folder."""
+        """Raise ValueError for values that no combination has."""
         # An empty name, or one of dots, is the folder itself or the one around it.
         if Path(self.folder).name != self.folder or not self.folder.strip("."):
             raise ValueError(f"the folder '{self.folder}' is not one inside the comparison's")
@@ -77,7 +77,7 @@ class Combination:
 
     @property
     def way(self) -> str:
-        """What it shares with the same way to train on another number of cores."""
+        """The name that it shares with the same way to train on another number of cores."""
         shown = {**self.layout_options, **(self.sweep if self.scaling != APART else {})}
         swept = "".join(f", {key}={value}" for key, value in shown.items())
         layout = ",".join(word.partition("=")[0] for word in (self.parallel or "").split(","))
@@ -91,13 +91,13 @@ class Combination:
 
     @property
     def cores(self) -> int:
-        """How many threads compute at the same time."""
+        """The number of threads that compute at the same time."""
         return self.workers * self.threads
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """A comparison: its task and the ways to train that it compares.
 
     Attributes:
         model: its name.
@@ -116,7 +116,7 @@ class Comparison:
     config: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError where it could not be what is in a folder."""
+        """Raise ValueError for values that no comparison has."""
         if not 0 <= self.repeats <= MOST_REPEATS:
             raise ValueError(f"{self.repeats} repeats are none")
         folders = [one.folder for one in self.combinations]
@@ -128,7 +128,7 @@ class Comparison:
             raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
 
     def write(self, folder: Path) -> None:
-        """Write it into the comparison's folder.
+        """Write the comparison into its folder.
 
         Raises:
             BadRunFolder: that cannot be written.
@@ -143,7 +143,7 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
-        """What `write` wrote.
+        """Read what `write` wrote.
 
         Raises:
             BadRunFolder: it cannot be read, or is something else.
@@ -152,10 +152,10 @@ class Comparison:
 
 
 def run_folder(folder: Path, combination: Combination, repeat: int) -> Path:
-    """Where the run folder of a repeat is."""
+    """Return the run folder of a repeat."""
     return folder / combination.folder / str(repeat)
 
 
 def error_file(folder: Path, combination: Combination, repeat: int) -> Path:
-    """Where the error of a repeat that failed is."""
+    """Return the file with the error of a repeat that failed."""
     return folder / combination.folder / f"{repeat}.error"

@@ -1,4 +1,4 @@
-"""Signs of life that the ranks of a run leave in its folder. Needs neither torch nor MPI.
+"""The heartbeats that the ranks of a run write into its folder. Needs neither torch nor MPI.
 
 ranks/0.json    the newest `Heartbeat` of rank 0, replaced about once a second as long as the rank lives
 ranks/1.json    ...
@@ -16,13 +16,13 @@ from tutti.records.json_lines import Json, JsonLinesFile, decode, parse_record, 
 from tutti.records.untrusted import MOST_RANKS, read_file
 
 RANKS: Final = "ranks"
-"""The folder with the signs of life, inside the run's."""
+"""The folder of the heartbeats, inside the run's."""
 
 EVERY_S: Final = 1.0
-"""Seconds between two signs of a rank."""
+"""Seconds between two heartbeats of a rank."""
 
 MOST_BYTES: Final = 1 << 16
-"""A larger file is no sign of life."""
+"""The size above which a file is no heartbeat."""
 
 STARTING: Final = "starting"
 TRAINING: Final = "training"
@@ -35,26 +35,26 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A sign of life of a rank, and how far it has come.
+    """A sign of life of a rank, with its progress.
 
     Times are seconds since 1970 (UTC), by the clock of the rank's host.
 
     Attributes:
         rank: its number among the workers.
-        host: where it runs.
-        process: its number there.
-        time: when it gave this sign.
-        state: what it does: one of the names above.
-        began: when it began to train; None before.
-        moved: when it was last seen to make progress, which is looked at about once a second.
+        host: the name of its host.
+        process: its process id there.
+        time: of this heartbeat.
+        state: one of the names above.
+        began: the time when it began to train; None before.
+        moved: the time of its last known progress, which is checked about once a second.
         epoch: the epoch that it is in, from 1; 0 before.
         step: weight updates since the run began, as in `tutti.records.run.EpochRecord`.
         updates: of the whole run; 0 before it trains.
         per_epoch: of one epoch.
         steps_per_s: updates per second, lately.
         samples_per_s: training samples of this rank per second, lately.
-        waits: whether it waited for other ranks, or exchanged something with them, as it gave this sign.
-        error: why it failed, in one line; None as long as it did not.
+        waits: whether it was waiting for other ranks, or exchanging something with them.
+        error: the error that it failed with, in one line; None if it has not failed.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Heartbeat:
     error: str | None = None
 
     def check(self) -> None:
-        """Raise ValueError where it is of no rank, or of no time."""
+        """Raise ValueError for values that no heartbeat has."""
         if not 0 <= self.rank < MOST_RANKS:
             raise ValueError(f"there is no rank {self.rank}")
         if self.updates and self.per_epoch < 1:
@@ -98,11 +98,11 @@ class Heartbeat:
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
-    """Put `beat` in the place of the rank's last one: who reads sees the one or the other.
+    """Replace the rank's last heartbeat by `beat`: readers see the one or the other, and both whole.
 
     Args:
         folder: the run's; it has the folder `RANKS`.
-        beat: the sign.
+        beat: the new one.
 
     Raises:
         OSError: it cannot be written.
@@ -115,7 +115,7 @@ def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
 
 
 def read_heartbeats(folder: Path) -> JsonLinesFile[Heartbeat]:
-    """The newest sign of each rank, by rank; of ranks that have left none there is none.
+    """Read the newest heartbeat of each rank that has left one, sorted by rank.
 
     Args:
         folder: the run's.

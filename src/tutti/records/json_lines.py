@@ -40,27 +40,27 @@ LARGEST: Final = 1 << 53
 T = TypeVar("T")
 
 _TAIL = 1 << 20
-"""How many bytes at the end of a file have its last record in them."""
+"""Bytes at the end of a file that are searched for its last record."""
 
 
 class Record(Protocol):
-    """Something that can be a line."""
+    """A value that can be written as a line."""
 
     def as_json(self) -> Json:
-        """It as JSON values."""
+        """Return it as JSON values."""
 
 
 @runtime_checkable
 class Checked(Protocol):
-    """A record that asks more of its values than their types say."""
+    """A record whose values must meet more than their types."""
 
     def check(self) -> None:
-        """Raise ValueError where they are not what they must be."""
+        """Raise ValueError for values that it cannot have."""
 
 
 @dataclass(frozen=True)
 class JsonLinesFile(Generic[T]):
-    """What a file of JSON lines holds.
+    """The content of a file of JSON lines.
 
     Attributes:
         records: those that could be read, in order.
@@ -72,12 +72,12 @@ class JsonLinesFile(Generic[T]):
 
 
 def to_json(values: object, indent: int | None = None) -> str:
-    """Valid JSON text of `values`; a number that JSON does not know becomes a string that `float` reads."""
+    """Return `values` as valid JSON; numbers that JSON does not know become strings that `float` reads."""
     return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def decode(kind: type[T], values: Json) -> T:
-    """The dataclass of JSON values that `dataclasses.asdict` gave: each as its field's type says.
+    """Make a dataclass of the JSON values that `dataclasses.asdict` gave, each converted to its field's type.
 
     Args:
         kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these.
@@ -96,7 +96,7 @@ def decode(kind: type[T], values: Json) -> T:
 
 
 def parse_record(text: bytes | str, parse: Callable[[Json], T]) -> T:
-    """The record in a JSON text.
+    """Parse the record in a JSON text.
 
     Args:
         text: a JSON object.
@@ -115,7 +115,7 @@ def parse_record(text: bytes | str, parse: Callable[[Json], T]) -> T:
 
 
 def read_record(path: Path, parse: Callable[[Json], T]) -> T:
-    """The record that is the whole of a file.
+    """Read a file that holds one record.
 
     Args:
         path: the file.
@@ -174,7 +174,7 @@ def read_lines(path: Path, parse: Callable[[Json], T]) -> JsonLinesFile[T]:
 
 
 def last_record(path: Path, parse: Callable[[Json], T]) -> T | None:
-    """The last whole record of a file of JSON lines, without reading all of it; None where there is none.
+    """Read the last whole record of a file of JSON lines from its end; None if it has none.
 
     Args:
         path: the file.
@@ -211,7 +211,7 @@ def _types_of(kind: Hashable) -> dict[str, Any]:
 
 
 def _decoded(hint: Any, value: Any) -> Any:
-    """The value as the type says; T | None is the only union there is."""
+    """Convert a value to a field's type; `T | None` is the only union that records use."""
     within, outer = get_args(hint), get_origin(hint)
     if NoneType in within:
         return None if value is None else _decoded(next(one for one in within if one is not NoneType), value)

@@ -1,4 +1,4 @@
-"""What a pipeline did: who had which layers, what it did when, and how long it waited. Needs no torch."""
+"""The record of a pipeline: the layers of each rank, its work in one step, its idle time. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ BACKWARD: Final = "backward"
 INPUTS: Final = "backward to inputs"
 WEIGHTS: Final = "backward to weights"
 KINDS: Final = (FORWARD, BACKWARD, INPUTS, WEIGHTS)
-"""What a stage does with a microbatch."""
+"""The kinds of work that a stage does with a microbatch."""
 
 
 @dataclass(frozen=True)
 class PipelineSpan:
-    """One piece of work.
+    """The work of a stage on one microbatch.
 
     Attributes:
-        rank: who did it, numbered in the team.
-        stage: with which stage.
+        rank: the rank that did it, numbered in the team.
+        stage: the number of the stage.
         kind: one of `KINDS`.
-        microbatch: on which microbatch.
-        start: when, in seconds since the first piece of the step began.
-        stop: when it ended.
+        microbatch: the number of the microbatch.
+        start: seconds since the first span of the step began.
+        stop: likewise, of its end.
     """
 
     rank: int
@@ -42,11 +42,11 @@ class PipelineRecord:
 
     Attributes:
         schedule: its name.
-        microbatches: into how many a batch is cut.
+        microbatches: the number that a batch is cut into.
         owners: the rank of each stage.
         layers: the names of each stage's layers.
         idle: the share of each rank's time in steps that no forward and backward took: the bubble, in [0, 1].
-        spans: what the ranks did in one step, the last whole one.
+        spans: the work of the ranks in one step, the last whole one.
     """
 
     schedule: str
@@ -58,7 +58,7 @@ class PipelineRecord:
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time that is idle."""
+        """The idle share of all ranks' time."""
         return sum(self.idle) / len(self.idle) if self.idle else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class PipelineRecord:
 
 
 def since_the_first(spans: list[PipelineSpan]) -> list[PipelineSpan]:
-    """The spans with times that begin at the first of them, in that order."""
+    """Count the times of the spans from the first one's begin, and sort the spans by them."""
     first = min((span.start for span in spans), default=0.0)
     moved = [replace(span, start=span.start - first, stop=span.stop - first) for span in spans]
     return sorted(moved, key=lambda span: (span.start, span.rank))

@@ -1,4 +1,4 @@
-"""What a run produced, as dataclasses, and as JSON. Needs neither torch nor MPI.
+"""The results of a run, as dataclasses and as JSON. Needs neither torch nor MPI.
 
 A run's history is a file of JSON lines, one `EpochRecord` each.
 """
@@ -26,7 +26,7 @@ STAGES: Final = (
     "validation",
     "checkpoint",
 )
-"""Where the time of a rank goes; wait, reduce and update are the parts of an exchange.
+"""The stages that a rank's time is divided into; wait, reduce and update are the parts of an exchange.
 
 data: getting a batch. copy: to the device, and into the precision and layout of the model. forward: with the
 loss. backward: with the metrics. wait: for other ranks, in exchanges and at the end of an epoch. reduce: the
@@ -37,7 +37,7 @@ checkpoint: writing weights.
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model does on a number of samples, each of which was counted once.
+    """The quality of a model on a number of samples, each of which was counted once.
 
     Attributes:
         samples: how many samples were seen, over all ranks.
@@ -53,7 +53,7 @@ class Evaluation:
     confusion: list[list[int]] | None = field(default=None, repr=False)
 
     def check(self) -> None:
-        """Raise ValueError where a class has no column of its own."""
+        """Raise ValueError if a class has no column of its own."""
         rows = self.confusion or []
         if any(len(row) < len(rows) for row in rows):
             raise ValueError(f"a row of the confusion matrix has less than {len(rows)} columns")
@@ -82,16 +82,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank did in an epoch.
+    """The work of one rank in an epoch.
 
     Attributes:
         updates: steps that it made.
         samples: training samples that it computed.
         stages: its seconds by stage, one of `STAGES`. Where validation is distributed, those since the record
             before: the time of a validation is in the next record, of the last one in the last.
-        measuring_s: how long it took to find these seconds out, as estimated from the cost of one look at the
-            clock; they contain it.
-        exchanges: how many times it exchanged something with others.
+        measuring_s: the seconds that measuring took, estimated from the cost of reading the clock once; they
+            are contained in `stages`.
+        exchanges: the number of exchanges with other ranks.
         bytes_sent: what it sent or wrote for others to read, in bytes.
         dropped: gradients of its own that came too late and were not used.
         skipped: exchanges that its strategy left out as not worth their while.
@@ -117,12 +117,12 @@ class RankRecord:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of forward and backward."""
+        """Seconds of forward and backward together."""
         return self.stages.get("forward", 0.0) + self.stages.get("backward", 0.0)
 
     @property
     def wait_s(self) -> float:
-        """Seconds that it waited for others."""
+        """Seconds of waiting for other ranks."""
         return self.stages.get("wait", 0.0)
 
     @property
@@ -160,12 +160,12 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch of training, or the part of it that a run of so many steps reached.
+    """One epoch of training, or the part of it that a run of a given number of steps reached.
 
     Attributes:
         epoch: its number, from 1.
         step: weight updates made since the run began; where each rank makes its own, those of one rank (the
-            mean, where batches are handed out to whoever asks).
+            mean, where ranks ask for their batches).
         complete: whether the epoch was trained to its end.
         train: loss and metrics of its training samples, each as it was when its update was made.
         validation: on the validation part after the epoch; None without such a part.
@@ -174,7 +174,7 @@ class EpochRecord:
         samples_per_s: training samples of all ranks per second, validation not counted.
         lr: the learning rate of the first parameter group in rank 0's last update.
         time: when the epoch ended (UTC, ISO 8601).
-        ranks: what each rank did, in rank order.
+        ranks: the work of each rank, in rank order.
     """
 
     epoch: int
@@ -189,7 +189,7 @@ class EpochRecord:
     ranks: list[RankRecord] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise ValueError where the epoch has no updates, or no time."""
+        """Raise ValueError if the epoch has no updates, or no time."""
         if min(self.epoch, self.step) < 1:
             raise ValueError(f"epoch {self.epoch} ends with step {self.step}; both count from 1")
         for name in ("total", "validation"):
@@ -212,11 +212,11 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class World:
-    """What a run was computed on.
+    """The ranks, hosts and threads of a run.
 
     Attributes:
         ranks: the world size.
-        hosts: how many hosts they were on.
+        hosts: the number of hosts they were on.
         threads: threads of each rank.
     """
 
@@ -227,19 +227,19 @@ class World:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run.
+    """The summary of a finished run.
 
     Attributes:
         test: on the test part, once, at the end; None without such a part.
         validation: on the validation part after the last epoch; None without such a part.
-        parameters: how many trainable numbers the model has.
+        parameters: the number of the model's trainable numbers.
         epochs: epochs begun.
         complete: whether the last of them was trained to its end.
         steps: weight updates made, as in the last `EpochRecord`.
-        samples: training samples behind them.
+        samples: training samples that they used.
         seconds: wall time of training, validation included.
         samples_per_s: training samples per second, validation not counted.
-        world: what it was computed on.
+        world: its ranks, hosts and threads.
         versions: of tutti, torch and Python.
         date: when the run ended (UTC, ISO 8601).
     """
@@ -261,13 +261,13 @@ class Summary:
     def of(
         cls, history: list[EpochRecord], test: Evaluation | None, parameters: int, world: World
     ) -> Summary:
-        """The summary of a run that ends now.
+        """Summarize a run that ends now.
 
         Args:
             history: the records of all its epochs.
             test: the evaluation on the test part, if there is one.
-            parameters: how many trainable numbers the model has.
-            world: what it was computed on.
+            parameters: the number of the model's trainable numbers.
+            world: its ranks, hosts and threads.
         """
         samples = sum(record.train.samples for record in history)
         seconds = sum(record.seconds["total"] for record in history)
@@ -302,18 +302,18 @@ class Summary:
 
 
 def now() -> str:
-    """The time (UTC, ISO 8601, whole seconds)."""
+    """Return the time (UTC, ISO 8601, whole seconds)."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """The versions of tutti, torch and Python, from the packages' metadata."""
+    """Return the versions of tutti, torch and Python, from the packages' metadata."""
     found = {name: metadata.version(name) for name in ("tutti", "torch")}
     return {**found, "python": platform.python_version()}
 
 
 def read_history(path: Path) -> JsonLinesFile[EpochRecord]:
-    """The epochs of a run; lines that cannot be read are left out and reported.
+    """Read the epochs of a run; lines that cannot be read are left out and reported.
 
     Raises:
         BadRunFolder: the file cannot be opened.

@@ -1,4 +1,4 @@
-"""What every rank did when, as a picture: spans of time in a lane for each rank, and arrows between them.
+"""A time-line of all ranks: spans of time in a lane for each rank, and arrows between them.
 
 The file is in Chrome's trace event format (Google, "Trace Event Format", 2016), which ui.perfetto.dev and
 chrome://tracing open. Needs neither torch nor MPI.
@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any, Final
 
 LIMIT: Final = 200_000
-"""How many spans of a rank are kept, and how many ends of arrows."""
+"""The most spans of a rank that are kept, and the most ends of arrows."""
 
 SHORTEST_S: Final = 1e-6
-"""Spans that are shorter, and have no arrow, are not worth a place."""
+"""Shorter spans without an arrow are not kept."""
 
 LARGE: Final = 100_000
-"""A file of more events is compressed."""
+"""The number of events above which the file is compressed."""
 
 FILE: Final = "trace.json"
 
 
 class SpanLink(Enum):
-    """What a span may be an end of. Ends with the same key belong together."""
+    """The kinds of arrows' ends. Ends with the same key belong together."""
 
     SEND = "a message leaves"
     RECEIVE = "a message has come"
-    MEET = "all ranks come; the last one to come lets the others go on"
+    MEET = "all ranks arrive; the last one releases the others"
     ROOT = "gives to all who are `LEAF`"
     LEAF = "takes from `ROOT`"
     HOLD = "has a lock, which its next holder may have waited for"
@@ -41,10 +41,10 @@ class SpanLink(Enum):
 
 @dataclass
 class Trace:
-    """What one rank did. Times are in seconds of its own clock.
+    """The spans of one rank. Times are in seconds of its own clock.
 
     Attributes:
-        limit: how many spans are kept, and how many links.
+        limit: the most spans that are kept, and the most links.
         spans: name, begin and end.
         links: the kind, a key, begin and end of a span that is one end of an arrow.
         left_out: spans that came after the limit.
@@ -56,12 +56,12 @@ class Trace:
     left_out: int = 0
 
     def add(self, name: str, began: float, ended: float) -> None:
-        """Note a span, unless it is too short to be seen."""
+        """Record a span, unless it is too short to be seen."""
         if ended - began >= SHORTEST_S:
             self._keep(name, began, ended)
 
     def link(self, name: str, began: float, ended: float, kind: SpanLink, key: Hashable) -> None:
-        """Note a span that is one end of an arrow; without a name, the span itself is noted already."""
+        """Record a span that is one end of an arrow; without a name, the span itself is recorded already."""
         if name:
             self._keep(name, began, ended)
         if len(self.links) < self.limit:
@@ -76,12 +76,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class Reading:
-    """How far a rank's clock was ahead of that of rank 0.
+    """A measured offset of a rank's clock from that of rank 0.
 
     Attributes:
-        at: when, by its own clock.
-        ahead_s: by how many seconds.
-        residual_s: how wrong that may be, either way.
+        at: the time of the measurement, by the rank's own clock.
+        ahead_s: the seconds that its clock was ahead.
+        residual_s: the largest error of `ahead_s`, in seconds.
     """
 
     at: float
@@ -91,13 +91,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Lane:
-    """A rank's part of the picture.
+    """A rank's part of the time-line.
 
     Attributes:
         name: of the lane.
         host: the number of its host.
-        host_name: what that is called.
-        trace: what it did.
+        host_name: the name of its host.
+        trace: its spans.
         readings: of its clock, at the begin and at the end; none where the host has rank 0's clock.
     """
 
@@ -108,11 +108,11 @@ class Lane:
     readings: tuple[Reading, ...] = ()
 
     def nanoseconds(self, at: float) -> int:
-        """A time of this rank's clock, by the clock of rank 0."""
+        """Convert a time of this rank's clock to that of rank 0."""
         return round(1e9 * (at - self._ahead_s(at)))
 
     def _ahead_s(self, at: float) -> float:
-        """By how much the clock was ahead: on the line through the readings, as clocks drift evenly."""
+        """Interpolate the offset between the readings: clocks drift evenly."""
         if not self.readings:
             return 0.0
         first, last = self.readings[0], self.readings[-1]
@@ -124,7 +124,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Arrow:
-    """From one lane to another; times in nanoseconds by the clock of rank 0."""
+    """An arrow from one lane to another; times in nanoseconds by the clock of rank 0."""
 
     name: str
     source: int
@@ -134,11 +134,11 @@ class Arrow:
 
 
 def write_trace(lanes: Sequence[Lane], folder: Path, whole: bool = True) -> Path:
-    """Write the picture into `folder`, compressed when it is large; returns the file.
+    """Write the time-line into `folder`, compressed when it is large; return the file.
 
     Args:
         lanes: of the ranks.
-        folder: where to.
+        folder: the one to write into.
         whole: whether all ranks are among them, and came to their end.
 
     Raises:
@@ -156,7 +156,7 @@ def write_trace(lanes: Sequence[Lane], folder: Path, whole: bool = True) -> Path
 
 
 def chrome_trace(lanes: Sequence[Lane], whole: bool = True) -> dict[str, Any]:
-    """The lanes as a JSON object in Chrome's format; times begin at 0 and are in microseconds."""
+    """Return the lanes as a JSON object in Chrome's format; times begin at 0 and are in microseconds."""
     starts = [lane.nanoseconds(began) for lane in lanes for _, began, _ in lane.trace.spans]
     zero = min(starts, default=0)
     events = [event for number, lane in enumerate(lanes) for event in _lane(number, lane, zero)]
@@ -180,7 +180,7 @@ def _lane(number: int, lane: Lane, zero: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "thread_name", **place, "args": {"name": lane.name}}
     yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
     times = [(lane.nanoseconds(b), lane.nanoseconds(e), name) for name, b, e in lane.trace.spans]
-    # What contains others comes before them.
+    # Spans that contain others come before them.
     for began, ended, name in sorted(times, key=lambda one: (one[0], -one[1])):
         span = {"ts": (began - zero) / 1e3, "dur": (ended - began) / 1e3}
         yield {"ph": "X", "name": name, "cat": "tutti", **span, **place}
@@ -206,7 +206,7 @@ def _arrows(lanes: Sequence[Lane]) -> Iterator[Arrow]:
 
 
 def _messages(found: list[End]) -> Iterator[Arrow]:
-    """From whoever sends to whoever receives; none where an end was not recorded."""
+    """Yield the arrows from sender to receivers; none if an end was not recorded."""
     for kind, source, start, _ in found:
         if kind in (SpanLink.SEND, SpanLink.ROOT):
             name = "message" if kind is SpanLink.SEND else "broadcast"
@@ -217,7 +217,7 @@ def _messages(found: list[End]) -> Iterator[Arrow]:
 
 
 def _releases(key: Hashable, found: list[End]) -> Iterator[Arrow]:
-    """From the last one to come to all others; the key's last part says how many there are."""
+    """Yield arrows from the last rank to arrive to the others; `key` ends with the number of ranks."""
     if not isinstance(key, tuple) or len(found) != key[-1]:
         return
     _, last, start, _ = max(found, key=lambda end: end[2])
@@ -227,7 +227,7 @@ def _releases(key: Hashable, found: list[End]) -> Iterator[Arrow]:
 
 
 def _hand_overs(found: list[End]) -> Iterator[Arrow]:
-    """From each holder of a lock to the next one, if that is another rank."""
+    """Yield an arrow from each holder of a lock to the next one, if that is another rank."""
     ordered = sorted(found, key=lambda end: end[2])
     for (_, source, began, ended), (_, to, start, _) in pairwise(ordered):
         if to != source:
@@ -235,5 +235,5 @@ def _hand_overs(found: list[End]) -> Iterator[Arrow]:
 
 
 def _arrow(name: str, source: int, start: int, to: int, finish: int) -> Arrow:
-    """An arrow does not go back in time, whatever is left between the clocks."""
+    """Make an arrow that does not go back in time, whatever error the clocks have left."""
     return Arrow(name, source, start, to, max(start, finish))

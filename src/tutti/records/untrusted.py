@@ -1,4 +1,4 @@
-"""Files and texts that somebody else may have written: read within bounds, and made fit to be shown.
+"""Files and texts of others: read within bounds, and made safe to print.
 
 Needs neither torch nor MPI.
 """
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 MOST_BYTES: Final = 1 << 30
-"""A file of records that is larger is refused: it would fill the memory."""
+"""The size above which a file of records is refused: it would fill the memory."""
 
 MOST_RANKS: Final = 1 << 16
-"""No run has more ranks, and no rank more threads."""
+"""The most ranks of a run, and the most threads of a rank."""
 
 _JOINERS: Final = "\u200c\u200d"
-"""Letters of several scripts that show only in how their neighbours are joined."""
+"""Invisible letters that join or part their neighbours, in several scripts."""
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file, or of one that a link leads to.
+    """Read a regular file, or one that a link leads to.
 
     Raises:
         OSError: it cannot be read, is a pipe or a device, or has more than `most` bytes.
@@ -32,12 +32,12 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}")
-        # It may grow meanwhile, by whoever writes it.
+        # Its writer may make it grow meanwhile.
         return file.read(most)
 
 
 def read_tail(path: Path, most: int) -> bytes:
-    """The last bytes of a regular file, `most` of them at most.
+    """Read the last bytes of a regular file, `most` at most.
 
     Raises:
         OSError: it cannot be read, or is a pipe or a device.
@@ -48,7 +48,7 @@ def read_tail(path: Path, most: int) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file, open to be read.
+    """Open a regular file to read it.
 
     Raises:
         OSError: it cannot be opened, or is a pipe or a device.
@@ -63,7 +63,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(text: bytes | str) -> object:
-    """The values in a JSON text, with its texts as `printable` makes them.
+    """Parse a JSON text, whose strings `printable` makes safe.
 
     Raises:
         ValueError: it is no JSON, or has too many levels.
@@ -75,7 +75,7 @@ def parse_json(text: bytes | str) -> object:
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> object:
-    """The values in a JSON file, as `parse_json` gives them.
+    """Read a JSON file with `parse_json`.
 
     Raises:
         OSError: as for `read_file`.
@@ -85,11 +85,11 @@ def read_json(path: Path, most: int = MOST_BYTES) -> object:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """The text as it can be shown anywhere: control characters, such as a terminal obeys, are written out.
+    """Return a text that is safe to print: control characters, which a terminal would obey, are escaped.
 
     Args:
-        text: any; characters that no encoding has are written out too.
-        lines: leave ends of lines and tabulators as they are.
+        text: any; characters that no encoding has are escaped too.
+        lines: keep line ends and tabs.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""What a run uses of its hosts' cores and memory, sampled while it goes on. Needs neither torch nor MPI.
+"""Samples of the cores and memory that a run uses on its hosts. Needs neither torch nor MPI.
 
 usage.jsonl           one `UsageRecord` a line, of the host of rank 0
 usage-HOST.jsonl      likewise, of another host that sees the run folder
@@ -17,17 +17,17 @@ GONE: Final = "gone"
 """The state of a process that has ended."""
 
 STOPPED: Final = ("stopped", "tracing-stop")
-"""The states of a process that somebody has stopped, such as by SIGSTOP or with a debugger."""
+"""The states of a process that was stopped, such as by SIGSTOP or by a debugger."""
 
 
 @dataclass(frozen=True)
 class RankUsage:
-    """What one rank uses.
+    """One rank's use of its host.
 
     Attributes:
         rank: its number among the workers; those of servers come after the workers'.
         pss: its proportional set size in bytes: memory that several processes share counts in equal parts.
-            None where the kernel does not tell.
+            None if the kernel does not report it.
         cpu: CPU time since the sample before, in percent of one core; above 100 with several threads.
         state: of its process, as psutil calls it ("running", "sleeping", "stopped", ...), or "gone".
     """
@@ -40,13 +40,13 @@ class RankUsage:
 
 @dataclass(frozen=True)
 class UsageRecord:
-    """A sample of what one host does.
+    """A sample of one host.
 
     Attributes:
         time: seconds since 1970 (UTC).
         host: its name.
-        cores: how busy each core was since the sample before, in percent: each logical CPU that the job may
-            use, in the order of their numbers; whoever keeps it busy.
+        cores: the load of each core since the sample before, in percent, other programs' included: each
+            logical CPU that the job may use, in the order of their numbers.
         ranks: the ranks on this host.
     """
 
@@ -56,7 +56,7 @@ class UsageRecord:
     ranks: list[RankUsage] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise ValueError where it is of no time."""
+        """Raise ValueError if its time or a load is not finite."""
         if not all(map(math.isfinite, (self.time, *self.cores))):
             raise ValueError("a time or a share of a core is not finite")
 
@@ -75,7 +75,7 @@ class UsageRecord:
 
 
 def usage_file(folder: Path, host: str | None = None) -> Path:
-    """Where the samples of a host are.
+    """Return the file with the samples of a host.
 
     Args:
         folder: the run's.
@@ -85,13 +85,13 @@ def usage_file(folder: Path, host: str | None = None) -> Path:
 
 
 def usage_files(folder: Path) -> list[Path]:
-    """The files of samples in a run folder, that of rank 0's host first."""
+    """Return the files of samples in a run folder, that of rank 0's host first."""
     others = sorted(folder.glob("usage-*.jsonl"))
     return [path for path in (usage_file(folder), *others) if path.is_file()]
 
 
 def read_usage(folder: Path) -> JsonLinesFile[UsageRecord]:
-    """The samples of all hosts in the order of time; none, where a run has left none.
+    """Read the samples of all hosts, in the order of time; none if a run has left none.
 
     Args:
         folder: the run's.

@@ -1,1 +1,1 @@
-"""What runs have shown, from their records alone: no torch, no MPI, any machine."""
+"""Reports of runs, from their records only: on any machine, without torch and MPI."""

@@ -1,4 +1,4 @@
-"""What to try next, from where the time went."""
+"""Advice for a faster run, from its seconds by stage."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Final
 from tutti.records.run import STAGES, EpochRecord
 
 STANDS_OUT: Final = 0.1
-"""A smaller share of the time is not worth a change."""
+"""The share of the time below which a stage is not worth a change."""
 
 UNEVEN: Final = 1.25
-"""Ranks differ in speed when a sample takes one of them so many times as long as another."""
+"""The ratio of the ranks' times of a sample from which on they differ in speed."""
 
 TOGETHER: Final = ("sync", "paramserver")
 """Strategies whose workers make each update together."""
 
 FREE: Final = ("adpsgd", "downpour", "easgd", "gem", "hogwild", "lazy")
-"""Strategies whose workers wait for nobody."""
+"""Strategies whose workers wait for no other."""
 
 _SAYS: Final = {
     "data": "getting the batches takes",
@@ -28,7 +28,7 @@ _SAYS: Final = {
     "validation": "validation takes",
     "checkpoint": "writing the weights takes",
 }
-"""The stages that something can be done about, in words."""
+"""Phrases for the stages that something can be done about."""
 
 _RARER: Final = {
     "sync": "--batch-size {larger}, or --strategy easgd, whose workers meet every 10 batches",
@@ -43,14 +43,14 @@ _RARER: Final = {
     "lazy": "--strategy.slack 10, or --strategy easgd",
     "gem": "--strategy easgd, whose workers meet every 10 batches",
 }
-"""How workers meet less often, by strategy."""
+"""Options for fewer exchanges, by strategy."""
 
 _EVERY: Final = {"local": 8, "diloco": 20, "easgd": 10, "easgd_sync": 10, "gossip": 1, "adpsgd": 1}
-"""How many batches go by between two exchanges, where nothing else is said."""
+"""Batches between two exchanges by default, by strategy."""
 
 
 def advice(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str:
-    """One sentence: the largest part of the time that something can be done about, and what to try.
+    """Name the largest part of the time that something can be done about, and what to try, in one sentence.
 
     Args:
         ranks: each rank's seconds by stage, as `stages_by_rank` gives them; "samples" among them.
@@ -70,7 +70,7 @@ def advice(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> s
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
-    """Each rank's seconds by stage over all epochs, what measuring them took, and its samples."""
+    """Sum each rank's seconds by stage over all epochs, with those of measuring, and its samples."""
     found = []
     for ranks in zip(*(record.ranks for record in history), strict=False):
         totals = {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
@@ -81,7 +81,7 @@ def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
 
 
 def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
-    """The share of the time that finding out where it went took, in [0, 1]."""
+    """Return the share of the time that measuring it took, in [0, 1]."""
     whole = sum(rank.get(stage, 0.0) for rank in ranks for stage in STAGES)
     return sum(rank.get("measuring", 0.0) for rank in ranks) / whole if whole else 0.0
 
@@ -116,7 +116,7 @@ def _for_validation(strategy: str, config: Mapping[str, Any]) -> str:
 def _for_balance(
     strategy: str, ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]
 ) -> str | None:
-    """What to do about ranks of different speeds, if they are and nothing is done yet."""
+    """Advise a balance, if ranks differ in speed and none is chosen yet."""
     computing = [
         (rank.get("forward", 0.0) + rank.get("backward", 0.0), rank.get("samples")) for rank in ranks
     ]
@@ -130,7 +130,7 @@ def _for_balance(
 
 
 def _for_portions(layout: str, larger: int) -> str:
-    """What to do where ranks hold one model together: each needs what the others compute."""
+    """Advise ranks that hold one model together: each needs the others' results."""
     if "pipeline" in layout:
         return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
     return f"--batch-size {larger}, for more work between exchanges"
@@ -145,10 +145,10 @@ def _rarer(strategy: str, larger: int, config: Mapping[str, Any]) -> str:
 
 
 def _whole(value: object, usual: int) -> int:
-    """A whole number above 0 of a configuration; the usual one where there is none."""
+    """Return a whole number above 0 of a configuration; the usual one if there is none."""
     return value if isinstance(value, int) and value > 0 else usual
 
 
 def _share(value: object, usual: float) -> float:
-    """A share of a configuration, in [0, 1]; the usual one where there is none."""
+    """Return a share of a configuration, in [0, 1]; the usual one if there is none."""
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else usual

@@ -1,4 +1,4 @@
-"""Results as one HTML file, which can be read offline and sent to others, and as pictures."""
+"""Results as one HTML file, which can be read offline and sent on, and as pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_report(results: Results, page: Path) -> Path:
     """Write the page, and beside it each figure as SVG and PNG.
 
     Args:
-        results: what is shown.
+        results: those to show.
         page: the file to write; the pictures go into the folder `figures` beside it.
 
     Returns:
@@ -59,7 +59,7 @@ def write_report(results: Results, page: Path) -> Path:
 
 
 def _write_pictures(converter: Any, specs: dict[str, Any], folder: Path) -> None:
-    """Each figure as SVG and PNG."""
+    """Write each figure as SVG and PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, spec in specs.items():
         svg = converter.vegalite_to_svg(spec)
@@ -69,19 +69,19 @@ def _write_pictures(converter: Any, specs: dict[str, Any], folder: Path) -> None
 
 @cache
 def _library() -> str:
-    """The script that draws in the browser; putting it together takes seconds."""
+    """Return the script that draws in the browser; bundling it takes seconds."""
     return str(_converter().javascript_bundle())
 
 
 def _converter() -> Any:
-    """The package `vl_convert`, whose types demand arguments that have defaults."""
+    """Import the package `vl_convert`, whose types demand arguments that have defaults."""
     import vl_convert
 
     return vl_convert
 
 
 def _words(results: Results) -> dict[str, Any]:
-    """All that the page says beside its figures."""
+    """Return the text of the page beside its figures."""
     comparison = results.comparison
     best = fastest(results)
     tables = []

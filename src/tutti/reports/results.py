@@ -1,4 +1,4 @@
-"""What was found, as it lies in folders: by a comparison, or by runs that were made one by one."""
+"""The results of a comparison, or of runs that were made one by one, read from their folders."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tutti.reports.runs import SUMMARY, Run
 from tutti.reports.scaling import Row, rows
 
 SAME: Final = ("model", "model_options", "data", "data_options")
-"""Fields of a run's configuration that decide what is learned: where they differ, nothing can be compared."""
+"""Fields of a run's configuration that define the task: runs that differ in them cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What was found.
+    """The runs of a comparison, with their errors.
 
     Attributes:
-        comparison: what was compared.
+        comparison: the ways to train that it compares.
         runs: those of each combination, by its folder.
-        errors: what the first repeat that failed said, by the combination's folder.
-        notes: what is to be known about the records: lines that could not be read, runs that have not ended.
+        errors: the error of the first repeat that failed, by the combination's folder.
+        notes: remarks about the records: lines that could not be read, runs that have not ended.
     """
 
     comparison: Comparison
@@ -36,20 +36,20 @@ class Results:
 
     @cached_property
     def rows(self) -> Sequence[Row]:
-        """One for each combination, in the order of the table."""
+        """The rows of the table, one for each combination."""
         return rows(self.comparison, self.runs, self.errors)
 
     def each(self) -> Iterator[tuple[Row, int, Run]]:
-        """Every run, with its row and the number of its repeat from 0."""
+        """Yield every run, with its row and the number of its repeat from 0."""
         for row in self.rows:
             for repeat, run in enumerate(self.runs[row.combination.folder]):
                 yield row, repeat, run
 
     def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
-        """The best of those with one worker and the best of those with several; as far as there are any.
+        """Return the best row with one worker and the best one with several, as far as there are any.
 
         Args:
-            better: how good a row is; None: not known. With one worker `solo` comes before all others.
+            better: rates a row; None: not known. With one worker `solo` comes before all others.
         """
         known = [row for row in self.rows if self.runs[row.combination.folder] and better(row) is not None]
         alone = [row for row in known if row.combination.workers == 1]
@@ -60,7 +60,7 @@ class Results:
 
 
 def read_results(paths: Sequence[Path], force: bool = False) -> Results:
-    """The results in the folder of a comparison, or in run folders.
+    """Read the results in the folder of a comparison, or in run folders.
 
     Args:
         paths: one folder that `tutti compare` wrote, or folders that `tutti train` wrote.
@@ -80,7 +80,7 @@ def read_results(paths: Sequence[Path], force: bool = False) -> Results:
 
 
 def read_comparison(folder: Path) -> Results:
-    """What a comparison has found so far: its runs that came to their end.
+    """Read the results of a comparison so far: those of its finished runs.
 
     Raises:
         BadRunFolder: the folder is not what `tutti compare` wrote.
@@ -105,7 +105,7 @@ def read_comparison(folder: Path) -> Results:
 
 
 def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
-    """Runs that were made one by one, finished or not, as a comparison with one run of each.
+    """Read runs that were made one by one, finished or not, as a comparison with one run of each.
 
     Args:
         paths: their folders.
@@ -139,7 +139,7 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
 
 
 def _combination(name: str, run: Run) -> Combination:
-    """What a run would be in a comparison. Runs are compared in time where they did the same work."""
+    """Return the combination that a run would be. Only runs that did the same work are compared in time."""
     config, last = run.config, run.history[-1]
     try:
         return Combination(

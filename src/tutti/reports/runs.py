@@ -1,4 +1,4 @@
-"""Finished and unfinished runs, as they lie in their folders."""
+"""Finished and unfinished runs, read from their folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run has left.
+    """The records of one training run.
 
     Attributes:
         path: its folder.
@@ -31,8 +31,8 @@ class Run:
         summary: of a finished run; None while it is not.
         config: the configuration, as JSON values; empty where the folder has none.
         labels: names of the classes; empty when unknown.
-        usage: samples of what the hosts did meanwhile; empty where none were taken.
-        pipeline: what a pipeline did; None: there was none.
+        usage: samples of the hosts' cores and memory; empty where none were taken.
+        pipeline: the record of a pipeline; None: there was none.
     """
 
     path: Path
@@ -73,12 +73,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """True if it has come to its end."""
         return self.summary is not None
 
     @property
     def validated(self) -> bool:
-        """Whether it had a validation part."""
+        """True if it had a validation part."""
         return any(record.validation is not None for record in self.history)
 
     @property
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def epochs(self) -> list[float | None]:
-        """How many epochs were trained up to each record; None where all that is known is a part of one."""
+        """The epochs trained up to each record; None if the run is only a part of one."""
         first = self.history[0] if self.history else None
         if first is None or not first.complete:
             return [None] * len(self.history)
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def staleness(self) -> Counter[int]:
-        """How often something was exchanged that so many updates by others were newer than."""
+        """The number of exchanges by their staleness in updates, over all ranks and epochs."""
         found: Counter[int] = Counter()
         for record in self.history:
             for rank in record.ranks:
@@ -130,7 +130,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the test part, or else of the validation part, that was right; None: neither says."""
+        """The accuracy on the test part, or else on the validation part; None if neither has one."""
         test = self.summary.test if self.summary is not None else None
         for found in (test, self.history[-1].validation):
             if found is not None and "accuracy" in found.metrics:
@@ -138,7 +138,7 @@ class Run:
         return None
 
     def seconds_to(self, target: float) -> float | None:
-        """Seconds of training until the accuracy on the validation part was `target`; None: it never was.
+        """Return the seconds of training until the validation accuracy was `target`; None: it never was.
 
         Between two epochs the accuracy is taken to grow evenly.
         """
@@ -152,7 +152,7 @@ class Run:
 
 
 def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tuple[float, float] | None:
-    """When the accuracy reached `target`, on the line between two measurements.
+    """Find when the accuracy reached `target`, on the line between two measurements.
 
     Args:
         points: seconds, weight updates and accuracy of each, in order; before them all three are 0.
@@ -175,12 +175,12 @@ def _training_s(record: EpochRecord) -> float:
 
 
 def _if_there(path: Path, parse: Callable[[Json], T]) -> T | None:
-    """The record that is the whole of a file; None where there is no such file."""
+    """Read a file that holds one record; None if there is no such file."""
     return read_record(path, parse) if path.exists() else None
 
 
 def _labels(data: Json) -> tuple[str, ...]:
-    """The names of the classes, in how the model saw its data."""
+    """Take the names of the classes from `data.json`."""
     found = data.get("labels", ())
     if not isinstance(found, list):
         raise TypeError(f"its labels are a {type(found).__name__}, not a list")

@@ -17,7 +17,7 @@ from tutti.records.comparison import CPU, Combination, Comparison
 from tutti.reports.runs import Run
 
 DIGITS = 2
-"""Decimals of the seconds that are shown."""
+"""Decimals of the seconds in tables."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Row:
     """One combination's results.
 
     Attributes:
-        combination: which.
+        combination: the way to train.
         seconds: of training, without validation: the median of the repeats, rounded as it is shown; None
             without any.
         spread: the shortest and the longest, likewise.
-        finished: how many repeats came to their end.
+        finished: the number of repeats that came to their end.
         samples_per_s: training samples per second, the median.
         speed_up: over one process with one thread.
         speed_up_all: over one process with all threads.
         efficiency: see above; None for a device that has no cores to count.
         accuracy: mean over the repeats, in [0, 1].
         to_target: seconds to the target, the median; None: some repeat did not reach it.
-        error: what the first repeat that failed said.
+        error: of the first repeat that failed.
     """
 
     combination: Combination
@@ -53,12 +53,12 @@ class Row:
 
 
 def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str]) -> list[Row]:
-    """The results of a comparison, as far as it has come.
+    """Return the results of a comparison, as far as it has come.
 
     Args:
-        comparison: what was compared.
+        comparison: the ways to train that it compares.
         runs: those of each combination, by its folder.
-        errors: what the first repeat that failed said, by the combination's folder.
+        errors: the error of the first repeat that failed, by the combination's folder.
     """
     seconds = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
@@ -80,7 +80,7 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
 
 
 def is_baseline(other: Combination, one: Combination) -> bool:
-    """Whether `one` is compared with `other`: one process that trains alone, with the same swept options.
+    """Tell whether `other` is a baseline of `one`: a process that trains alone, with the same swept options.
 
     A device is compared with the CPU.
     """
@@ -89,7 +89,7 @@ def is_baseline(other: Combination, one: Combination) -> bool:
 
 
 def _seconds(runs: Sequence[Run], repeats: int) -> float | None:
-    """What others are compared with: nothing when a repeat is missing."""
+    """Return the median seconds of a combination; None if a repeat is missing."""
     whole = len(runs) == repeats and all(run.finished for run in runs)
     return round(median(run.seconds for run in runs), DIGITS) if whole else None
 

@@ -1,4 +1,4 @@
-"""A comparison as a table on the terminal, and what the tables of all reports say."""
+"""A comparison as a table on the terminal, and the cells that all reports share."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "sam
 """Columns that are left out, one after the other, where a terminal has no room for all."""
 
 _ALWAYS: Final = ("way to train", "seconds", "speed-up")
-"""Columns that a terminal of any width shows."""
+"""Columns that are shown on a terminal of any width."""
 
 _NONE: Final = "-"
-"""What stands in a table where there is no number, so that each row has as many words as the others."""
+"""The cell without a number, so that each row has as many words as the others."""
 
 _GAP: Final = 2
 """Columns of text between two columns of a table."""
@@ -56,8 +56,8 @@ def show(results: Results, stream: IO[str]) -> None:
     every row is one line with all columns.
 
     Args:
-        results: what was found.
-        stream: where to.
+        results: those to show.
+        stream: the one to print to.
     """
     console = console_on(stream, UNBOUNDED)
     left_out: list[str] = []
@@ -84,20 +84,20 @@ def show(results: Results, stream: IO[str]) -> None:
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
-    """The rows of each table, by the kind of scaling."""
+    """Return the rows of each table, by the kind of scaling."""
     kinds = dict.fromkeys(row.combination.scaling for row in results.rows)
     return [(kind, [row for row in results.rows if row.combination.scaling == kind]) for kind in kinds]
 
 
 def fastest(results: Results) -> Row | None:
-    """The row of the first table with the largest speed-up; None where there are no two to choose from."""
+    """Return the first table's row with the largest speed-up; None unless there are two to choose from."""
     tables = [rows for _, rows in by_scaling(results)]
     rows = [row for row in (tables[0] if tables else []) if row.speed_up is not None]
     return max(rows, key=lambda row: row.speed_up or 0.0) if len(rows) > 1 else None
 
 
 def verdict(results: Results) -> str | None:
-    """Which way was fastest, in a sentence; None where nothing can be compared."""
+    """Name the fastest way to train, in a sentence; None if nothing can be compared."""
     best = fastest(results)
     if best is None:
         return None
@@ -111,19 +111,19 @@ def verdict(results: Results) -> str | None:
 
 
 def note(results: Results) -> str:
-    """What the columns mean."""
+    """Explain the columns."""
     apart = any(row.combination.scaling == APART for row in results.rows)
     return f"{NOTE} {APART_NOTE}" if apart else NOTE
 
 
 def title(comparison: Comparison, scaling: str) -> str:
-    """What stands above the table of one kind of scaling."""
+    """Return the title of the table of one kind of scaling."""
     many = f", median of {comparison.repeats}" if comparison.repeats > 1 else ""
     return f"{comparison.model} on {comparison.data}{many}; {_SCALINGS[scaling]}"
 
 
 def heads(comparison: Comparison) -> list[str]:
-    """The heads of the columns."""
+    """Return the heads of the columns."""
     found = ["way to train", "cores", "seconds"]
     found += ["shortest, longest"] if comparison.repeats > 1 else []
     found += ["samples/s", "speed-up", "of all threads", "efficiency", "accuracy %"]
@@ -131,7 +131,7 @@ def heads(comparison: Comparison) -> list[str]:
 
 
 def cells(comparison: Comparison, row: Row) -> list[str]:
-    """The cells of a row; empty where there is no number."""
+    """Return the cells of a row; empty where there is no number."""
     name = row.combination.name
     if row.combination.scaling == APART:
         name += "" if row.finished else " (unfinished)"
@@ -171,7 +171,7 @@ def _columns(comparison: Comparison, rows: Sequence[Row], console: Console) -> l
 
 
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """The columns that a terminal of some width has room for."""
+    """Return the columns that a terminal of some width has room for."""
     found = list(columns)
     others = [column.head for column in reversed(columns) if column.head not in (*_FIRST_TO_GO, *_ALWAYS)]
     for head in (*_FIRST_TO_GO, *others):
@@ -183,7 +183,7 @@ def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
 
 
 def _room_beside(columns: Sequence[_Column], width: int) -> int:
-    """Columns of text that are left over in a line."""
+    """Return the columns of text that are left over in a line."""
     return width - 1 - sum(column.least + _GAP for column in columns)
 
 

@@ -22,7 +22,7 @@ from tutti.launch.usage_sampler import Sampler
 from tutti.records.trace import Lane, Reading, Trace, write_trace
 from tutti.records.usage import usage_file
 from tutti.run.jobs import TrainJob
-from tutti.training.heartbeat import Heart
+from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.profiling import Profile, Profiler
 from tutti.training.run_folder import CONFIG, RunFolder
 from tutti.training.trainer import Trainer
@@ -36,8 +36,8 @@ def crew_of(team: Communicator) -> Communicator:
 @contextmanager
 def observed(
     comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
-) -> Iterator[Heart]:
-    """Have cores and memory sampled into the run folder, and leave signs of life there (collective).
+) -> Iterator[HeartbeatThread]:
+    """Have cores and memory sampled into the run folder, and write heartbeats there (collective).
 
     Args:
         comm: the workers.
@@ -53,7 +53,7 @@ def observed(
     first = comm.broadcast_object(host) if wanted else None
     if sampler is not None and seen is not None:
         sampler.begin(usage_file(seen, None if host == first else host))
-    with Heart(seen, comm.rank) as heart:
+    with HeartbeatThread(seen, comm.rank) as heart:
         yield heart
 
 

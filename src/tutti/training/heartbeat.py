@@ -1,4 +1,4 @@
-"""The signs of life of a rank, for those who watch the run from outside: see `tutti.records.heartbeat`."""
+"""The heartbeat of a rank, for watching the run from outside: see `tutti.records.heartbeat`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tutti.records.untrusted import printable
 from tutti.training.progress import Moment, RunLength
 
 SMOOTH_S: Final = 10.0
-"""How many seconds of training a rank's rates are of, about: in one second ranks differ by chance."""
+"""Seconds over which a rank's rates are averaged, about: over one second ranks differ by chance."""
 
 _COMMUNICATORS: Final = "tutti.comm."
 
 
-class Heart:
-    """Leaves a sign of life about once a second while the block goes on, and a last one when it is left.
+class HeartbeatThread:
+    """The heartbeat of a rank: written about once a second while the block lasts, and once more at its end.
 
-    A thread leaves it, so that a rank which waits, validates or makes a long step does so too: who is silent
-    has been stopped, or has died. The training loop only says how far it has come; it is a `Progress`.
+    A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
+    rank was stopped, or has died. For the training loop it is a `Progress`.
 
     Args:
-        folder: the run's; None: on a host that does not see it, where no sign is left.
+        folder: the run's; None: on a host that does not see it, where no heartbeat is written.
         rank: this rank.
     """
 
@@ -41,11 +41,11 @@ class Heart:
         self._folder = folder
         self._beat = Heartbeat(rank, socket.gethostname(), os.getpid(), time.time())
         self._before = (0, 0, 0.0, 0)
-        self._trains = threading.get_ident()
-        self._over, self._able = threading.Event(), True
-        self._thread = threading.Thread(target=self._go_on, name="tutti-heart", daemon=True)
+        self._trainer = threading.get_ident()
+        self._over, self._writable = threading.Event(), True
+        self._thread = threading.Thread(target=self._write_often, name="tutti-heartbeat", daemon=True)
 
-    def __enter__(self) -> Heart:
+    def __enter__(self) -> HeartbeatThread:
         if self._folder is not None:
             self._thread.start()
         return self
@@ -64,8 +64,8 @@ class Heart:
             self._note(
                 state=FAILED, error=f"{type(error).__name__}: {text}" if text else type(error).__name__
             )
-        if self._able:
-            self._leave_sign()
+        if self._writable:
+            self._write()
 
     def begin(self, span: RunLength) -> None:
         """Training begins."""
@@ -88,7 +88,7 @@ class Heart:
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
-        # The record of an epoch may come when training has long gone on.
+        # The record of an epoch may come while later ones are being trained.
         if record.epoch < self._beat.epoch:
             return
         mine = record.ranks[self._beat.rank]
@@ -98,10 +98,10 @@ class Heart:
         self._note(state=TRAINING, epoch=record.epoch, step=record.step, **rates)
 
     def end(self) -> None:
-        """Training has ended, well or not; the rank lives on."""
+        """Training has ended, with or without an error; the rank lives on."""
 
     def _rates(self, steps: int, samples: int, passed: float) -> dict[str, float]:
-        """The rates after so many seconds more: means in which what is `SMOOTH_S` old has lost its weight."""
+        """Average the rates with those of the last `passed` seconds; older than `SMOOTH_S` hardly counts."""
         if passed <= 0:
             return {}
         weight = min(1.0, passed / SMOOTH_S) if self._beat.steps_per_s else 1.0
@@ -111,30 +111,30 @@ class Heart:
     def _note(self, **found: Any) -> None:
         self._beat = replace(self._beat, moved=time.time(), **found)
 
-    def _go_on(self) -> None:
-        while self._leave_sign() and not self._over.wait(EVERY_S):
+    def _write_often(self) -> None:
+        while self._write() and not self._over.wait(EVERY_S):
             pass
 
-    def _leave_sign(self) -> bool:
-        """Write the file; whether that can be tried again."""
+    def _write(self) -> bool:
+        """Write the file; return whether to write it again."""
         assert self._folder is not None
         try:
-            beat = replace(self._beat, time=time.time(), waits=_communicates(self._trains))
+            beat = replace(self._beat, time=time.time(), waits=_communicates(self._trainer))
             write_heartbeat(self._folder, beat)
         except FileNotFoundError:
             # Rank 0 takes the folder back when a run fails early, and the failure speaks for itself.
-            self._able = False
-        except Exception as error:  # whatever it is, the rank is there to train
-            self._able = False
+            self._writable = False
+        except Exception as error:  # whatever it is, training goes on
+            self._writable = False
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            what = f"rank {self._beat.rank} cannot leave signs of life in {self._folder}: {why}"
-            with suppress(OSError, ValueError):  # who read it has gone, or the program has closed it
+            what = f"rank {self._beat.rank} cannot write its heartbeat into {self._folder}: {why}"
+            with suppress(OSError, ValueError):  # its reader is gone, or the program has closed it
                 print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
-        return self._able
+        return self._writable
 
 
 def _communicates(thread: int) -> bool:
-    """Whether a thread of this process is in an operation of a communicator."""
+    """Tell whether a thread of this process is in an operation of a communicator."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_COMMUNICATORS):

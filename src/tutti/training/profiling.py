@@ -1,4 +1,4 @@
-"""torch's own profiler, on some steps of a run."""
+"""torch's own profiler, applied to some steps of a run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 ROWS = 40
-"""Of the table: the operators that take longest."""
+"""Rows of the table: the operators that take longest."""
 
 QUIET: Final = ("KINETO_LOG_LEVEL", "6")
-"""What keeps the profiler from printing lines such as "USDT: ... profiler_start". It silences its errors,
-too, which without a GPU tell nothing that a user could act on."""
+"""The setting that keeps the profiler from printing lines such as "USDT: ... profiler_start". It silences its
+errors too, which without a GPU are nothing that a user could act on."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the profiler has seen.
+    """The profile of some steps.
 
     Attributes:
         table: the operators that took longest, as text.
@@ -34,10 +34,10 @@ class Profile:
 
 
 class Profiler:
-    """Profiles steps `first` to `last`, counted from 1. Call it before each step.
+    """The profiler of steps `first` to `last`, counted from 1. Call it before each step.
 
     Attributes:
-        found: the profile, when the last of the steps, or the run, is over; None before.
+        found: the profile, once the last of the steps, or the run, is over; None before.
     """
 
     def __init__(self, first: int, last: int) -> None:
@@ -46,10 +46,10 @@ class Profiler:
         self.found: Profile | None = None
 
     def __call__(self, made: int) -> None:
-        """Begin or end, if it is time.
+        """Begin or end the profile, if it is time.
 
         Args:
-            made: how many steps were made before.
+            made: the number of steps made before.
         """
         if self._profile is not None and made >= self._last:
             self.close()
@@ -72,6 +72,6 @@ class Profiler:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profile.export_chrome_trace(str(path))
-            # What torch writes is indented; this is a third of it.
+            # torch indents its JSON; without, it is a third as large.
             trace = json.dumps(json.loads(path.read_bytes()), separators=(",", ":")).encode()
         self._profile, self.found = None, Profile(table, trace)

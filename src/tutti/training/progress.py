@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: on rank 0 alone."""
+"""The progress of a run, shown by rank 0 only: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Protocol, TextIO
 from tutti.records.run import EpochRecord, Evaluation
 
 SHARES = ("accuracy", "top5")
-"""Metrics that are shares: shown as percentages."""
+"""Metrics that are shown as percentages."""
 
 REFRESH_S = 0.2
-"""How often a terminal is refreshed."""
+"""Seconds between two refreshes of a terminal."""
 
 LINE_S = 10.0
-"""How often a long epoch prints a line where there is no terminal."""
+"""Seconds between two lines of a long epoch, without a terminal."""
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
         updates: weight updates of the whole run.
@@ -33,11 +33,11 @@ class RunLength:
 
     @property
     def epochs(self) -> int:
-        """Epochs, a begun one included."""
+        """The number of epochs, an unfinished one included."""
         return -(-self.updates // self.per_epoch)
 
     def label(self, epoch: int) -> str:
-        """Which epoch of how many, such as "epoch  3/30", or of how many steps where these end within one."""
+        """Name an epoch, such as "epoch  3/30"; of a run that is shorter than one, its number of steps."""
         if self.updates < self.per_epoch:
             return f"{self.updates:,} step{'' if self.updates == 1 else 's'}"
         part = " (part)" if epoch == self.epochs and self.updates % self.per_epoch else ""
@@ -46,12 +46,12 @@ class RunLength:
 
 @dataclass(frozen=True)
 class Moment:
-    """How far a run has come in the middle of an epoch.
+    """The state of a run in the middle of an epoch.
 
     Attributes:
         epoch: number of the epoch, from 1.
         step: weight updates made since the run began.
-        train: this rank's part of the epoch so far.
+        train: on this rank's part of the epoch so far.
         samples_per_s: training samples of all ranks per second in this epoch so far.
     """
 
@@ -62,7 +62,7 @@ class Moment:
 
 
 class Progress(Protocol):
-    """Shows a run. The calls come in the order `begin`, (`moment`..., `doing`..., `epoch`)..., `end`.
+    """A display of a run. The calls come in the order `begin`, (`moment`..., `doing`..., `epoch`)..., `end`.
 
     Attributes:
         every_s: seconds between two calls of `moment`.
@@ -87,7 +87,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Shows nothing."""
+    """The display of ranks that show nothing."""
 
     every_s = math.inf
 
@@ -111,7 +111,7 @@ class PlainLines:
     """Plain lines: one for each epoch, and one every ten seconds in epochs that take longer.
 
     Args:
-        stream: where they go.
+        stream: the one to print to.
         every_s: seconds between two lines within an epoch.
     """
 
@@ -125,24 +125,24 @@ class PlainLines:
         self._span, self._began, self._step = span, time.monotonic(), 0
 
     def moment(self, moment: Moment) -> None:
-        """Print how far the epoch is."""
+        """Print how much of the epoch is done."""
         begun = (moment.epoch - 1) * self._span.per_epoch
         done = (moment.step - begun) / min(self._span.per_epoch, self._span.updates - begun)
         start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
         self._print(moment.step, start, moment_text(moment))
 
     def doing(self, what: str) -> None:
-        """Lines are of what has been done."""
+        """Print nothing: lines are of what has been done."""
 
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's figures."""
         self._print(record.step, self._span.label(record.epoch), epoch_text(record))
 
     def end(self) -> None:
-        """Nothing is left to print."""
+        """Print nothing more."""
 
     def _print(self, step: int, *parts: str) -> None:
-        # The record of an epoch may come when training has long gone on.
+        # The record of an epoch may come while later ones are being trained.
         self._step = step = max(step, self._step)
         left_s = (time.monotonic() - self._began) / step * (self._span.updates - step)
         left = [f"{duration(left_s)} left"] if step < self._span.updates else []
@@ -170,7 +170,7 @@ class Live:
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[figures]}", markup=False),
         )
-        # No thread of its own refreshes the bar: it would take time from the ranks.
+        # No extra thread refreshes the bar: it would take time from the ranks.
         self._bar = Progress(
             *columns, console=console_on(stream, columns=None), auto_refresh=False, transient=True
         )
@@ -188,18 +188,18 @@ class Live:
         self._show(moment.epoch, moment.step, moment_text(moment))
 
     def doing(self, what: str) -> None:
-        """The bar stands still meanwhile."""
+        """Leave the bar as it is."""
 
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's line above the bar."""
         line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
         self._bar.console.print(line, soft_wrap=True)
-        # The record may come when training has long gone on.
+        # The record may come while later epochs are being trained.
         if record.step >= self._step:
             self._show(record.epoch, record.step, "")
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def _show(self, epoch: int, step: int, text: str) -> None:
@@ -211,10 +211,10 @@ class Live:
 
 
 class Several:
-    """Shows a run in several ways, each as often as it wants to.
+    """Several displays of a run, each called as often as it asks for.
 
     Args:
-        ways: to show it.
+        ways: the displays.
     """
 
     def __init__(self, *ways: Progress) -> None:
@@ -229,7 +229,7 @@ class Several:
         self._wait()
 
     def moment(self, moment: Moment) -> None:
-        """Hand on the moment to those who have waited long enough."""
+        """Pass the moment on to the displays that are due."""
         now = time.monotonic()
         for number, way in enumerate(self._ways):
             if now >= self._due[number]:
@@ -258,11 +258,11 @@ class Several:
 
 
 def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
-    """How rank `rank` shows a run: a bar on a terminal, lines elsewhere; ranks other than 0 show nothing.
+    """Return the display of rank `rank`: a bar on a terminal, lines elsewhere, nothing on ranks other than 0.
 
     Args:
-        stream: where it is shown.
-        rank: which rank shows it.
+        stream: the one to print to.
+        rank: the rank that asks.
         bar: whether it may be a bar.
     """
     if rank != 0:
@@ -271,7 +271,7 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
 
 
 def figures(evaluation: Evaluation) -> str:
-    """Loss and metrics in one line, such as "loss 0.2154  accuracy 93.12 %"."""
+    """Return loss and metrics in one line, such as "loss 0.2154  accuracy 93.12 %"."""
     parts = [f"loss {evaluation.loss:.4f}"]
     for name, value in evaluation.metrics.items():
         parts.append(f"{name} {value:.2%}" if name in SHARES else f"{name} {value:.4g}")
@@ -279,18 +279,18 @@ def figures(evaluation: Evaluation) -> str:
 
 
 def moment_text(moment: Moment) -> str:
-    """How training stands in the middle of an epoch."""
+    """Return the figures of an epoch under way, in one line."""
     return f"{figures(moment.train)}  {moment.samples_per_s:,.0f} samples/s"
 
 
 def epoch_text(record: EpochRecord) -> str:
-    """What an epoch has brought."""
+    """Return the figures of an epoch that has ended, in one line."""
     validation = f"  validation {figures(record.validation)}" if record.validation else ""
     return f"{figures(record.train)}{validation}  {record.samples_per_s:,.0f} samples/s"
 
 
 def duration(seconds: float) -> str:
-    """A duration as h:mm:ss, or m:ss below an hour."""
+    """Format a duration as h:mm:ss, or m:ss below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,20 +1,19 @@
-"""The folder that a run writes.
+"""The folder of a run.
 
-    config.json           the resolved configuration, which alone repeats the run
-    config.seal           that this user has written it, where it names code: `tutti.run.trust`
-    data.json             how the model saw its data: `TrainedOn`
+    config.json           the resolved configuration, which is enough to repeat the run
+    config.seal           proof that this user has written it, if it names code: `tutti.run.trust`
+    data.json             the data as the model saw it: `TrainedOn`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
     tensorboard/          event files, with --log tensorboard
-    ranks/0.json          the newest sign of life of rank 0, and so on: `tutti.records.heartbeat`
-    usage.jsonl           cores and memory while the run went on: `tutti.records.usage`
+    ranks/0.json          the newest heartbeat of rank 0, and so on: `tutti.records.heartbeat`
+    usage.jsonl           samples of cores and memory: `tutti.records.usage`
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
-    pipeline.json         of a pipeline: what its ranks did in one step, `PipelineRecord`
+    pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
 
 Files that are not appended to are written under another name, flushed to the disk and renamed: they are whole
-or not there.
-Needs torch for the weights alone.
+or not there. Only the weights need torch.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ SEAL: Final = "config.seal"
 FILES: Final = (CONFIG, DATA, HISTORY, CSV, SUMMARY, WEIGHTS)
 
 HEADER_BYTES: Final = 16 << 10
-"""Room for the names and shapes in a file of weights."""
+"""Room for names and shapes in a file of weights."""
 
 RUNS: Final = Path("runs")
-"""Where run folders go that the user gave no path for."""
+"""The folder of run folders without a path of their own."""
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """How a model saw the data that it was trained on: what it takes to show it other data.
+    """The data that a model was trained on, as it saw them: enough to show it other data.
 
     Attributes:
         name: of the data set.
-        classes: how many classes the model tells apart; None: none.
+        classes: the number of classes that the model tells apart; None: none.
         labels: their names; empty when unknown.
         shape: of one input.
         mean: of the inputs' scale, see `tutti.data.Scale`.
@@ -82,7 +81,7 @@ class TrainedOn:
 
     @classmethod
     def from_json(cls, values: Json) -> TrainedOn:
-        """What `dataclasses.asdict` gave.
+        """Make it of what `dataclasses.asdict` gave.
 
         Raises:
             KeyError, TypeError, ValueError: `values` is something else.
@@ -95,7 +94,7 @@ class RunFolder:
     """A run folder. Made by `create` and `open`.
 
     Attributes:
-        path: where it is.
+        path: its path.
     """
 
     path: Path
@@ -105,10 +104,10 @@ class RunFolder:
         """Make the folder of a new run.
 
         Args:
-            path: where; None: `runs/DATE-MODEL-DATA`, numbered if it exists. An empty folder is used.
+            path: its path; None: `runs/DATE-MODEL-DATA`, numbered if it exists. An empty folder is used.
             model: name of the model.
             data: name of the data.
-            needed_bytes: how large its largest file will be, about.
+            needed_bytes: the size of its largest file, about.
 
         Raises:
             BadRunFolder: it cannot be written, has something in it, or the disk has no room.
@@ -121,7 +120,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The folder of a finished run.
+        """Open the folder of a finished run.
 
         Raises:
             BadRunFolder: there is no such folder, or it lacks a file.
@@ -147,7 +146,7 @@ class RunFolder:
         self._write(CONFIG, to_json(config, indent=2).encode() + b"\n")
 
     def write_seal(self, seal: str | None) -> None:
-        """Write what shows that this user has written the configuration, if there is such a thing.
+        """Write the proof that this user has written the configuration, if there is one.
 
         Raises:
             BadRunFolder: it cannot be written.
@@ -156,7 +155,7 @@ class RunFolder:
             self._write(SEAL, seal.encode() + b"\n")
 
     def write_data(self, trained_on: TrainedOn) -> None:
-        """Write how the model sees its data.
+        """Write the data as the model sees them.
 
         Raises:
             BadRunFolder: it cannot be written.
@@ -164,7 +163,7 @@ class RunFolder:
         self._write(DATA, to_json(asdict(trained_on), indent=2).encode() + b"\n")
 
     def data(self) -> TrainedOn:
-        """How the model saw its data.
+        """Read the data as the model saw them.
 
         Raises:
             BadRunFolder: it cannot be read.
@@ -181,7 +180,7 @@ class RunFolder:
             append_line(self.path / HISTORY, record)
 
     def history(self) -> JsonLinesFile[EpochRecord]:
-        """The epochs so far, and what of the file could not be read.
+        """Read the epochs so far.
 
         Raises:
             BadRunFolder: it cannot be opened.
@@ -197,7 +196,7 @@ class RunFolder:
         self._write(SUMMARY, to_json(summary.as_json(), indent=2).encode() + b"\n")
 
     def summary(self) -> Summary:
-        """The summary of the finished run.
+        """Read the summary of the finished run.
 
         Raises:
             BadRunFolder: it cannot be read.
@@ -205,10 +204,10 @@ class RunFolder:
         return read_record(self.path / SUMMARY, Summary.from_json)
 
     def reserve_weights(self, needed_bytes: int) -> None:
-        """Take the room on the disk that the weights will need, before the records of the run take it.
+        """Reserve room on the disk for the weights, before the records of the run take it.
 
         Args:
-            needed_bytes: how large the tensors are.
+            needed_bytes: the size of the tensors.
 
         Raises:
             BadRunFolder: the disk has no room.
@@ -222,15 +221,15 @@ class RunFolder:
                     raise
 
     def release_weights(self) -> None:
-        """Give the room back, of a run that will have no weights."""
+        """Free the reserved room, of a run that will have no weights."""
         _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
 
     def write_weights(self, state: Mapping[str, object]) -> None:
-        """Write the weights of a model: what its `state_dict` gives.
+        """Write the weights of a model, as its `state_dict` gives them.
 
         Raises:
             BadRunFolder: they cannot be written.
-            BadModel: the state has something that is no tensor.
+            BadModel: the state has a value that is no tensor.
         """
         from tutti.training.weights import weights_to_bytes
 
@@ -248,7 +247,7 @@ class RunFolder:
         load_weights(module, self.path / WEIGHTS)
 
     def write_pipeline(self, record: PipelineRecord) -> None:
-        """Write what a pipeline did.
+        """Write the record of a pipeline.
 
         Raises:
             BadRunFolder: it cannot be written.
@@ -257,17 +256,17 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether the run has completed an epoch."""
+        """True if the run has completed an epoch."""
         return (self.path / HISTORY).exists()
 
     def remove(self) -> None:
-        """Take back a run that came to nothing: delete its files, and the folder if nothing else is in it."""
+        """Undo a run that failed early: delete its files, and the folder if nothing else is in it."""
         written = [self.path / name for name in (*FILES, PIPELINE, SEAL)]
         with _refusing(self.path):
             for path in (*written, *map(_unfinished, written), *usage_files(self.path)):
                 path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
-                # Under another name first: ranks that leave a sign of life just now find no place for it.
+                # Under another name first: a rank that writes a heartbeat just now finds no folder for it.
                 shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
             with suppress(FileNotFoundError):
                 shutil.rmtree(self.path / TENSORBOARD)
@@ -283,8 +282,8 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
     """Refuse a run folder that could not be written, before time goes into the run. Nothing is left behind.
 
     Args:
-        path: where the run folder is to be; None: in `runs` of the working directory.
-        needed_bytes: how large the largest file will be that is written.
+        path: of the run folder; None: in `runs` of the working directory.
+        needed_bytes: the size of the largest file that will be written.
 
     Raises:
         BadRunFolder: it cannot be written, has something in it, or the disk has no room.
@@ -313,13 +312,13 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
 
 
 def folder_name(model: str, data: str) -> str:
-    """DATE-MODEL-DATA, in characters that every file system takes."""
+    """Return DATE-MODEL-DATA, in characters that every file system takes."""
     date = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     return "-".join([date, *(_word(name) for name in (model, data))])
 
 
 def _word(name: str) -> str:
-    """Of a path or `file.py:factory` the last part, in plain characters."""
+    """Return the last part of a path or of `file.py:factory`, in plain characters."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", re.split(r"[/:\\]", name.rstrip("/"))[-1]).strip("-.") or "unnamed"
 
 
@@ -329,10 +328,10 @@ def _unused(path: Path) -> Path:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Make `content` the content of `path`, all of it or nothing, whatever happens."""
+    """Make `content` the content of `path`: all of it or nothing, whatever happens."""
     unfinished = _unfinished(path)
     try:
-        # What is there already is room that was reserved: it is filled, not given back.
+        # An existing file is room that was reserved: it is filled, not freed.
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
             file.write(content)
             file.truncate()
@@ -346,12 +345,12 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """What a file is called until it is whole."""
+    """Return the path of a file until it is whole."""
     return path.with_name(f".{path.name}.unfinished")
 
 
 def _flush_folder(path: Path) -> None:
-    """Put the names in a folder on the disk, so that a renamed file survives a power cut."""
+    """Flush the names in a folder to the disk, so that a renamed file survives a power cut."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -361,7 +360,7 @@ def _flush_folder(path: Path) -> None:
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Turn what the system says about `path` into an error with a remedy."""
+    """Turn an error of the system about `path` into one with a remedy."""
     try:
         yield
     except OSError as error:

@@ -19,12 +19,12 @@ TIED = "tied"
 
 
 def weights_to_bytes(state: Mapping[str, object]) -> bytes:
-    """The state of a module, as its `state_dict` gives it, as a safetensors file.
+    """Return the state of a module, as its `state_dict` gives it, as the bytes of a safetensors file.
 
-    Tied ones are stored once; frozen ones are there too.
+    Tied weights are stored once; frozen ones are stored too.
 
     Raises:
-        BadModel: the state has something that is no tensor.
+        BadModel: the state has a value that is no tensor.
     """
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -68,7 +68,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def _tied(text: str, stored: Mapping[str, Tensor]) -> dict[str, str]:
-    """Which names stand for which stored tensors.
+    """Parse the names of tied weights, each with the stored name that it stands for.
 
     Raises:
         ValueError: the text says no such thing.
@@ -88,7 +88,7 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Set the parameters and buffers of `module` to those of a trained copy of it.
 
     The copy may have other names: Keras drops the name of a model where it is pickled, and gives
-    `dense/kernel` for `sequential/dense/kernel`. Then they are found by their places, which a copy keeps.
+    `dense/kernel` for `sequential/dense/kernel`. Then they are found by their order, which a copy keeps.
 
     Raises:
         BadModel: the copy has other parameters or buffers.
@@ -111,12 +111,12 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
 
 
 def _last(name: str) -> str:
-    """The part of a name that says what a layer's parameter is: kernel of sequential/dense/kernel."""
+    """Return the last part of a parameter's name: kernel of sequential/dense/kernel."""
     return re.split(r"[./]", name)[-1]
 
 
 def _refuse_other_kinds(path: Path, stored: Mapping[str, Tensor], own: Mapping[str, object]) -> None:
-    """Refuse whole numbers for floats, and the reverse: only their precision may differ."""
+    """Refuse integers for floats, and the reverse: only their precision may differ."""
     for name, value in own.items():
         if isinstance(value, Tensor) and _kind(stored[name]) != _kind(value):
             raise BadModel(

@@ -1,1 +1,1 @@
-"""A run as it goes on, seen from outside: from its records alone, by whoever sees its folder."""
+"""The live view of a run, from its records only: any process that can read the folder may watch."""

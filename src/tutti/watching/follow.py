@@ -1,4 +1,4 @@
-"""Follows a run until it ends: a table on a terminal, lines elsewhere."""
+"""The display of a run until it ends: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tutti.watching.health import Condition, Health, Limits, examine
 from tutti.watching.snapshot import Snapshot, Watched
 
 EPOCHS: Final = 8
-"""How many of the last epochs are shown."""
+"""The number of epochs that are shown, the last ones."""
 
 _STYLES: Final = {Condition.RUNNING: "green", Condition.FINISHED: "green", Condition.FAILED: "bold red"}
 
 
 def screen(run: Snapshot, health: Health) -> RenderableType:
-    """All that is to be said about a run."""
+    """Return all that is shown of a run."""
     parts: list[RenderableType] = [Text(headline(run, health), style=_STYLES.get(health.condition, ""))]
     front = _front(run)
     if front is not None and health.condition is Condition.RUNNING:
@@ -44,7 +44,7 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
 
 
 def headline(run: Snapshot, health: Health) -> str:
-    """The run and how it is, in one line."""
+    """Describe the run and its condition in one line."""
     config, front = run.config or {}, _front(run)
     what = f"{printable(str(run.folder))}: "
     if config:
@@ -66,7 +66,7 @@ def headline(run: Snapshot, health: Health) -> str:
 
 
 def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
-    """What is wrong, each with whether it is bad."""
+    """Yield what is wrong, each with whether it is bad."""
     yield from ((found.lost, str(found)) for found in health.findings)
     if health.condition is Condition.FAILED:
         at = f"after {len(run.history)} complete records" if run.history else "before its first epoch ended"
@@ -85,7 +85,7 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
 
 
 def rank_line(run: Snapshot, beat: Heartbeat) -> str:
-    """A rank in one line."""
+    """Describe a rank in one line."""
     state, step, rate, cpu, memory, age = _cells(run, beat)
     parts = [f"rank {beat.rank}", state, f"step {step}", f"{rate} samples/s"]
     parts += [f"{memory}, {cpu} CPU"] if memory else []
@@ -93,7 +93,7 @@ def rank_line(run: Snapshot, beat: Heartbeat) -> str:
 
 
 def _front(run: Snapshot) -> Heartbeat | None:
-    """The rank that says how far the run is: the first one that trains."""
+    """Return the heartbeat that the run's progress is taken from: of the first rank that trains."""
     return next((beat for beat in run.beats if beat.updates), None)
 
 
@@ -137,7 +137,7 @@ def _ranks(run: Snapshot) -> Table:
 
 
 def _cells(run: Snapshot, beat: Heartbeat) -> list[str]:
-    """State, step, samples per second, CPU, memory, age of the last sign."""
+    """Return state, step, samples per second, CPU, memory, age of the last heartbeat."""
     sample = run.usage_of(beat.rank)
     cpu = "" if sample is None else f"{sample[0].cpu:.0f} %"
     pss = None if sample is None else sample[0].pss
@@ -147,30 +147,30 @@ def _cells(run: Snapshot, beat: Heartbeat) -> list[str]:
 
 
 REFRESH_S: Final = 1.0
-"""How often the records are read."""
+"""Seconds between two readings of the records."""
 
 LINES_S: Final = 10.0
-"""How often a line for each rank is printed where there is no terminal."""
+"""Seconds between two lines of each rank, without a terminal."""
 
 
 @dataclass
 class Clock:
-    """What tells the time, and lets it pass."""
+    """The clock of the display, which tests replace."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
 
 def show(folder: Path, limits: Limits, stream: IO[str]) -> bool:
-    """Show how a run is now.
+    """Show the condition of a run once.
 
     Args:
         folder: the run's.
-        limits: from when on something is said about a rank.
-        stream: where to.
+        limits: beyond which a rank is in trouble.
+        stream: the one to print to.
 
     Returns:
-        Whether all is well with it.
+        Whether all is well.
 
     Raises:
         BadRunFolder: it is no folder of a run.
@@ -188,8 +188,8 @@ def follow(folder: Path, limits: Limits, stream: IO[str], clock: Clock | None = 
 
     Args:
         folder: the run's; it may have no records yet.
-        limits: from when on something is said about a rank.
-        stream: where to.
+        limits: beyond which a rank is in trouble.
+        stream: the one to print to.
         clock: tells the time; by default the real one.
 
     Returns:
@@ -202,7 +202,7 @@ def follow(folder: Path, limits: Limits, stream: IO[str], clock: Clock | None = 
     watched.check()
     if not stream.isatty():
         return _follow(watched, limits, clock, Printer(stream).tell)
-    # No thread of its own refreshes the screen: it shows the records, which are read when it is time to.
+    # No extra thread refreshes the screen: it changes only when the records are read.
     with Live(console=console_on(stream), auto_refresh=False, vertical_overflow="visible") as live:
         return _follow(
             watched, limits, clock, lambda run, health: live.update(screen(run, health), refresh=True)
@@ -220,10 +220,10 @@ def _follow(watched: Watched, limits: Limits, clock: Clock, tell: Callable[[Snap
 
 
 class Printer:
-    """Prints what is new about a run, line by line.
+    """The display of a run as lines: each time those that are new.
 
     Args:
-        stream: where to.
+        stream: the one to print to.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -233,7 +233,7 @@ class Printer:
         self._due = 0.0
 
     def tell(self, run: Snapshot, health: Health) -> None:
-        """Print the epochs and the troubles that are new, and now and then how each rank is."""
+        """Print new epochs and new troubles, and a line for each rank every `LINES_S` seconds."""
         if health.condition.value != self._said:
             self._said = health.condition.value
             self._print(headline(run, health))
@@ -258,5 +258,5 @@ class Printer:
 
 
 def _kind(text: str) -> str:
-    """A remark without its numbers, which change from one look to the next."""
+    """Return a remark without its numbers, which change from one reading to the next."""
     return "".join("0" if letter.isdigit() else letter for letter in text)

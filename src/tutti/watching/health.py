@@ -1,11 +1,11 @@
-"""How a run is: whether it goes on, and which ranks are in trouble. Judged from its records alone.
+"""The health of a run: its condition and the ranks in trouble, judged from its records only.
 
 a rank is      when
 ----------     ------------------------------------------------------------------------------------------
-failed         it says so itself
-stopped, gone  the sampler of its host sees its process like that
-silent         its last sign of life is older than `Limits.silent_s`: it was stopped, or has died, or its host
-stuck          it lives, but has made no step for so long, and waits for no other rank; or all of them do
+failed         its heartbeat says so
+stopped, gone  the sampler of its host finds its process in that state
+silent         its last heartbeat is older than `Limits.silent_s`: it was stopped, or has died, or its host
+stuck          it lives, but has made no step for as long, and waits for no other rank; or all of them do
 behind         it has made `Limits.behind` steps fewer than the others, and 3 s worth of their steps
 slow           it computes less than half as many samples per second as the others
 """
@@ -24,23 +24,23 @@ from tutti.records.usage import GONE, STOPPED
 from tutti.watching.snapshot import Snapshot
 
 FRESH_S: Final = 5.0
-"""How old a sample may be to say something about now."""
+"""The age in seconds up to which a sample tells the present state."""
 
 STEPS_LATE_S: Final = 3.0
-"""How many seconds of the others' steps a rank must lack to be behind: signs come once a second each."""
+"""Seconds of the others' steps that a rank must lack to be behind: heartbeats come once a second."""
 
 SLOW: Final = 0.5
 """The share of the others' samples per second below which a rank is slow."""
 
 HELD_UP: Final = 0.3
-"""The share of their time from which on ranks wait for somebody: who waits a third of it, or less."""
+"""The share of their time that ranks wait for a slow one, which itself waits a third of that, or less."""
 
 LONG_STEPS: Final = 10.0
-"""How many times as long as a usual step a rank may take for one before it is stuck."""
+"""The multiple of a usual step's time that a rank may take for one before it is stuck."""
 
 
 class Condition(enum.Enum):
-    """How a run is."""
+    """The condition of a run."""
 
     WAITING = "waiting for records"
     RUNNING = "running"
@@ -50,11 +50,11 @@ class Condition(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """From when on something is said.
+    """The limits beyond which a rank is in trouble.
 
     Attributes:
-        silent_s: seconds without a sign of life, or without a step.
-        behind: steps.
+        silent_s: seconds without a heartbeat, or without a step.
+        behind: steps fewer than the others.
     """
 
     silent_s: float = 10.0
@@ -63,13 +63,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class RankTrouble:
-    """Something that is wrong with a rank.
+    """A trouble of a rank.
 
     Attributes:
-        rank: which one.
+        rank: its number.
         lost: whether the run cannot go on like this; else it is only slower than it could be.
-        what: it is, as the end of a sentence that begins with the rank.
-        remedy: what to do about it.
+        what: the trouble, as the end of a sentence that begins with the rank.
+        remedy: advice for the user.
     """
 
     rank: int
@@ -83,12 +83,12 @@ class RankTrouble:
 
 @dataclass(frozen=True)
 class Health:
-    """How a run is.
+    """The condition of a run, and the troubles of its ranks.
 
     Attributes:
         condition: of the run.
-        findings: what is wrong with its ranks, the worst first.
-        unseen: ranks that leave no sign of life here.
+        findings: the troubles of its ranks, the worst first.
+        unseen: ranks whose heartbeats do not come here.
     """
 
     condition: Condition
@@ -97,7 +97,7 @@ class Health:
 
     @property
     def well(self) -> bool:
-        """Whether the run goes on or has finished, with all its ranks."""
+        """True if the run goes on or has finished, with all its ranks."""
         return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
 
 
@@ -105,8 +105,8 @@ def examine(run: Snapshot, limits: Limits) -> Health:
     """Judge a run.
 
     Args:
-        run: what its records say.
-        limits: from when on something is said.
+        run: its records.
+        limits: beyond which a rank is in trouble.
     """
     condition = _condition(run, limits)
     if condition in (Condition.WAITING, Condition.FINISHED):
@@ -120,7 +120,7 @@ def examine(run: Snapshot, limits: Limits) -> Health:
         slow = [found for beat in well if (found := _late(run, beat, well, limits)) is not None]
         slow = slow or _awaited(run, well)
         slow = slow or ([] if lost else _stuck(well, limits))
-    # Whoever says why it failed comes first: the others have only lost it.
+    # A rank that gives its error comes first: the others have only lost it.
     lost.sort(key=lambda one: not one.what.startswith(FAILED))
     seen = {beat.rank for beat in run.beats}
     return Health(condition, (*lost, *slow), tuple(rank for rank in range(run.workers) if rank not in seen))
@@ -130,7 +130,7 @@ def _condition(run: Snapshot, limits: Limits) -> Condition:
     if run.summary is not None:
         return Condition.FINISHED
     if any(_has_ended(run, beat) and run.now - beat.time > limits.silent_s for beat in run.beats):
-        # Those that it leaves behind, stopped or waiting for it, do not train any more.
+        # The ranks that it leaves behind, stopped or waiting for it, train no more.
         return Condition.FAILED
     lives = [beat for beat in run.beats if beat.rank not in run.ended]
     ages = [run.now - beat.time for beat in lives if beat.state not in (FINISHED, FAILED)]
@@ -148,14 +148,14 @@ def _condition(run: Snapshot, limits: Limits) -> Condition:
 
 
 def _has_ended(run: Snapshot, beat: Heartbeat) -> bool:
-    """Whether the rank, which had not finished, is known to be over."""
+    """Tell whether the rank is known to have ended before it finished."""
     sample = run.usage_of(beat.rank)
     gone = sample is not None and sample[1] <= FRESH_S and sample[0].state == GONE
     return beat.state == FAILED or (beat.state != FINISHED and (gone or beat.rank in run.ended))
 
 
 def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
-    """What keeps the rank from training, if anything does."""
+    """Find the trouble that keeps the rank from training, if there is one."""
     place = f"process {beat.process} on {beat.host}"
     if beat.state == FAILED:
         return RankTrouble(
@@ -181,7 +181,7 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
 
 
 def _lost_servers(run: Snapshot) -> list[RankTrouble]:
-    """Servers of a parameter centre that are stopped or gone; they leave no signs of life."""
+    """Find parameter servers that are stopped or gone; they write no heartbeats."""
     found = []
     for host in run.usage:
         for one in host.ranks:
@@ -199,7 +199,7 @@ def _lost_servers(run: Snapshot) -> list[RankTrouble]:
 
 
 def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> RankTrouble | None:
-    """How the rank falls behind the others, if it does."""
+    """Tell if the rank falls behind the others, and how far."""
     others = [other for other in well if other.rank != beat.rank and other.updates]
     if not others or beat.state != TRAINING:
         return None
@@ -215,7 +215,7 @@ def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Lim
 
 
 def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
-    """The rank that all others have waited for in the last epoch: in lock-step, steps tell nothing."""
+    """Find the rank that all others have waited for in the last epoch: in lock-step, steps tell nothing."""
     ranks = run.history[-1].ranks if run.history else []
     shares = [rank.wait_s / (sum(rank.stages.values()) or math.inf) for rank in ranks]
     found = []
@@ -231,17 +231,17 @@ def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
 
 
 def _ask_about(beat: Heartbeat) -> str:
-    """What to look at where a rank is slower than the others."""
+    """Advise what to look at, for a rank that is slower than the others."""
     return f"what else runs on {beat.host}, and has each rank a core of its own there? See also --balance"
 
 
 def _step_at(time: float, beat: Heartbeat) -> float:
-    """The step in which a rank was, or will be, at a time near its last sign."""
+    """Estimate the step of a rank at a time near its last heartbeat."""
     return beat.step + (beat.steps_per_s * (time - beat.time) if beat.state == TRAINING else 0.0)
 
 
 def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[RankTrouble]:
-    """The ranks that live and make no step, though no other rank keeps them from it."""
+    """Find the ranks that live and make no step, though they wait for no other rank."""
     stuck = []
     for beat in well:
         still, usual = beat.time - beat.moved, 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S

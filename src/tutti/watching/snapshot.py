@@ -1,4 +1,4 @@
-"""What the folder of a run says at one moment."""
+"""The records of a run at one moment."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SUMMARY: Final = "summary.json"
 COMPARISON: Final = "comparison.json"
 
 SIGNS: Final = 2
-"""How many signs of life in turn a rank must have left out to be looked for among the processes."""
+"""The heartbeats that a rank must have missed in a row to be looked for among the processes."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the records of a run say.
+    """The records of a run at one moment.
 
     Attributes:
         folder: the run's.
-        now: when they were read, in seconds since 1970.
-        written: when the newest of the files was written; None before there is one.
+        now: the time when they were read, in seconds since 1970.
+        written: the time of the newest file; None before there is one.
         config: the resolved configuration; None before it is written.
         history: the epochs so far.
         summary: of a finished run; None while it is not.
-        beats: the newest sign of life of each rank that has left one, by rank.
+        beats: the newest heartbeat of each rank that has left one, by rank.
         usage: the newest sample of each host.
         ended: ranks whose processes were on this host, and are not there any more.
         damage: one sentence for each record that could not be read.
@@ -55,20 +55,20 @@ class Snapshot:
 
     @property
     def workers(self) -> int:
-        """How many ranks train, as far as that is known."""
+        """The number of ranks that train, as far as it is known."""
         told = str((self.config or {}).get("workers", ""))
         count = int(told) if told.isdecimal() and len(told) < len(str(MOST_RANKS)) else 0
         return max([count, *(beat.rank + 1 for beat in self.beats)])
 
     def usage_of(self, rank: int) -> tuple[RankUsage, float] | None:
-        """The newest sample of a rank, and how many seconds old it is; None where there is none."""
+        """Return the newest sample of a rank, and its age in seconds; None if there is none."""
         found = [(one, self.now - host.time) for host in self.usage for one in host.ranks if one.rank == rank]
         return min(found, key=lambda sample: sample[1], default=None)
 
 
 @dataclass
 class Watched:
-    """A run folder that is read again and again; what has not changed is not.
+    """A run folder that is read again and again, of which only changed files are.
 
     Args:
         folder: the run's.
@@ -79,7 +79,7 @@ class Watched:
     _size: int = 0
 
     def check(self) -> None:
-        """Refuse what is no folder of a run, nor may become one.
+        """Refuse a path that is no folder of a run, nor may become one.
 
         Raises:
             BadRunFolder: the message says what it is.
@@ -101,7 +101,7 @@ class Watched:
             )
 
     def read(self, now: float) -> Snapshot:
-        """What the records say.
+        """Read the records.
 
         Args:
             now: the time, in seconds since 1970.
@@ -135,9 +135,9 @@ class Watched:
 
 
 def _ended(beats: Sequence[Heartbeat], now: float) -> frozenset[int]:
-    """The ranks whose processes were on this host, and are not there any more.
+    """Find the ranks whose processes were on this host, and are not there any more.
 
-    A rank that still gives signs is one of another host of that name, such as a container's.
+    A rank that still writes heartbeats is on another host of that name, such as a container's.
     """
     here = socket.gethostname()
     late = [beat for beat in beats if beat.host == here and now - beat.time > SIGNS * EVERY_S]
@@ -145,7 +145,7 @@ def _ended(beats: Sequence[Heartbeat], now: float) -> frozenset[int]:
 
 
 def _newest(folder: Path) -> float | None:
-    """When the newest of the run's files was written."""
+    """Return the time when the newest of the run's files was written."""
     times = []
     for path in (folder / CONFIG, folder / HISTORY, *usage_files(folder)):
         with suppress(FileNotFoundError):
@@ -154,14 +154,14 @@ def _newest(folder: Path) -> float | None:
 
 
 def _config(path: Path) -> Json | None:
-    """The configuration; None as long as there is none that can be read."""
+    """Read the configuration; None as long as there is none that can be read."""
     with suppress(BadRunFolder):
         return read_record(path, dict)
     return None
 
 
 def _summary(path: Path) -> tuple[Summary | None, list[str]]:
-    """The summary of a finished run, and a sentence if it is there but cannot be read."""
+    """Read the summary of a finished run, and return a sentence if it is there but cannot be read."""
     try:
         return parse_record(read_file(path), Summary.from_json), []
     except FileNotFoundError:

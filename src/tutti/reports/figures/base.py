@@ -1,4 +1,4 @@
-"""What the figures share: tables, colours with a legend that can be clicked, bars with the single values.
+"""The common parts of figures: tables, colours with a clickable legend, bars with the single values.
 
 Every figure is drawn from tables: lists of dicts, one for each mark. A click on a name in the legend picks it
 out, and a second click puts it back; several can be picked.
@@ -23,7 +23,7 @@ BAR: Final = 24
 """Pixels from one bar to the next."""
 
 TICKS: Final = 8
-"""About so many numbers stand at an axis."""
+"""The numbers at an axis, about."""
 
 COLOURS: Final = (
     *("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d"),
@@ -37,20 +37,20 @@ Picture = Any
 
 
 def table(rows: Data) -> Any:
-    """The rows as the data of a chart; a number that is not finite is left blank."""
+    """Return the rows as the data of a chart; a number that is not finite is left blank."""
     blank = [{key: _finite(value) for key, value in row.items()} for row in rows]
     return alt.Data(values=blank)  # type: ignore[no-untyped-call]
 
 
 def pick(field: str) -> Any:
-    """The selection that clicks on the legend of `field` make. One chart of a figure has it for all."""
+    """Return the selection by clicks on the legend of `field`. One chart of a figure has it for all."""
     return alt.selection_point(name="picked", fields=[field], bind="legend", toggle="true")
 
 
 def coloured(
     field: str, names: Iterable[str], rows: Data, title: str | None = None, faint: float = 0.1
 ) -> dict[str, Any]:
-    """Colour by `field`, with the legend; what is not picked is faint.
+    """Colour by `field`, with the legend; names that are not picked are faint.
 
     Args:
         field: the column that has the names.
@@ -75,17 +75,17 @@ def coloured(
 
 
 def names(results: Results) -> list[str]:
-    """Every way to train, by name, in the order of the table."""
+    """Return the name of every way to train, in the order of the table."""
     return [one.name for one in results.comparison.combinations]
 
 
 def lanes() -> Any:
-    """A vertical axis with a lane for each way to train, in the order of the table."""
+    """Make a vertical axis with a lane for each way to train, in the order of the table."""
     return alt.Y("way:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
 
 
 def number(field: str, title: str, form: str = ",.4~g") -> Any:
-    """A number in a tool tip."""
+    """Make a number in a tool tip."""
     return alt.Tooltip(f"{field}:Q", title=title, format=form)
 
 
@@ -95,13 +95,13 @@ def repeated(
     values: Callable[[Run], Sequence[float]],
     middle: Callable[[Row, Sequence[float]], float | None] = lambda _, found: median(found),
 ) -> Picture:
-    """A bar for each way to train, and a tick for each single value.
+    """Draw a bar for each way to train, and a tick for each single value.
 
     Args:
-        results: what was found.
+        results: those to draw.
         title: of the axis, with the unit.
         values: of one run.
-        middle: how long the bar is, given all values; None: there is no bar.
+        middle: the length of the bar, from all values; None: there is no bar.
     """
     ticks: Data = [
         {"way": row.combination.name, "repeat": repeat + 1, "value": value}
@@ -129,7 +129,7 @@ def repeated(
 
 
 def in_rows(panels: Sequence[Any], columns: int = 2) -> Any:
-    """Panels side by side, in rows."""
+    """Arrange panels side by side, in rows."""
     rows = [alt.hconcat(*panels[at : at + columns]) for at in range(0, len(panels), columns)]
     return alt.vconcat(*rows) if len(rows) > 1 else rows[0]
 

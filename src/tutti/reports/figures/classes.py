@@ -1,4 +1,4 @@
-"""What the trained networks take for what, class by class."""
+"""The accuracy of each class, and the confusion of classes."""
 
 from __future__ import annotations
 

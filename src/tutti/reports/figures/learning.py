@@ -1,4 +1,4 @@
-"""How well and how soon each way learns."""
+"""Accuracy and loss of each way to train, against time and throughput."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def progress(results: Results) -> Picture:
 
 
 def left_out(results: Results) -> list[str]:
-    """Which ways have no line, as they have no validation part and others have one."""
+    """Name the ways without a line: they have no validation part, and others have one."""
     known = {row.combination.name: run.validated for row, _, run in results.each()}
     without = [way for way, validated in known.items() if not validated]
     return [f"Without a validation part: {', '.join(without)}."] if 0 < len(without) < len(known) else []
@@ -89,7 +89,7 @@ def to_target(results: Results) -> Picture:
 
 
 def missed(results: Results) -> list[str]:
-    """Which ways did not reach the target every time."""
+    """Name the ways that did not reach the target every time."""
     target, found = results.comparison.target or 0.0, []
     for row in results.rows:
         runs = results.runs[row.combination.folder]

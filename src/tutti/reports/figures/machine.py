@@ -1,4 +1,4 @@
-"""What the runs used of the machine: its cores, and memory."""
+"""The load of the machine's cores, and the ranks' memory."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tutti.reports.results import Results
 from tutti.reports.runs import Run
 
 POINTS = 300
-"""So many points of a line are enough: of a longer run, as many neighbours are averaged as it takes."""
+"""The points of a line: neighbouring samples of a longer run are averaged."""
 
 MIB = 2**20
 
 
 def cores(results: Results) -> Picture:
-    """How busy every core was against time: the fastest of one process beside the fastest parallel way."""
+    """The load of every core against time: the fastest way with one process, and the fastest parallel one."""
     found: dict[str, Data] = {}
     for row in results.pair(lambda row: row.samples_per_s):
         run = next((run for run in results.runs[row.combination.folder] if run.usage), None)

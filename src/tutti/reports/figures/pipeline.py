@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline did in one step, and the bubble between."""
+"""The work of a pipeline's ranks in one step, and its bubble."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lanes(results: Results) -> Picture:
 
 
 def bubbles(results: Results) -> Sequence[str]:
-    """How long the ranks waited, over all steps but the first."""
+    """Name the ranks' idle time, over all steps but the first."""
     return [
         f"{way}: idle for {record.bubble:.1%} of the ranks' time in steps ("
         + ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(record.idle))

@@ -1,4 +1,4 @@
-"""How fast each way is, and how much faster than one process."""
+"""Speed-up, efficiency, throughput and the time of an epoch."""
 
 from __future__ import annotations
 

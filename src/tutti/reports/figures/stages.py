@@ -1,4 +1,4 @@
-"""Where the time went, and how stale what was exchanged was."""
+"""The seconds of each stage, and the staleness of exchanges."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _panel(data: Data, title: str) -> Any:
 
 
 def advised(results: Results) -> list[str]:
-    """Of each combination, where its time went and what to try."""
+    """Advise each way to train, from its seconds by stage."""
     found = []
     for row in results.rows:
         runs = results.runs[row.combination.folder]
@@ -84,7 +84,7 @@ def advised(results: Results) -> list[str]:
 
 
 def staleness(results: Results) -> Picture:
-    """How often so many updates by others came between a gradient's weights and its use; all repeats."""
+    """The shares of exchanges by their staleness: others' updates from a gradient's weights to its use."""
     data: Data = []
     for row in results.rows:
         counts: Counter[int] = Counter()

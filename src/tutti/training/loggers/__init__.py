@@ -1,4 +1,4 @@
-"""Where the figures of a run go: files that every run folder has, and further places by name.
+"""The loggers of a run: files that every run folder has, and further places by name.
 
 Imports none of the packages that these places need: only their loggers do, when a run begins.
 """

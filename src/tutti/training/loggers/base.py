@@ -1,4 +1,4 @@
-"""What a logger is, and the figures that all of them show."""
+"""The interface of loggers, and the figures that all of them show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutti.records.run import EpochRecord, Evaluation, Summary
 
 
 class Logger(ABC):
-    """A place for the figures of a run. Rank 0 alone has one, so that a job is one run there.
+    """A place for the figures of a run. Only rank 0 has one, so that a job is one run there.
 
     The calls come in the order `begin`, `epoch`..., `end`.
     """
@@ -43,7 +43,7 @@ class Logger(ABC):
 
 
 class Logbook:
-    """All loggers of a run, which lasts as long as the block.
+    """All loggers of a run, which are open as long as the block lasts.
 
     A logger that fails when the run begins is an error. One that fails later is warned of, once, and left
     out from then on: hours of training are worth more than a figure.
@@ -88,7 +88,7 @@ class Logbook:
                 self._leave_out(name, problem)
 
     def finish(self, summary: Summary) -> None:
-        """The run has finished: what the loggers are told when the block is left."""
+        """Keep the summary, which the loggers get when the block is left."""
         self._summary = summary
 
     def _leave_out(self, name: str, problem: Exception) -> None:
