@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tutti.launch.environment import meeting
+from tutti.launch.environment import rendezvous_file
 from tutti.launch.orphans import follow_launcher
 from tutti.torch_backend.registration import register_with_torch
 
@@ -135,7 +135,7 @@ __all__ = [
 ]
 
 # What `torch.distributed.init_process_group("tutti")` needs.
-register_with_torch(meeting)
+register_with_torch(rendezvous_file)
 
 follow_launcher()
 

@@ -92,7 +92,7 @@ def test_a_rank_that_fails_when_nobody_listens_any_more_ends_without_a_word(
     monkeypatch.setattr(os, "_exit", codes.append)
     reading, writing = os.pipe()
     os.close(reading)
-    ranks._tell(failure(1, ValueError("as on rank 0"), None), writing, identity(writing))
+    ranks._send_report(failure(1, ValueError("as on rank 0"), None), writing, identity(writing))
     os.close(writing)
     assert codes == [1]
     assert capfd.readouterr() == ("", "")

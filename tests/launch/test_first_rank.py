@@ -16,9 +16,9 @@ def test_the_first_address_that_answers_is_taken() -> None:
         assert first_rank.reach(several) == "127.0.0.1"
 
 
-def test_who_answers_with_another_word_is_not_rank_0() -> None:
+def test_who_answers_with_another_token_is_not_rank_0() -> None:
     with first_rank.listening("127.0.0.1") as offer:
-        other = dataclasses.replace(offer, word="x" * len(offer.word), addresses=("127.0.0.1",))
+        other = dataclasses.replace(offer, token="x" * len(offer.token), addresses=("127.0.0.1",))
         with pytest.raises(UserError, match=r"cannot reach rank 0 .* \(127.0.0.1\).*mpirun -x MASTER_ADDR"):
             first_rank.reach(other)
 

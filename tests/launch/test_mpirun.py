@@ -22,7 +22,7 @@ from tutti.launch.exit_reports import Report
 from tutti.launch.hosts import Host
 from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
-from tutti.launch.mpirun_channel import Arrived, Letterbox
+from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.placement import make_plan
 from tutti.launch.start import start
 
@@ -70,22 +70,22 @@ def test_without_mpirun_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_letters_arrive_whole_and_only_from_those_who_know_the_token() -> None:
-    box = Letterbox(b"payload")
+    channel = MpirunChannel(b"payload")
     try:
-        address = box.address
+        address = channel.address
         assert (
             MpiStart.from_text(MpiStart("m:f", None, None, address, ["a b"], []).as_text()).address == address
         )
         assert address.payload_here() == b"payload"
         assert (address.is_here(), address.process) == (True, os.getpid())
         stranger = replace(address, token="00" * 16)
-        assert (stranger.payload_here(), stranger.send(Arrived(0, ()))) == (None, False)
+        assert (stranger.payload_here(), stranger.send(RankStarted(0, ()))) == (None, False)
         big = Report(0, 1.0, value=b"x" * 3_000_000)
-        assert address.send(Arrived(1, ("/dev/shm/x",)))
+        assert address.send(RankStarted(1, ("/dev/shm/x",)))
         assert address.send(big)
-        assert box.letters() == [Arrived(1, ("/dev/shm/x",)), big]
+        assert channel.messages() == [RankStarted(1, ("/dev/shm/x",)), big]
     finally:
-        box.close()
+        channel.close()
     assert address.payload_here() is None
 
 

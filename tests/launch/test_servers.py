@@ -51,7 +51,7 @@ def test_servers_are_the_last_ranks_and_hosts_keep_a_worker_while_that_can_be(
 @pytest.mark.parametrize("servers", [0, 1, 2, 3, 5])
 def test_on_hosts_of_ours_every_worker_that_was_planned_works(hosts: str, servers: int) -> None:
     plan = make_plan(hosts=hosts, servers=servers)
-    homes = [number for number, host in enumerate(plan.crew) for _ in range(host.ranks)]
+    homes = [number for number, host in enumerate(plan.hosts_with_servers) for _ in range(host.ranks)]
     assert len(homes) == plan.ranks == plan.workers + servers
     kept = choose_servers(homes, servers)
     left = [homes[rank] for rank in range(plan.ranks) if rank not in kept]
@@ -69,7 +69,7 @@ def test_a_server_takes_no_core_from_the_workers() -> None:
 def test_hosts_get_servers_beside_their_workers() -> None:
     plan = make_plan(hosts="a:4,b:2", servers=1)
     assert (plan.workers, plan.servers, plan.hosts) == (6, 1, (Host("a", 4), Host("b", 2)))
-    assert plan.crew == (Host("a", 5), Host("b", 2))
+    assert plan.hosts_with_servers == (Host("a", 5), Host("b", 2))
     assert plan.describe() == "6 ranks and 1 server on 2 hosts (a: 4, b: 2), started by mpirun"
 
 

@@ -1,9 +1,9 @@
-"""How the ranks that somebody else started on one host get one file, before they can talk to each other.
+"""The hand-over of an anonymous file to all ranks of a host, before they can talk to each other.
 
-rank 0   makes it, listens on a Unix socket named after the job ──its descriptor──▶ the other ranks
+rank 0   creates it, listens on a Unix socket named after the job ──its descriptor──▶ the other ranks
 
-The socket is in the abstract namespace: no file is left behind. The kernel tells each side whose process the
-other one is; other users get nothing, and nothing is taken from them.
+The socket is in the abstract namespace, so that no file is left behind. The kernel tells each side which user
+owns the process at the other end: other users get nothing, and nothing is accepted from them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ RETRY_S: Final = 0.01
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
-def one_file(job: str, rank: int, size: int, timeout_s: float) -> int:
-    """A descriptor of the anonymous file that all ranks of a job on this host have (collective).
+def shared_file(job: str, rank: int, size: int, timeout_s: float) -> int:
+    """Return a descriptor of the anonymous file that all ranks of a job on this host share (collective).
 
     Args:
         job: equal on all ranks of the job, and on no others of this user.
         rank: this process's number among them.
-        size: how many they are.
+        size: their number.
         timeout_s: how long to wait for rank 0.
 
     Raises:
@@ -48,7 +48,7 @@ def one_file(job: str, rank: int, size: int, timeout_s: float) -> int:
 
 
 def _offer(name: str, file: int, others: int) -> None:
-    """Hand the file to so many processes of this user, in a thread."""
+    """Hand the file to `others` processes of this user, in a thread."""
     server = socket.socket(socket.AF_UNIX)
     try:
         server.bind(name)
@@ -67,7 +67,7 @@ def _offer(name: str, file: int, others: int) -> None:
                 connection, _ = server.accept()
                 with connection:
                     if _user_of(connection) == os.geteuid():
-                        # One that goes away meanwhile comes again.
+                        # A rank that was interrupted connects again.
                         with suppress(OSError):
                             socket.send_fds(connection, [b"."], [file])
                             left -= 1
@@ -100,6 +100,6 @@ def _take(name: str, timeout_s: float) -> int:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Whose process the other end is, as the kernel says."""
+    """Return the user whose process is at the other end, as the kernel reports it."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(found)[1])

@@ -1,4 +1,4 @@
-"""Which cores of this machine this process may use: affinity, the control group's quota, and hyperthreads."""
+"""The cores that this process may use: affinity, the control group's quota, and hyperthreads."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """How many cores' worth of time there is: the physical cores, or the quota when it is less."""
+        """The number of cores' worth of time: the physical cores, or the quota when it is less."""
         return len(self.physical) if self.quota is None else min(len(self.physical), self.quota)
 
     @property
     def limited(self) -> bool:
-        """Whether the quota grants less time than the allowed logical CPUs have."""
+        """True if the quota grants less time than the allowed logical CPUs have."""
         return self.quota is not None and self.quota < len(self.logical)
 
 
@@ -126,7 +126,7 @@ def _quota_version_1(group: Path) -> float | None:
 
 
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:
-    """How many threads a rank may use, where `ranks` are the allowed cores of each rank of its host.
+    """Return the number of threads for a rank, where `ranks` are the allowed cores of each rank of its host.
 
     Launchers differ: each rank may have cores of its own, or all may have the same ones, or some of both. So
     a core counts as divided among those that may use it.

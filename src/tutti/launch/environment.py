@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.errors import UserError
-from tutti.launch.arena_handover import one_file
+from tutti.launch.arena_handover import shared_file
 from tutti.launch.first_rank import find_first_rank
-from tutti.launch.launcher import Surroundings, mpi_place
+from tutti.launch.launcher import LaunchContext, mpi_place
 
 LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
@@ -22,8 +22,8 @@ _PORTS: Final = range(20_000, 32_000)
 """Below those that systems give to whoever asks for any."""
 
 
-def variables(place: Surroundings, address: str, port: int) -> dict[str, str]:
-    """What torchrun would set.
+def variables(place: LaunchContext, address: str, port: int) -> dict[str, str]:
+    """Return the variables that torchrun would set.
 
     Args:
         place: this process among those of the job.
@@ -44,7 +44,7 @@ def variables(place: Surroundings, address: str, port: int) -> dict[str, str]:
 def describe_mpi_rank(
     environ: MutableMapping[str, str] = os.environ,
     find: Callable[[int, int], tuple[str, int] | None] = find_first_rank,
-) -> Surroundings | None:
+) -> LaunchContext | None:
     """Under mpirun or srun, set what torch needs and nobody has set; else do nothing.
 
     Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
@@ -52,8 +52,8 @@ def describe_mpi_rank(
 
     Args:
         environ: what is read and set.
-        find: called on all ranks, with their number and, on rank 0, a free port, to find rank 0's address and
-            port.
+        find: called on all ranks, with their number and, on rank 0, a free port; finds rank 0's address
+            and port.
 
     Returns:
         This process's place, where all was left to us; None where somebody has said where the ranks meet.
@@ -83,13 +83,13 @@ def describe_mpi_rank(
 
 
 @dataclass(frozen=True)
-class MeetingPlace:
-    """Where the ranks of a job meet that is on one host.
+class Rendezvous:
+    """The rendezvous of the ranks of a job that is on one host.
 
     Attributes:
         process: this one; a fork of it is no rank.
         file: the descriptor of the store's file.
-        variables: what the environment said then; whoever has changed it since means something else.
+        variables: what the environment said then; if it has changed since, the user wants another rendezvous.
     """
 
     process: int
@@ -97,24 +97,24 @@ class MeetingPlace:
     variables: dict[str, str]
 
 
-_meeting: MeetingPlace | None = None
+_rendezvous: Rendezvous | None = None
 _holders: Final[list[socket.socket]] = []
 
 
-def meet_in(file: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Have this process, a rank as `environ` says, meet the others in the store in a file."""
-    global _meeting
-    _meeting = MeetingPlace(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
+def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Have this process, a rank as `environ` says, use the store in a file for its rendezvous."""
+    global _rendezvous
+    _rendezvous = Rendezvous(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
 
 
-def meeting(timeout_s: float) -> int | None:
-    """Describe this rank to torch, if it is one and nobody has, and find where the ranks meet (collective).
+def rendezvous_file(timeout_s: float) -> int | None:
+    """Describe this rank to torch, if it is one and nobody has, and find the ranks' rendezvous (collective).
 
     Args:
         timeout_s: how long to wait for rank 0.
 
     Returns:
-        The descriptor of the store's file; None: the ranks meet where the environment says.
+        The descriptor of the store's file; None: the rendezvous is where the environment says.
 
     Raises:
         UserError: this rank reaches rank 0 nowhere.
@@ -122,15 +122,15 @@ def meeting(timeout_s: float) -> int | None:
     """
     place = describe_mpi_rank()
     if place is not None and place.local_size == place.size:
-        meet_in(one_file(_job(os.environ), place.rank, place.size, timeout_s))
-    if _meeting is None or _meeting.process != os.getpid():
+        set_rendezvous_file(shared_file(_job(os.environ), place.rank, place.size, timeout_s))
+    if _rendezvous is None or _rendezvous.process != os.getpid():
         return None
-    changed = any(os.environ.get(name, "") != value for name, value in _meeting.variables.items())
-    return None if changed else _meeting.file
+    changed = any(os.environ.get(name, "") != value for name, value in _rendezvous.variables.items())
+    return None if changed else _rendezvous.file
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """What tells a job of this user from all others."""
+    """Return the names that tell a job of this user from all others."""
     return " ".join(environ.get(name, "") for name in (*_JOB_NAMES, "SLURM_STEP_ID"))
 
 

@@ -1,4 +1,4 @@
-"""What a rank tells its supervisor at its end, and which of several failures is the cause."""
+"""The report that a rank sends at its end, and the choice of the cause among several failures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NAMES = {int(one): one.name for one in signal.Signals}
 
 @dataclass(frozen=True)
 class Report:
-    """The last words of a rank.
+    """The outcome of a rank, as it reports it.
 
     Attributes:
-        rank: who reports.
+        rank: the sender.
         at: when, in seconds of a clock that all ranks share.
         value: the pickled return value, of a rank that is done and was asked for it.
         error: the pickled `UserError` or `PeerLost` that ended the rank, when there was one.
@@ -42,7 +42,7 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether the rank ended with an exception."""
+        """True if the rank ended with an exception."""
         return bool(self.traceback)
 
     def encoded(self) -> bytes:
@@ -78,7 +78,7 @@ class Death:
     out_of_memory: bool = False
 
     def why(self) -> str:
-        """What is known, such as "killed by signal 9 (SIGKILL)"."""
+        """Describe the death, such as "killed by signal 9 (SIGKILL)"."""
         if self.returncode >= 0:
             return f"exited with code {self.returncode} before it was done"
         text, number = killed_by(-self.returncode), -self.returncode
@@ -90,12 +90,12 @@ class Death:
 
 
 def killed_by(number: int) -> str:
-    """What a signal has done, such as "killed by signal 9 (SIGKILL)"."""
+    """Describe a death by a signal, such as "killed by signal 9 (SIGKILL)"."""
     return f"killed by signal {number}{' (' + _NAMES[number] + ')' if number in _NAMES else ''}"
 
 
 def without_launcher(frames: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that is of interest: from the first frame on that is not of what starts it."""
+    """Return the traceback without the frames of the launcher at its beginning."""
     inner = frames
     while inner is not None and _starts(inner.tb_frame.f_code.co_filename):
         inner = inner.tb_next
@@ -103,7 +103,7 @@ def without_launcher(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _starts(file: str) -> bool:
-    """Whether it is one of this package, or of those that run a program of the user's."""
+    """Tell whether a file belongs to this package, or to what runs a program of the user's."""
     here, path = Path(__file__).parent, Path(file)
     return path.parent == here or path == here.parent / "run/script.py" or path.name == _RUNPY
 
@@ -121,7 +121,7 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None, at: f
 
 
 def output_closed() -> bool:
-    """Whether standard output is a pipe, a socket or a terminal whose other end is gone."""
+    """Tell whether standard output is a pipe, a socket or a terminal whose other end is gone."""
     poll = select.poll()
     poll.register(sys.__stdout__ or 1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -1,7 +1,7 @@
-"""Where rank 0 can be reached when no launcher tells: it says through MPI where it may be, and all ranks try.
+"""The address of rank 0 where no launcher tells it: it broadcasts its addresses by MPI, the others try them.
 
-rank 0   listens ── its addresses, a port, a word ──▶ all ranks: knock at one address after the other,
-                                                      until somebody there answers with that word
+rank 0   listens ── its addresses, a port, a token ──▶ all ranks: connect to one address after the other,
+                                                       until the answer is that token
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from typing import Final
 
 from tutti.errors import UserError
 
-KNOCK_S: Final = 2.0
+CONNECT_S: Final = 2.0
 """How long an address may take to answer."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Where a rank may be reached.
+    """The addresses at which a rank may be reached.
 
     Attributes:
         addresses: of its host, the likeliest first.
         port: where it listens.
-        word: what it answers.
+        token: its answer.
     """
 
     addresses: tuple[str, ...]
     port: int
-    word: str
+    token: str
 
 
 @contextmanager
 def listening(interface: str = "") -> Iterator[Offer]:
-    """Answer whoever knocks at an address of this host, by default at any, while the context lasts."""
-    word = secrets.token_hex(16)
+    """Answer connections to an address of this host, by default to any, while the context lasts."""
+    token = secrets.token_hex(16)
 
     class Answer(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            self.request.sendall(word.encode())
+            self.request.sendall(token.encode())
 
     with socketserver.ThreadingTCPServer((interface, 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield Offer(addresses_here(), server.server_address[1], word)
+            yield Offer(addresses_here(), server.server_address[1], token)
         finally:
             server.shutdown()
             thread.join()
@@ -90,11 +90,11 @@ def reach(offer: Offer) -> str:
 
 def _answers(address: str, offer: Offer) -> bool:
     try:
-        with socket.create_connection((address, offer.port), KNOCK_S) as connection:
-            said = connection.recv(len(offer.word), socket.MSG_WAITALL)
+        with socket.create_connection((address, offer.port), CONNECT_S) as connection:
+            said = connection.recv(len(offer.token), socket.MSG_WAITALL)
     except OSError:
         return False
-    return said == offer.word.encode()
+    return said == offer.token.encode()
 
 
 def find_first_rank(size: int, port: int) -> tuple[str, int] | None:

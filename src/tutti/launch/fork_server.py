@@ -1,11 +1,11 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
-    supervisor ──Fork, Clear──▶ fork server ──fork──▶ rank 0, rank 1, ...
+    supervisor ──Fork, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
                ◀──Ended, Ready──
 
-It computes nothing itself: so every rank begins like a process that has just been started, whatever the ranks
-before it did. It ends when the supervisor does or lets it go, and when it has had nothing to do for `IDLE_S`;
-what ranks have left running ends before it.
+It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
+ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
+ranks; processes that ranks have left running end before it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Final
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 
 BOOT: Final = "TUTTI_FORK_SERVER"
-"""The environment variable that holds a `Boot`; taken out of the environment first of all."""
+"""The environment variable that holds the `ServerSettings`; removed from the environment first of all."""
 
 PROGRAM: Final = (
     f"import json, os, sys; sys.path[:] = json.loads(os.environ['{BOOT}'])['path']; "
     "from tutti.launch.fork_server import main; main()"
 )
-"""What a fork server runs: with the supervisor's search path it finds the same modules."""
+"""The program of a fork server: with the supervisor's search path it finds the same modules."""
 
 IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
@@ -49,8 +49,8 @@ _OWN: Final = "tutti."
 
 
 @dataclass(frozen=True)
-class Boot:
-    """What a fork server must know.
+class ServerSettings:
+    """The settings of a fork server, from the supervisor.
 
     Attributes:
         supervisor: the process that has started it.
@@ -71,13 +71,13 @@ class Boot:
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank must know of its place. The descriptors come with it.
+    """A rank's place in the job. The descriptors are sent with it.
 
     Attributes:
         rank: this rank.
         size: the number of ranks.
         entry: the function to run, as "package.module:function".
-        block: where the control block of the world lies in the arena.
+        block: the offset of the world's control block in the arena.
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
     """
@@ -126,7 +126,7 @@ class Fork:
 
 
 @dataclass(frozen=True)
-class Clear:
+class EndRanks:
     """End all ranks, and all that they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
 
     grace_s: float
@@ -142,10 +142,10 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class Ready:
-    """No rank is there, nor anything that one has started: said at the beginning, and after `Clear`."""
+    """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
 
 
-Message = Fork | Clear | RankEnded | Ready
+Message = Fork | EndRanks | RankEnded | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Descriptors | None = None) -> None:
@@ -158,7 +158,7 @@ def send(control: socket.socket, message: Message, descriptors: Descriptors | No
 
 
 def receive(control: socket.socket) -> tuple[Message | None, Descriptors | None]:
-    """The next message and the descriptors that came with it; None when the other side is gone."""
+    """Return the next message and the descriptors that came with it; None when the other side is gone."""
     try:
         data, descriptors, _, _ = socket.recv_fds(
             control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -173,13 +173,13 @@ def receive(control: socket.socket) -> tuple[Message | None, Descriptors | None]
 
 def main() -> None:
     """Be the fork server, and in every process that it forks a rank."""
-    boot = Boot(**json.loads(os.environ.pop(BOOT)))
-    # As long as it imports it does not look who is there.
+    boot = ServerSettings(**json.loads(os.environ.pop(BOOT)))
+    # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
     die_with_parent(boot.supervisor)
     # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # What is imported stays: to look for garbage meanwhile takes a sixth of the time until ranks start.
+    # Imported modules stay: collecting garbage meanwhile takes a sixth of the time until ranks start.
     gc.disable()
     import torch  # noqa: F401
 
@@ -200,12 +200,12 @@ def main() -> None:
 class ForkServerProcess:
     """The fork server's own side."""
 
-    boot: Boot
+    boot: ServerSettings
     _ranks: dict[int, int] = field(default_factory=dict)
     _childless: bool = True
 
     def serve(self) -> tuple[Start, Descriptors] | None:
-        """Fork ranks until nobody wants any; returns in each rank, and in this process when that is so."""
+        """Fork ranks until no more are wanted; returns in each rank, and at the end in this process."""
         boot = self.boot
         with ExitStack() as stack:
             control = stack.enter_context(socket.socket(fileno=boot.control))
@@ -237,7 +237,7 @@ class ForkServerProcess:
         while True:
             ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.boot.idle_s)]
             if children in ready:
-                children.forget()
+                children.drain()
                 for ended in self._reap():
                     send(control, ended)
             message, descriptors = receive(control) if control in ready else (None, None)
@@ -246,7 +246,7 @@ class ForkServerProcess:
                 if self._fork(message.start):
                     return message.start, descriptors
                 descriptors.close()
-            elif isinstance(message, Clear):
+            elif isinstance(message, EndRanks):
                 self._clear(message.grace_s)
                 send(control, Ready())
             elif control in ready or supervisor in ready:
@@ -257,7 +257,7 @@ class ForkServerProcess:
                 return None
 
     def _fork(self, start: Start) -> bool:
-        """Whether this is the rank."""
+        """Fork a rank; returns True in the rank, False in this process."""
         module = start.entry.partition(":")[0]
         if module.startswith(_OWN):
             with suppress(ImportError):  # The rank says why.
@@ -311,7 +311,7 @@ class ForkServerProcess:
 
 
 class _ChildWatch:
-    """What wakes a selector when a child ends."""
+    """A descriptor that wakes a selector when a child ends."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -331,8 +331,8 @@ class _ChildWatch:
         """A descriptor that is readable once a child has ended."""
         return self._reading
 
-    def forget(self) -> None:
-        """Take note of those that have ended so far."""
+    def drain(self) -> None:
+        """Acknowledge the children that have ended so far."""
         with suppress(BlockingIOError):
             while os.read(self._reading, 1 << 10):
                 pass

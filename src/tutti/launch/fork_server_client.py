@@ -1,4 +1,4 @@
-"""The fork server as the supervisor sees it; it is kept, so that who trains again need not wait for torch."""
+"""The supervisor's side of the fork server, which is kept, so that a second job need not wait for torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tutti.launch.fork_server import (
     GRACE_S,
     IDLE_S,
     PROGRAM,
-    Boot,
-    Clear,
     Descriptors,
+    EndRanks,
     Fork,
     RankEnded,
     Ready,
+    ServerSettings,
     Start,
     receive,
     send,
@@ -57,7 +57,7 @@ class ForkServer:
         self._mark = uuid.uuid4().hex
         self.ready = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = Boot(os.getpid(), theirs.fileno(), [str(folder) for folder in sys.path], IDLE_S)
+        boot = ServerSettings(os.getpid(), theirs.fileno(), [str(folder) for folder in sys.path], IDLE_S)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
         with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
             unless_started.callback(self.control.close)
@@ -70,7 +70,7 @@ class ForkServer:
             unless_started.pop_all()
 
     def suits(self, threads: int, crowded: bool) -> bool:
-        """Whether it would be the same if it were made now, for such ranks, and is still there."""
+        """Tell whether a server made now for such ranks would be the same, and this one still runs."""
         return self._made_for == _circumstances(threads, crowded) and self.clear(0.0)
 
     def fork(self, start: Start, descriptors: Descriptors) -> None:
@@ -87,7 +87,7 @@ class ForkServer:
                 time.sleep(_POLL_S)
 
     def next_message(self) -> RankEnded | Ready | None:
-        """What the server says next; None when it is gone."""
+        """Return the server's next message; None when it is gone."""
         message, _ = receive(self.control)
         if isinstance(message, Ready):
             self.ready = True
@@ -95,11 +95,11 @@ class ForkServer:
         return message
 
     def returncode(self) -> int:
-        """How the server ended, which is gone."""
+        """Return the exit code of the server, which is gone."""
         return self._process.wait()
 
     def clear(self, grace_s: float) -> bool:
-        """End all ranks and what they have started; whether the server is there for others.
+        """End all ranks and what they have started; returns whether the server can take others.
 
         Args:
             grace_s: how long they may take to exit on SIGTERM, before SIGKILL.
@@ -108,7 +108,7 @@ class ForkServer:
             # No rank is there yet.
             return False
         try:
-            send(self.control, Clear(grace_s))
+            send(self.control, EndRanks(grace_s))
         except OSError:
             return False
         while select.select([self.control], [], [], grace_s + PATIENCE_S)[0]:
@@ -153,7 +153,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
-    """A fork server, for one job: the one that is kept, if it suits, else a new one; kept afterwards.
+    """Yield a fork server for one job: the kept one, if it suits, else a new one; it is kept afterwards.
 
     Args:
         threads: how many threads a rank has.
@@ -183,7 +183,7 @@ def _take() -> ForkServer | None:
 
 
 def _keep(server: ForkServer) -> bool:
-    """Whether there is room for it: of jobs at the same time one keeps its server."""
+    """Keep the server if none is kept (of simultaneous jobs one keeps its server); returns whether it is."""
     global _kept
     with _lock:
         if _kept is not None:
@@ -199,8 +199,8 @@ def end_ranks() -> None:
         server.close()
 
 
-def _forget() -> None:
-    """In a process that the program has forked: the server belongs to its parent."""
+def _disown_after_fork() -> None:
+    """Leave the server to the parent, in a process that the program has forked."""
     global _kept, _lock
     if _kept is not None:
         _kept.control.close()
@@ -209,7 +209,7 @@ def _forget() -> None:
 
 
 _parents: list[ForkServer] = []
-"""Kept only so that nothing is done about them."""
+"""The parents' servers: referenced, so that no `Popen.__del__` waits for them."""
 
 atexit.register(end_ranks)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_disown_after_fork)

@@ -1,4 +1,4 @@
-"""Ends what the processes of a job leave running; they carry the job's mark, which descendants inherit.
+"""The end of all processes of a job: they carry its mark in an environment variable, which is inherited.
 
 A `Guard` is a small process beside the supervisor that does so when the supervisor is gone, however it ended:
 
@@ -27,7 +27,7 @@ _POLL_S = 0.02
 
 
 class Guard:
-    """Ends the processes of a job when this process is gone or dismisses it.
+    """A process that ends the processes of a job when this process is gone or dismisses it.
 
     Args:
         job: the mark of the job.
@@ -63,7 +63,7 @@ def wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float
 
 
 def processes_of(job: str) -> list[int]:
-    """The processes that carry the mark of the job."""
+    """Return the processes that carry the mark of the job."""
     mark = f"{JOB}={job}".encode()
     found = []
     for folder in Path("/proc").iterdir():

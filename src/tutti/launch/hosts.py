@@ -1,4 +1,4 @@
-"""Which hosts take part and how many ranks each gets: 'a:4,b:4', or a file with a host on each line."""
+"""The hosts of a job and their ranks: 'a:4,b:4', or a file with a host on each line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who started this process: a supervisor of ours, an MPI launcher, or nobody (it is a program of its own)."""
+"""The launcher of this process: tutti's supervisor, an MPI launcher, or none (it is a program of its own)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPECIAL_STEPS = 0xFFFFFFF0
 
 
 class Launcher(enum.Enum):
-    """What started this process."""
+    """The kinds of launchers."""
 
     ALONE = "python"
     TUTTI = "tutti"
@@ -24,8 +24,8 @@ class Launcher(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Who started this process, and its place among the others where the launcher tells.
+class LaunchContext:
+    """The launcher of this process, and its place in the job as far as the launcher tells.
 
     Attributes:
         launcher: what started this process.
@@ -43,24 +43,24 @@ class Surroundings:
 
     @property
     def mpi(self) -> bool:
-        """Whether this process is a rank of an MPI job."""
+        """True if this process is a rank of an MPI job."""
         return self.launcher in (Launcher.MPIRUN, Launcher.SRUN)
 
 
-ALONE = Surroundings(Launcher.ALONE, rank=0, size=1, local_rank=0, local_size=1)
+ALONE = LaunchContext(Launcher.ALONE, rank=0, size=1, local_rank=0, local_size=1)
 
-_ours: Surroundings | None = None
+_ours: LaunchContext | None = None
 
 
 def become_rank(rank: int, size: int) -> None:
-    """Note that this process is a rank of a supervisor of ours."""
+    """Note that this process is a rank of tutti's own supervisor."""
     # Not in the environment, which its children would inherit although they are no ranks.
     global _ours
-    _ours = Surroundings(Launcher.TUTTI, rank=rank, size=size, local_rank=rank, local_size=size)
+    _ours = LaunchContext(Launcher.TUTTI, rank=rank, size=size, local_rank=rank, local_size=size)
 
 
-def started_by(environ: Mapping[str, str] | None = None) -> Surroundings:
-    """Who started this process.
+def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
+    """Find the launcher of this process.
 
     Args:
         environ: the environment to read; by default this process's.
@@ -87,8 +87,8 @@ def started_by(environ: Mapping[str, str] | None = None) -> Surroundings:
     return ALONE
 
 
-def mpi_place(environ: Mapping[str, str]) -> Surroundings | None:
-    """Where this process is in an MPI job, as the launcher tells; None outside of one.
+def mpi_place(environ: Mapping[str, str]) -> LaunchContext | None:
+    """Return this process's place in an MPI job, as the launcher tells it; None outside of one.
 
     Raises:
         UserError: the launcher does not tell how many ranks there are.
@@ -97,7 +97,7 @@ def mpi_place(environ: Mapping[str, str]) -> Surroundings | None:
 
 
 def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
+    """Tell whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
 
     Open MPI's does, unless it is to go on without ranks that have died (`--with-ft ulfm`).
     """
@@ -105,10 +105,10 @@ def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
     return "OMPI_COMM_WORLD_SIZE" in environ and not tolerant
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Surroundings | None:
+def _open_mpi(environ: Mapping[str, str]) -> LaunchContext | None:
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
-    return Surroundings(
+    return LaunchContext(
         Launcher.MPIRUN,
         rank=_number(environ, "OMPI_COMM_WORLD_RANK", 0),
         size=_number(environ, "OMPI_COMM_WORLD_SIZE", 1),
@@ -117,7 +117,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Surroundings | None:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> Surroundings | None:
+def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
     """A task of an `srun` of several tasks; shells in an allocation and batch scripts are none."""
     if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
         return None
@@ -126,7 +126,7 @@ def _slurm(environ: Mapping[str, str]) -> Surroundings | None:
     shell = "SLURM_PTY_PORT" in environ or environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     if size <= 1 or step >= _SPECIAL_STEPS or shell:
         return None
-    return Surroundings(
+    return LaunchContext(
         Launcher.SRUN,
         rank=_number(environ, "SLURM_PROCID", 0),
         size=size,
@@ -149,7 +149,7 @@ def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     return counts[node] if 0 <= node < len(counts) else None
 
 
-def _pmi(environ: Mapping[str, str]) -> Surroundings | None:
+def _pmi(environ: Mapping[str, str]) -> LaunchContext | None:
     """A rank of MPICH, Intel MPI or another launcher that speaks PMI or PMIx, outside of Slurm."""
     if "SLURM_STEP_ID" in environ or not ("PMI_SIZE" in environ or "PMIX_RANK" in environ):
         return None
@@ -159,7 +159,7 @@ def _pmi(environ: Mapping[str, str]) -> Surroundings | None:
             f"a launcher started this process as rank {environ.get('PMIX_RANK')}, but does not tell how many "
             "there are (PMI_SIZE is not set); start the ranks with mpirun or srun"
         )
-    return Surroundings(
+    return LaunchContext(
         Launcher.MPIRUN,
         rank=_number(environ, "PMI_RANK", _number(environ, "PMIX_RANK", 0)),
         size=size,
@@ -168,7 +168,7 @@ def _pmi(environ: Mapping[str, str]) -> Surroundings | None:
     )
 
 
-def _require_mpi4py(found: Surroundings) -> None:
+def _require_mpi4py(found: LaunchContext) -> None:
     if importlib.util.find_spec("mpi4py") is None:
         raise UserError(
             f"{found.launcher.value} started this process as one of several ranks, which needs mpi4py; "

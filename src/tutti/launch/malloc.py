@@ -1,4 +1,4 @@
-"""What the C library does with memory that is given back to it: keep it, for the next step needs as much.
+"""The C library's handling of freed memory: it keeps it, as the next step needs as much.
 
 Left alone, glibc returns the memory of large tensors to the kernel when they are freed, and asks for it again
 a moment later: each step of training then pays for clearing and mapping the same pages anew.

@@ -1,4 +1,4 @@
-"""What a process that our own mpirun starts does: `python -m tutti.launch.mpi_rank`."""
+"""The program of a rank that `run_on_hosts` starts: `python -m tutti.launch.mpi_rank`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutti.errors import UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Report, failure, without_launcher
 from tutti.launch.launcher import started_by
-from tutti.launch.mpirun_channel import Address, Arrived
+from tutti.launch.mpirun_channel import Address, RankStarted
 from tutti.launch.orphans import follow, mpi_segments
 from tutti.launch.placement import share_host
 from tutti.launch.start import load_entry
@@ -32,7 +32,7 @@ START: Final = "TUTTI_MPI_START"
 
 @dataclass(frozen=True)
 class MpiStart:
-    """What the ranks under mpirun must know.
+    """The job of the ranks under mpirun.
 
     Attributes:
         entry: the function to run, as "package.module:function".
@@ -41,7 +41,7 @@ class MpiStart:
         address: where the payload is and reports go, for ranks on the host of the process that ran mpirun.
         path: `sys.path` of that process.
         arguments: `sys.argv` of that process.
-        crew: for each host the number of its workers, and of all its ranks.
+        hosts: for each host the number of its workers, and of all its ranks.
     """
 
     entry: str
@@ -50,15 +50,15 @@ class MpiStart:
     address: Address
     path: list[str]
     arguments: list[str]
-    crew: Sequence[tuple[int, int]] = ()
+    hosts: Sequence[tuple[int, int]] = ()
 
     def as_text(self) -> str:
-        """The value of the environment variable: letters and digits alone, which every launcher passes on."""
+        """Encode it for an environment variable: only letters and digits, which every launcher passes on."""
         return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @staticmethod
     def from_text(text: str) -> MpiStart:
-        """What `as_text` gave."""
+        """Read what `as_text` gave."""
         values = json.loads(base64.urlsafe_b64decode(text))
         return MpiStart(**{**values, "address": Address(**values["address"])})
 
@@ -80,46 +80,46 @@ def main() -> None:
 def _run(start: MpiStart) -> None:
     from tutti.launch.world import adopt, join_mpi
 
-    comm = join_mpi(_settle_in(start))
+    comm = join_mpi(_set_up_process(start))
     adopt(comm)
-    start.address.send(Arrived(comm.rank, mpi_segments()))
+    start.address.send(RankStarted(comm.rank, mpi_segments()))
     value = load_entry(start.entry)(comm, _payload(start, comm))
     if comm.rank == 0:
         start.address.send(_done(value))
     comm.close()
 
 
-def _settle_in(start: MpiStart) -> int | None:
+def _set_up_process(start: MpiStart) -> int | None:
     """Bind this process to its share of the host's cores; returns how many threads it may use."""
-    around = started_by()
-    if around.local_rank is None or around.local_size is None:
+    context = started_by()
+    if context.local_rank is None or context.local_size is None:
         return start.threads
-    workers = workers_here(around.rank, around.local_size, start.crew)
+    workers = workers_here(context.rank, context.local_size, start.hosts)
     share = share_host(allowed_cores(), workers, start.threads)
-    works = around.local_rank < workers
-    if around.local_rank == 0:
+    works = context.local_rank < workers
+    if context.local_rank == 0:
         for warning in share.warnings:
             print(f"tutti: warning: on {socket.gethostname()}, {warning}", file=sys.stderr, flush=True)
     if share.cores and works and workers > 1:
-        os.sched_setaffinity(0, share.cores[around.local_rank])
+        os.sched_setaffinity(0, share.cores[context.local_rank])
     threads = share.threads if works else 1
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     return threads
 
 
-def workers_here(rank: int, local_size: int, crew: Sequence[tuple[int, int]]) -> int:
-    """How many of the ranks on a rank's host are workers; the last ones are servers.
+def workers_here(rank: int, local_size: int, hosts: Sequence[tuple[int, int]]) -> int:
+    """Return the number of workers among the ranks of a rank's host; the last ones are servers.
 
     Args:
         rank: the rank, in the job.
         local_size: how many ranks its host has.
-        crew: for each host how many workers, and how many ranks in all, it was to get.
+        hosts: for each host how many workers, and how many ranks in all, it was to get.
 
     Returns:
         All of them, if the ranks were not placed host after host.
     """
     first = 0
-    for workers, ranks in crew:
+    for workers, ranks in hosts:
         if first <= rank < first + ranks and ranks == local_size:
             return workers
         first += ranks
@@ -127,7 +127,7 @@ def workers_here(rank: int, local_size: int, crew: Sequence[tuple[int, int]]) ->
 
 
 def _payload(start: MpiStart, comm: Communicator) -> bytes:
-    """The payload, which rank 0 has and everybody gets."""
+    """Return the payload, which rank 0 broadcasts."""
     content: bytes | None = None
     if comm.rank == 0:
         if start.payload is not None:

@@ -1,4 +1,4 @@
-"""Starts ranks on several hosts: runs mpirun, watches over it, and sweeps up after it."""
+"""Ranks on several hosts: running mpirun, supervising it, and cleaning up after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tutti.launch.exit_reports import Death, Report, cause, killed_by
 from tutti.launch.guard import JOB, Guard, wait_for_exit
 from tutti.launch.hosts import Host
 from tutti.launch.mpi_rank import START, MpiStart
-from tutti.launch.mpirun_channel import Arrived, Letterbox
+from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
 from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch, act_on
@@ -46,7 +46,7 @@ GRACE_S: Final = 3.0
 FINISH_S: Final = 10.0
 """How long mpirun may take to exit once it says no more."""
 
-_SAID_LAST = 64 << 10
+_TAIL_BYTES = 64 << 10
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
 
 
@@ -143,7 +143,7 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 
 
 def is_this_machine(name: str) -> bool:
-    """Whether a host's name stands for this machine."""
+    """Tell whether a host's name stands for this machine."""
     own = socket.gethostname()
     return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
 
@@ -170,30 +170,37 @@ def run_on_hosts(entry: str, payload: bytes, plan: Placement, *, prefix: bool = 
     """
     mpirun = find_mpirun()
     job = uuid.uuid4().hex
-    letterbox = Letterbox(payload)
+    channel = MpirunChannel(payload)
     small = base64.b64encode(payload).decode() if len(payload) <= LARGEST_IN_ENVIRONMENT else None
-    crew = [(worked.ranks, all_.ranks) for worked, all_ in zip(plan.hosts, plan.crew, strict=True)]
+    ranks = [
+        (worked.ranks, all_.ranks) for worked, all_ in zip(plan.hosts, plan.hosts_with_servers, strict=True)
+    ]
     start = MpiStart(
-        entry, plan.threads, small, letterbox.address, [str(folder) for folder in sys.path], sys.argv, crew
+        entry, plan.threads, small, channel.address, [str(folder) for folder in sys.path], sys.argv, ranks
     )
-    environment = {**os.environ, **settings(mpirun, plan.crew, os.environ), START: start.as_text(), JOB: job}
+    environment = {
+        **os.environ,
+        **settings(mpirun, plan.hosts_with_servers, os.environ),
+        START: start.as_text(),
+        JOB: job,
+    }
     exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]
     extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     try:
         with SignalWatch() as signals:
-            command = command_line(mpirun, plan.crew, exported, extra, prefix=prefix)
+            command = command_line(mpirun, plan.hosts_with_servers, exported, extra, prefix=prefix)
             returncode, said = _run(command, environment, job, signals)
-        letters = letterbox.letters()
+        messages = channel.messages()
     finally:
-        letterbox.close()
-    _sweep(letters)
+        channel.close()
+    _remove_segments(messages)
     if signals.received is not None:
         act_on(signals.received)
-    return outcome([one for one in letters if isinstance(one, Report)], returncode, said)
+    return outcome([one for one in messages if isinstance(one, Report)], returncode, said)
 
 
 def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
-    """Run mpirun to its end, or to the first signal; its exit code, and the last that it said on stderr."""
+    """Run mpirun to its end, or to the first signal; returns its exit code and the end of its stderr."""
     guard = Guard(job, GRACE_S)
     try:
         process = subprocess.Popen(
@@ -204,7 +211,7 @@ def _run(command: list[str], environment: dict[str, str], job: str, signals: Sig
             start_new_session=True,
         )
         try:
-            said = _pass_on(process, signals)
+            said = _copy_stderr(process, signals)
         finally:
             _end(process, patience_s=0.0 if signals.received else FINISH_S)
     finally:
@@ -212,8 +219,8 @@ def _run(command: list[str], environment: dict[str, str], job: str, signals: Sig
     return process.returncode, said
 
 
-def _pass_on(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
-    """Hand on what mpirun says on stderr until it ends or a signal comes; the last of it."""
+def _copy_stderr(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
+    """Copy mpirun's stderr until it ends or a signal comes; returns its last part."""
     assert process.stderr is not None
     said = bytearray()
     with selectors.DefaultSelector() as selector:
@@ -227,7 +234,7 @@ def _pass_on(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
                 break
             sys.stderr.write(data.decode(errors="replace"))
             sys.stderr.flush()
-            said = (said + data)[-_SAID_LAST:]
+            said = (said + data)[-_TAIL_BYTES:]
     return said.decode(errors="replace")
 
 
@@ -246,11 +253,11 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     remove_session(process.pid)
 
 
-def _sweep(letters: Sequence[object]) -> None:
+def _remove_segments(messages: Sequence[object]) -> None:
     """Remove the shared memory of ranks of this machine that were killed before MPI could do so."""
-    for letter in letters:
-        if isinstance(letter, Arrived):
-            for segment in letter.segments:
+    for message in messages:
+        if isinstance(message, RankStarted):
+            for segment in message.segments:
                 Path(segment).unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
-"""How a rank under mpirun writes to the process that ran mpirun, when both are on one host.
+"""Messages from ranks under mpirun to the process that ran mpirun, when both are on one host.
 
 Two anonymous files of that process, which the ranks open through /proc: one with what they are to do, one to
-which they append letters. Nothing has a name that could be left behind. A rank on another host cannot reach
-them: what has their numbers there is no such file, or has another token.
+which they append messages. Nothing has a name that could be left behind. A rank on another host cannot reach
+them: the files with these numbers there do not exist, or begin with another token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """A rank is there.
+class RankStarted:
+    """The message of a rank that has started.
 
     Attributes:
         rank: which one.
-        segments: the files in /dev/shm that the MPI library made for it, to be swept up if the job is killed.
+        segments: the files in /dev/shm that the MPI library made for it, to be removed if the job is killed.
     """
 
     rank: int
@@ -35,31 +35,31 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the process that ran mpirun and its files are, as its ranks see them.
+    """The process that ran mpirun and its files, as its ranks see them.
 
     Attributes:
         process: its number.
-        payload: the descriptor that it has of what the ranks are handed.
-        letters: the descriptor that it has of what they write.
+        payload: its descriptor of the file with what the ranks are handed.
+        messages: its descriptor of the file that they append to.
         token: what the payload begins with, in hexadecimal digits.
     """
 
     process: int
     payload: int
-    letters: int
+    messages: int
     token: str
 
     def is_here(self) -> bool:
-        """Whether that process is on this host, and lives."""
+        """Tell whether that process is on this host, and lives."""
         return self._read(TOKEN_BYTES) is not None
 
     def payload_here(self) -> bytes | None:
-        """The payload; None on another host."""
+        """Return the payload; None on another host."""
         content = self._read()
         return None if content is None else content[TOKEN_BYTES:]
 
     def _read(self, count: int = -1) -> bytes | None:
-        """The first bytes of the file with the payload, the token before it; None on another host."""
+        """Read the first bytes of the payload's file, which begins with the token; None on another host."""
         try:
             with os.fdopen(FileAddress(self.process, self.payload).open(), "rb") as file:
                 content = file.read(count)
@@ -67,15 +67,15 @@ class Address:
             return None
         return content if content[:TOKEN_BYTES].hex() == self.token else None
 
-    def send(self, letter: object) -> bool:
-        """Append a letter; whether that was possible, which it is not on another host."""
+    def send(self, message: object) -> bool:
+        """Append a message; returns whether that was possible, which it is not on another host."""
         if not self.is_here():
             return False
         try:
-            target = FileAddress(self.process, self.letters).open(os.O_APPEND)
+            target = FileAddress(self.process, self.messages).open(os.O_APPEND)
         except (OSError, ValueError):
             return False
-        body = pickle.dumps(letter)
+        body = pickle.dumps(message)
         try:
             # One write: the kernel appends it as a whole, whoever else writes.
             written = os.write(target, len(body).to_bytes(_LENGTH, "little") + body)
@@ -84,7 +84,7 @@ class Address:
         return written == len(body) + _LENGTH
 
 
-class Letterbox:
+class MpirunChannel:
     """The side of the process that runs mpirun.
 
     Args:
@@ -93,14 +93,14 @@ class Letterbox:
 
     def __init__(self, payload: bytes) -> None:
         token = os.urandom(TOKEN_BYTES)
-        self._payload, self._letters = memfd.make("payload"), memfd.make("letters")
+        self._payload, self._messages = memfd.make("payload"), memfd.make("messages")
         with open(self._payload, "wb", closefd=False) as file:
             file.write(token + payload)
-        self.address = Address(os.getpid(), self._payload, self._letters, token.hex())
+        self.address = Address(os.getpid(), self._payload, self._messages, token.hex())
 
-    def letters(self) -> list[object]:
-        """All letters that have come so far."""
-        data = Path(f"/proc/self/fd/{self._letters}").read_bytes()
+    def messages(self) -> list[object]:
+        """Return all messages that have come so far."""
+        data = Path(f"/proc/self/fd/{self._messages}").read_bytes()
         found: list[object] = []
         while len(data) >= _LENGTH:
             end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
@@ -111,6 +111,6 @@ class Letterbox:
         return found
 
     def close(self) -> None:
-        """The files are gone."""
+        """Close the files, which ends them."""
         os.close(self._payload)
-        os.close(self._letters)
+        os.close(self._messages)

@@ -95,7 +95,7 @@ def follow(processes: Sequence[int]) -> None:
 
 
 def _nobody_listens(environ: Mapping[str, str]) -> bool:
-    """Whether the connection is refused to the server to which MPI's start would connect this rank (PMIx)."""
+    """Tell whether a connection to the launcher's PMIx server, which MPI's start needs, is refused."""
     import socket  # `import tutti` imports this module, and is to be quick.
 
     told = (value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI"))
@@ -124,7 +124,7 @@ def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
 
 
 def _end() -> None:
-    """Leave nothing behind, and no process."""
+    """Remove what this rank has made, and end what it has started and itself."""
     for segment in mpi_segments():
         Path(segment).unlink(missing_ok=True)
     _remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))

@@ -1,4 +1,4 @@
-"""What the ranks print, line by line, each with its rank before it.
+"""The relay of the ranks' output, line by line, each with its rank before it.
 
 rank 0 ──pipe──┐
 rank 1 ──pipe──┼── a thread of the supervisor ──▶ the supervisor's own output: "[rank 1] text"
@@ -28,12 +28,12 @@ _CLEAR: Final = b"\r\x1b[K"
 
 @dataclass
 class _Target:
-    """Where lines go.
+    """An output of the supervisor, to which lines are written.
 
     Attributes:
         descriptor: of this process.
         terminal: whether somebody looks at it.
-        unfinished: whether the terminal's last line is a progress bar, which what comes next replaces.
+        unfinished: whether the terminal's last line is a progress bar, which the next line replaces.
     """
 
     descriptor: int
@@ -67,7 +67,7 @@ class _Target:
 
 @dataclass
 class _RankStream:
-    """What one rank prints on one of its outputs."""
+    """One of the two outputs of a rank."""
 
     descriptor: int
     prefix: bytes
@@ -75,13 +75,13 @@ class _RankStream:
     pending: bytes = b""
 
     def close(self) -> None:
-        """Take no more: writing fails for the rank."""
+        """Stop reading: writing fails for the rank."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
     def read(self) -> bool:
-        """Hand on the lines that are there; whether more may come.
+        """Hand on the lines that are there; returns whether more may come.
 
         Raises:
             OSError: nobody reads them.
@@ -113,7 +113,7 @@ class _RankStream:
 
 
 def _visible(line: bytes) -> bytes:
-    """What remains of a line in which carriage returns stand."""
+    """Return the part of a line that carriage returns leave visible."""
     return next((part for part in reversed(line.split(b"\r")) if part), b"")
 
 
@@ -175,7 +175,7 @@ class Relay:
                 source.finish()
 
     def _hand_on(self, source: _RankStream) -> bool:
-        """Whether more may come, and somebody reads it."""
+        """Hand on what is there; returns whether more may come, and somebody reads it."""
         try:
             return source.read()
         except OSError:

@@ -1,4 +1,4 @@
-"""How many ranks run where, with how many threads, on which cores."""
+"""The placement of ranks: hosts, threads, and cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANK_BYTES: Final = 128 << 20
 
 @dataclass(frozen=True)
 class Placement:
-    """Which ranks run where.
+    """The ranks of a job, and where they run.
 
     Attributes:
         workers: the number of ranks that train, over all hosts.
@@ -42,12 +42,12 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are in all."""
+        """The number of ranks, servers included."""
         return self.workers + self.servers
 
     @property
-    def crew(self) -> tuple[Host, ...]:
-        """The hosts with all ranks that they get, servers included."""
+    def hosts_with_servers(self) -> tuple[Host, ...]:
+        """The hosts with all their ranks, servers included."""
         more = servers_per_host(len(self.hosts), self.servers) if self.hosts else []
         return tuple(
             Host(host.name, host.ranks + count) for host, count in zip(self.hosts, more, strict=True)
@@ -70,7 +70,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class HostShare:
-    """What each rank of one host gets; the fields are those of `Placement`."""
+    """The threads and cores of each rank of one host; the fields are those of `Placement`."""
 
     threads: int
     cores: tuple[tuple[int, ...], ...]
@@ -111,9 +111,9 @@ def make_plan(
         raise BadOption(f"--servers is {servers}; the smallest possible is 0")
     if threads is not None and threads < 1:
         raise BadOption(f"--threads is {threads}; give a whole number of at least 1")
-    around = started_by()
-    if around.launcher is not Launcher.ALONE:
-        return _launched_plan(around.launcher, around.size, wanted, threads, hosts, servers)
+    context = started_by()
+    if context.launcher is not Launcher.ALONE:
+        return _launched_plan(context.launcher, context.size, wanted, threads, hosts, servers)
     if hosts is not None:
         return _hosts_plan(read_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
@@ -126,7 +126,7 @@ def make_plan(
 
 
 def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
-    """So many ranks that their start alone would fill the memory, and stop the machine."""
+    """Refuse more ranks than the memory has room for: their start alone would stop the machine."""
     import psutil  # It would slow every start.
 
     free = psutil.virtual_memory().available if memory_bytes is None else memory_bytes

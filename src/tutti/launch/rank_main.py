@@ -1,4 +1,4 @@
-"""What a process that the fork server has forked does: join the others, run the entry, report."""
+"""The main function of a forked rank: join the others, run the entry, report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks are to do, and in which circumstances.
+    """The job of all ranks, and the supervisor's circumstances.
 
     Attributes:
         payload: handed to the entry.
@@ -45,7 +45,7 @@ def run(start: Start, files: Descriptors) -> None:
     own, reports = os.getpid(), identity(files.reports)
     with lasting_output():
         try:
-            job = _settle_in(start, files)
+            job = _set_up_process(start, files)
             comm = _join(start, files.arena)
             value = load_entry(start.entry)(comm, job.payload)
             if os.getpid() != own:
@@ -57,11 +57,11 @@ def run(start: Start, files: Descriptors) -> None:
             if os.getpid() != own:
                 raise
             report = failure(start.rank, error, without_launcher(error.__traceback__))
-        _tell(report, files.reports, reports)
+        _send_report(report, files.reports, reports)
 
 
-def _settle_in(start: Start, files: Descriptors) -> Job:
-    """Output, memory, cores, circumstances: all that needs no other rank."""
+def _set_up_process(start: Start, files: Descriptors) -> Job:
+    """Set up output, memory, cores, paths: all that needs no other rank."""
     import numpy as np
 
     for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
@@ -116,7 +116,7 @@ def _read(descriptor: int) -> bytes:
     return bytes(data)
 
 
-def _tell(report: Report, pipe: int, opened: tuple[int, int]) -> None:
+def _send_report(report: Report, pipe: int, opened: tuple[int, int]) -> None:
     """Send the report; of a failure, be gone at once: the peers notice, the supervisor ends them.
 
     Args:
@@ -124,7 +124,7 @@ def _tell(report: Report, pipe: int, opened: tuple[int, int]) -> None:
         pipe: the descriptor to write to.
         opened: the identity of what it led to at first: the program may have closed it, and opened a file.
     """
-    untold = ""
+    unreported = ""
     try:
         if identity(pipe) != opened:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -135,10 +135,10 @@ def _tell(report: Report, pipe: int, opened: tuple[int, int]) -> None:
         # After another rank's failure nobody may be there to read this one.
         pass
     except OSError as error:
-        untold = (
+        unreported = (
             f"{report.traceback}tutti: rank {report.rank} cannot report how it ended ({error.strerror}): the "
             "program has closed descriptors that it had not opened; let it close its own files alone\n"
         )
-    if report.failed or untold:
-        say_last(untold)
+    if report.failed or unreported:
+        say_last(unreported)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Which ranks keep the parameter centre instead of working. Needs no torch until it asks the other ranks.
+"""The choice of the ranks that keep the parameter centre instead of working.
 
 --hosts a:2,b:2 --servers 3        host a   worker  worker  server  server
                                    host b   worker  worker  server
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def servers_per_host(hosts: int, servers: int) -> list[int]:
-    """How many servers each host gets, in turn."""
+    """Return the number of servers of each host, which get them in turn."""
     return [servers // hosts + (host < servers % hosts) for host in range(hosts)]
 
 
 def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
-    """Which ranks are to be servers: the last ones of each host, the hosts taken in turn.
+    """Choose the ranks to be servers: the last ones of each host, the hosts taken in turn.
 
     Args:
         homes: for each rank a number that stands for its host.

@@ -1,4 +1,4 @@
-"""Ctrl-C and the like, while there are ranks to end first."""
+"""SIGINT, SIGTERM and SIGHUP, deferred while there are ranks to end first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalWatch:
-    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, and wakes whoever selects on `fileno()`.
+    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, and wakes a select on `fileno()`.
 
     Only the main thread can receive signals in Python: elsewhere this does nothing. A signal that is ignored
     (as SIGHUP is under nohup) stays ignored.
@@ -66,7 +66,7 @@ def act_on(signum: int) -> None:
 
 @contextmanager
 def held_back(*signals: int) -> Iterator[None]:
-    """Keep signals from this thread, and from processes that it starts until they let them through."""
+    """Block signals in this thread, and in processes that it starts until they unblock them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Runs a function on the ranks of a placement, wherever they are. Imports no torch by itself."""
+"""Running a function on the ranks of a placement, wherever they are. Imports no torch by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load_entry(name: str) -> Entry:
-    """The function that `name` stands for."""
+    """Import the function that `name` stands for."""
     module, _, function = name.partition(":")
     found: Entry = getattr(importlib.import_module(module), function)
     return found
@@ -57,10 +57,10 @@ def start(
         KeyboardInterrupt: Ctrl-C, after all ranks are gone.
         SystemExit: SIGTERM or SIGHUP, after all ranks are gone.
     """
-    around = started_by()
-    if around.launcher is Launcher.TUTTI:
+    context = started_by()
+    if context.launcher is Launcher.TUTTI:
         return _in_place(entry, payload)
-    if around.mpi:
+    if context.mpi:
         return _in_mpi_job(entry, payload, plan, announce)
     if announce is not None:
         for line in (plan.describe(), *(f"warning: {text}" for text in plan.warnings)):

@@ -1,13 +1,13 @@
-"""Has the ranks of one machine started, watches over them, and leaves none behind. Imports no torch.
+"""The supervisor: has the ranks of one machine started, waits for them, and leaves none behind. No torch.
 
 A rank ends in one of three ways: it reports that it is done, it reports an exception, or it dies without a
-word (which the fork server, its parent, sees at once). The first failure ends all other ranks and is what the
-caller gets.
+report (which the fork server, its parent, sees at once). The first failure ends all other ranks, and the
+caller gets it.
 
-    supervisor ◀── who has ended ── fork server
-               ◀── report ───────── rank 0 ┐
-               ◀── report ───────── rank 1 ├─ one anonymous file: the arena
-               ◀── report ───────── rank 2 ┘
+    supervisor ◀── RankEnded ── fork server
+               ◀── report ───── rank 0 ┐
+               ◀── report ───── rank 1 ├─ one anonymous file: the arena
+               ◀── report ───── rank 2 ┘
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tutti.launch.rank_main import Job
 from tutti.launch.signals import SignalWatch, act_on
 
 CAUSE_S: Final = 1.0
-"""How long a rank that lost a peer waits for the news of what happened to that peer."""
+"""The wait for the cause, after a rank has reported that it lost a peer."""
 
 FINISH_S: Final = 10.0
 """How long a rank that is done may take to exit."""
@@ -44,7 +44,7 @@ FINISH_S: Final = 10.0
 
 @dataclass
 class RankProcess:
-    """A rank as the supervisor sees it.
+    """The supervisor's record of a rank.
 
     Attributes:
         rank: which one.
@@ -63,7 +63,7 @@ class RankProcess:
     ended: bool = False
 
     def receive(self) -> bool:
-        """Read all that is in the pipe; whether more may come."""
+        """Read all that is in the pipe; returns whether more may come."""
         while True:
             try:
                 data = os.read(self.pipe, 1 << 20)
@@ -76,9 +76,9 @@ class RankProcess:
                 self.report = Report.decode(self.received)
 
     def end(self, returncode: int, starved: bool) -> None:
-        """Take note that the process has ended."""
+        """Record that the process has ended."""
         self.ended = True
-        # What it wrote before it died may have come between the reading before and its end.
+        # It may have written its report after the last read and before its end: read once more.
         self.receive()
         if self.report is None:
             self.death = Death(self.rank, time.monotonic(), returncode, starved)
@@ -181,7 +181,7 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, signals: SignalWatc
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _ in selector.select(patience):
                 if key.data is server:
-                    _take_note(ranks, server, kills_before)
+                    _handle_server_message(ranks, server, kills_before)
                 elif key.data is not None and not key.data.receive():
                     selector.unregister(key.fd)
             error, certain = cause(
@@ -200,8 +200,8 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, signals: SignalWatc
     return None
 
 
-def _take_note(ranks: Sequence[RankProcess], server: ForkServer, kills_before: int) -> None:
-    """Hear from the fork server which rank has ended; if the server is gone, all have."""
+def _handle_server_message(ranks: Sequence[RankProcess], server: ForkServer, kills_before: int) -> None:
+    """Record which rank has ended; if the fork server is gone, all have."""
     message = server.next_message()
     if isinstance(message, RankEnded):
         killed = message.returncode == -signal.SIGKILL
@@ -213,7 +213,7 @@ def _take_note(ranks: Sequence[RankProcess], server: ForkServer, kills_before: i
 
 
 def _out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since it started."""
+    """Return the number of processes that the kernel has killed for lack of memory since it started."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Samples the cores and the memory that a run uses, from a small process beside the ranks, one on each host.
+"""The sampler of the cores and the memory that a run uses: a small process on each host.
 
     first rank of the host ──pipe──► sampler      the first line is the file to append to;
                                                   its end, and the rank's death, are the sampler's
@@ -122,7 +122,7 @@ def sampling(comm: Communicator, wanted: bool) -> Iterator[Sampler | None]:
 
 
 def _cores_of_launcher() -> set[int]:
-    """The cores of whoever started this rank, which may be bound to one of them."""
+    """Return the cores of the process that started this rank, which may be bound to one of them."""
     # Slurm's daemon is no part of the job, and may use cores that the job may not.
     if started_by().launcher not in (Launcher.TUTTI, Launcher.MPIRUN):
         return set()
@@ -157,7 +157,7 @@ class Probe:
         psutil.cpu_percent(percpu=True)
 
     def sample(self, final: bool = False) -> UsageRecord:
-        """What the host does now; times are since the sample before.
+        """Take a sample; times are since the sample before.
 
         Args:
             final: whether to look at the memory even if that was done a moment ago.
@@ -200,7 +200,7 @@ class Probe:
 
 
 def _places(cores: Sequence[int]) -> list[int]:
-    """Where the kernel's list of CPUs, which leaves out those that are switched off, has each of `cores`."""
+    """Return the place of each of `cores` in the kernel's list of CPUs, which lacks offline ones."""
     try:
         online = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
     except (OSError, ValueError):

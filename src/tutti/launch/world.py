@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.launch.cores import Cores
 
-_LATER_S = 0.25
-"""How much longer each rank waits than the one before it, before it says what the user did wrong."""
+_STAGGER_S = 0.25
+"""The additional wait of each rank, after the one before it, before it prints a mistake of the user's."""
 
 _CAUSE_S = 1.0
-"""How long a rank waits at most before it says what may have been said by the others."""
+"""The longest wait of a rank before it prints what others may have printed."""
 
 _world: Communicator | None = None
 
@@ -35,12 +35,12 @@ def adopt(comm: Communicator) -> None:
 
 
 def joined() -> bool:
-    """Whether this process has its communicator already."""
+    """Tell whether this process has its communicator already."""
     return _world is not None
 
 
 def join() -> Communicator:
-    """The communicator of all ranks of this job, made at the first call.
+    """Return the communicator of all ranks of this job, made at the first call.
 
     Started by mpirun or srun, these are the ranks of the MPI job, torch gets this rank's share of the host's
     cores as threads, and from now on an uncaught exception in any rank prints its traceback and ends the
@@ -68,7 +68,7 @@ def _join() -> Communicator:
 
 
 def join_mpi(threads: int | None) -> Communicator:
-    """The ranks of the MPI job; sets torch's threads, by default to this rank's share of the host's cores.
+    """Join the ranks of the MPI job, and set torch's threads, by default to this rank's share of the cores.
 
     The rank keeps the memory that it frees.
     """
@@ -77,23 +77,23 @@ def join_mpi(threads: int | None) -> Communicator:
     from tutti.comm.mpi.communicator import MpiCommunicator
     from tutti.launch.cores import allowed_cores, share_of
 
-    around = started_by()
+    context = started_by()
     keep_memory()
     comm = MpiCommunicator.world()
-    if comm.size != around.size:
+    if comm.size != context.size:
         raise UserError(
-            f"{around.launcher.value} started {around.size} ranks, but MPI sees {comm.size}: it is not the "
+            f"{context.launcher.value} started {context.size} ranks, but MPI sees {comm.size}: it is not the "
             "launcher of the MPI library that mpi4py uses. Start the ranks with that library's mpirun; under "
             "Slurm, try 'srun --mpi=pmix', or 'srun --mpi=list' to see what there is"
         )
-    _see_to_the_end(comm)
+    _install_exit_hooks(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     torch.set_num_threads(threads or share_of(comm.node.rank, here))
     return comm
 
 
-def _see_to_the_end(comm: Communicator) -> None:
-    """Have no rank of the MPI job wait for ever for this one, however the program ends.
+def _install_exit_hooks(comm: Communicator) -> None:
+    """Let no rank of the MPI job wait for this one, however the program ends.
 
     Args:
         comm: the ranks; they are told that this one has left. MPI ends together with all ranks.
@@ -115,14 +115,14 @@ def _see_to_the_end(comm: Communicator) -> None:
 
 
 def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
-    """Say what happened, the last thing that the job says, and end all its ranks."""
+    """Print what happened, as the job's last output, and end all its ranks."""
     rank, code, known = started_by().rank, 1, isinstance(error, UserError | PeerLost)
     try:
         if known:
             # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
             # And a lost peer is a consequence: its own last words come first.
             code = cast("TuttiError", error).exit_code
-            time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _LATER_S * rank))
+            time.sleep(_CAUSE_S if isinstance(error, PeerLost) else min(_CAUSE_S, _STAGGER_S * rank))
             say_last(f"tutti: error: {error}\n")
         else:
             text = "".join(traceback.format_exception(type(error), error, trace))

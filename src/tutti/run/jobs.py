@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.mpirun_channel import Address, Letterbox
+from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement, make_plan
 from tutti.launch.start import start
 from tutti.model_parallel.layout import Layout, ranks_of
@@ -214,11 +214,11 @@ def _taking_back() -> Iterator[Address]:
 
     A rank cannot be relied on for that: whatever fails, it may be ended before it comes to it.
     """
-    letterbox = Letterbox(b"")
+    channel = MpirunChannel(b"")
     try:
-        yield letterbox.address
+        yield channel.address
     except BaseException:
-        for path in letterbox.letters():
+        for path in channel.messages():
             folder = RunFolder(cast("Path", path))
             if folder.begun:
                 folder.release_weights()
@@ -226,7 +226,7 @@ def _taking_back() -> Iterator[Address]:
                 folder.remove()
         raise
     finally:
-        letterbox.close()
+        channel.close()
 
 
 def _refuse_loggers(job: TrainJob) -> None:

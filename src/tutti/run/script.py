@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import BadOption
-from tutti.launch.environment import LOOPBACK, hold_port, meet_in, variables
-from tutti.launch.launcher import Surroundings, started_by
+from tutti.launch.environment import LOOPBACK, hold_port, set_rendezvous_file, variables
+from tutti.launch.launcher import LaunchContext, started_by
 from tutti.launch.placement import make_plan
 from tutti.launch.start import start
 from tutti.run.jobs import announce
@@ -77,7 +77,7 @@ def work(comm: Communicator, payload: bytes) -> None:
     adopt(comm)
     os.environ.update(_torch_variables(comm))
     if comm.hosts == 1:
-        meet_in(make_for_all("store", comm))
+        set_rendezvous_file(make_for_all("store", comm))
     sys.argv[:] = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     try:
@@ -104,5 +104,5 @@ def _torch_variables(comm: Communicator) -> dict[str, str]:
     """What torch.distributed reads (collective)."""
     offer = (LOOPBACK if comm.hosts == 1 else socket.gethostname(), hold_port()) if comm.rank == 0 else None
     address, port = cast("tuple[str, int]", comm.broadcast_object(offer))
-    place = Surroundings(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
+    place = LaunchContext(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
     return variables(place, address, port)
