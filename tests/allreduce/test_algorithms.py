@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.comm.ranks import World
-from tutti.allreduce.algorithms import ALGORITHMS, Counted, Sent
+from tutti.allreduce import ALGORITHMS
+from tutti.allreduce.ranks import Counted, Sent
 from tutti.allreduce.torus import width
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network, all_reduce_s, ring_all_reduce_s

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.allreduce import (
+    ALGORITHMS,
     Adaptive,
     ByMessages,
     Compressed,
@@ -19,7 +20,6 @@ from tutti.allreduce import (
     LowRank,
     Native,
 )
-from tutti.allreduce.algorithms import ALGORITHMS
 from tutti.allreduce.compression import Sign, TopK
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
+from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
@@ -31,6 +35,19 @@ class Plain(Strategy):
 
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return Idle()
+
+
+def test_no_module_of_the_strategies_imports_a_strategy() -> None:
+    named = {STRATEGIES[name].__module__ for name in STRATEGIES}
+    folder = Path(strategies.__file__).parent
+    for file in folder.glob("*.py"):
+        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        imported = {name for node in nodes for name in (node.module, *_members(node))}
+        assert file.name == "__init__.py" or not imported & named, file
+
+
+def _members(node: ast.ImportFrom) -> list[str]:
+    return [f"{node.module}.{alias.name}" for alias in node.names]
 
 
 def test_a_strategy_makes_one_pass_and_exchanges_in_every_step() -> None:

@@ -551,7 +551,7 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"collective": "rng"}, "'collective' .* is 'rng'; give native, mpi, ring"),
+        ({"collective": "rng"}, "'collective' .* is 'rng'; give native, mpi, halving"),
         ({"reduce": "median"}, "'reduce' .* is 'median'; give mean or adasum"),
         ({"compress": "zip"}, "'compress' .* is 'zip'; give none, bf16, fp16"),
         ({"every": 0}, "smallest possible is 1"),

@@ -7,8 +7,14 @@ from tutti.allreduce.base import GradientLayout, GradientReduction, Layer
 from tutti.allreduce.compression import Compressed
 from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import LowRank
+from tutti.allreduce.ranks import AllReduce
+from tutti.registry import Registry
+
+ALGORITHMS: Registry[AllReduce] = Registry("tutti.allreduce", "all-reduce")
+"""The all-reduces of messages between two ranks, by name: each file of this package with a `@part`."""
 
 __all__ = [
+    "ALGORITHMS",
     "Adaptive",
     "ByMessages",
     "Compressed",

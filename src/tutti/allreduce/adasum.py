@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.allreduce.algorithms import Counted
 from tutti.allreduce.base import GradientLayout, GradientReduction
-from tutti.allreduce.ranks import TAG
+from tutti.allreduce.ranks import TAG, Counted
 from tutti.comm.base import Communicator
 
 

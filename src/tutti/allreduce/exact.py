@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.allreduce.algorithms import AllReduce, Counted
 from tutti.allreduce.base import GradientLayout, GradientReduction
+from tutti.allreduce.ranks import AllReduce, Counted
 from tutti.comm.base import Communicator
 
 
@@ -23,7 +23,7 @@ class Native(GradientReduction):
 
 
 class ByMessages(GradientReduction):
-    """Sums by one of `tutti.allreduce.algorithms`; 16-bit numbers travel and are added as float32."""
+    """Sums by one of `tutti.allreduce.ALGORITHMS`; 16-bit numbers travel and are added as float32."""
 
     def __init__(self, comm: Communicator, layout: GradientLayout, algorithm: AllReduce) -> None:
         self._comm, self._wide, self._algorithm = comm, layout.wide, algorithm

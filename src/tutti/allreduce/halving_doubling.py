@@ -6,8 +6,10 @@ from torch import Tensor
 
 from tutti.allreduce.ranks import TAG, Ranks, RankSubset
 from tutti.comm.base import cut
+from tutti.registry import part
 
 
+@part("halving_doubling")
 def all_reduce(comm: Ranks, vector: Tensor) -> None:
     """Sum `vector` over the ranks by recursive halving and doubling, in place: few steps and few bytes.
 

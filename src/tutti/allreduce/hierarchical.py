@@ -7,8 +7,10 @@ from torch import Tensor
 import tutti.allreduce.ring as ring
 from tutti.allreduce.ranks import TAG, Hosts, Ranks
 from tutti.comm.base import cut
+from tutti.registry import part
 
 
+@part("hierarchical")
 def all_reduce(comm: Hosts, vector: Tensor) -> None:
     """Sum `vector` inside each host, then between the hosts' first ranks, and hand the sum down, in place.
 

@@ -6,8 +6,10 @@ from torch import Tensor
 
 from tutti.allreduce.ranks import TAG, Ranks
 from tutti.comm.base import cut
+from tutti.registry import part
 
 
+@part("ring")
 def all_reduce(comm: Ranks, vector: Tensor) -> None:
     """Sum `vector` over the ranks on a ring, in place: with the fewest bytes.
 

@@ -9,8 +9,10 @@ from torch import Tensor
 import tutti.allreduce.ring as ring
 from tutti.allreduce.ranks import Hosts, RankSubset
 from tutti.comm.base import cut
+from tutti.registry import part
 
 
+@part("torus")
 def all_reduce(comm: Hosts, vector: Tensor) -> None:
     """Sum `vector` on a grid of rows and columns, in place: a ring's bytes in far fewer steps.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from tutti.allreduce.ranks import TAG, Ranks
+from tutti.registry import part
 
 
+@part("tree")
 def all_reduce(comm: Ranks, vector: Tensor) -> None:
     """Sum `vector` along a binomial tree to rank 0 and send the sum back along it, in place.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption
 from tutti.load_object import load_object, names_object
+from tutti.registry import Registry
 from tutti.strategies.adpsgd import ADPSGD
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.diloco import DiLoCo
@@ -20,24 +21,10 @@ from tutti.strategies.placement import place, visible_memory
 from tutti.strategies.solo import Solo
 from tutti.strategies.sync import Sync
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy
-    for strategy in (
-        ADPSGD,
-        DiLoCo,
-        Downpour,
-        EASGD,
-        EASGDSync,
-        GEM,
-        Gossip,
-        Hogwild,
-        Lazy,
-        Local,
-        ParamServer,
-        Solo,
-        Sync,
-    )
-}
+STRATEGIES: Registry[type[Strategy]] = Registry(
+    "tutti.strategies", "strategy", "One of your own is named as file.py:Class or package.module:Class."
+)
+"""The strategies by name: each file of this package with a `@part`."""
 
 __all__ = [
     "ADPSGD",
@@ -74,13 +61,7 @@ def named(name: str) -> type[Strategy]:
         UnknownName: there is none.
         BadOption: what is named cannot be imported, or is no strategy.
     """
-    if names_object(name):
-        return _loaded(name)
-    if name not in STRATEGIES:
-        raise UnknownName(
-            "strategy", name, STRATEGIES, "One of your own is named as file.py:Class or package.module:Class."
-        )
-    return STRATEGIES[name]
+    return _loaded(name) if names_object(name) else STRATEGIES.named(name)
 
 
 def _loaded(spec: str) -> type[Strategy]:

@@ -18,7 +18,7 @@ from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.rules.mixing import half_way, mean
 from tutti.strategies.averaged import AveragedWorker
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, one_of
 
@@ -247,6 +247,7 @@ class MessageWorker(PairWorker):
 GRAPHS: Final = ("all", "ring")
 
 
+@part("adpsgd")
 @dataclass(frozen=True)
 class ADPSGD(Strategy):
     """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, without waiting.
@@ -275,7 +276,6 @@ class ADPSGD(Strategy):
     arXiv:1710.06952, algorithm 1; active and passive workers: section 3.
     """
 
-    name: ClassVar[str] = "adpsgd"
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.FREE
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -270,3 +270,20 @@ class Strategy(ABC):
     def options(self) -> dict[str, object]:
         """Return the hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+S = TypeVar("S", bound=type[Strategy])
+
+
+def part(name: str) -> Callable[[S], S]:
+    """Name a strategy of this package; `STRATEGIES` finds it by this decorator, as `tutti.registry` says.
+
+    Args:
+        name: what users call it: a literal string.
+    """
+
+    def named(strategy: S) -> S:
+        strategy.name = name
+        return strategy
+
+    return named

@@ -13,10 +13,11 @@ from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.rules.mixing import move_outer
 from tutti.strategies.averaged import AveragedWorker
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.ranges import at_least, within
 
 
+@part("diloco")
 @dataclass(frozen=True)
 class DiLoCo(Strategy):
     """Distributed low-communication training: local steps, and Nesterov's momentum between their averages.
@@ -42,7 +43,6 @@ class DiLoCo(Strategy):
     arXiv:2311.08105, algorithm 1; there `every` is H, 500 for its long runs.
     """
 
-    name: ClassVar[str] = "diloco"
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from tutti.parameter_server import (
     join_centre,
 )
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Worker
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, one_of, within
@@ -38,6 +37,7 @@ STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
 """lambda and lambda_0 of Zheng et al., for CIFAR-10."""
 
 
+@part("downpour")
 @dataclass(frozen=True)
 class Downpour(Centred):
     """Downpour SGD: each worker pushes its gradients to the centre, and pulls its weights, when it likes.
@@ -77,8 +77,6 @@ class Downpour(Centred):
     arXiv:1511.05950, section 3.2. Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay
     Compensation", arXiv:1609.08326 (there for plain SGD; here whichever optimizer follows).
     """
-
-    name: ClassVar[str] = "downpour"
 
     push_every: int = field(default=1, metadata={"help": "batches of a worker between two pushes, from 1"})
     pull_every: int = field(default=1, metadata={"help": "batches of a worker between two pulls, from 1"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -13,12 +12,13 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.parameter_server import ElasticRule, Rule, join_centre, visitors
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Worker
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.ranges import at_least, within
 
 
+@part("easgd")
 @dataclass(frozen=True)
 class EASGD(Centred):
     """Asynchronous elastic averaging: every `every` batches a worker and the centre pull at each other.
@@ -49,8 +49,6 @@ class EASGD(Centred):
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
     algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta, `momentum` is delta.
     """
-
-    name: ClassVar[str] = "easgd"
 
     every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
     force: float = field(

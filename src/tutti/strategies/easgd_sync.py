@@ -13,11 +13,12 @@ from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip as clip_gradient
 from tutti.replica import Replica
 from tutti.rules.elastic import attract, gather
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.ranges import at_least, within
 
 
+@part("easgd_sync")
 @dataclass(frozen=True)
 class EASGDSync(Strategy):
     """Synchronous elastic averaging: every `every` batches all workers and the centre pull at each other.
@@ -37,7 +38,6 @@ class EASGDSync(Strategy):
     section 3, equations 2 to 4; there `every` is tau, `force` is beta.
     """
 
-    name: ClassVar[str] = "easgd_sync"
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -14,11 +13,12 @@ from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server import AddRule, Rule, join_centre
 from tutti.replica import Replica
 from tutti.rules.energy import match_energy
-from tutti.strategies.base import Clip, Worker
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.ranges import within
 
 
+@part("gem")
 @dataclass(frozen=True)
 class GEM(Centred):
     """Gradient energy matching: each worker scales its update by the room that the others have left for it.
@@ -50,8 +50,6 @@ class GEM(Centred):
     Source: Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
     """
-
-    name: ClassVar[str] = "gem"
 
     momentum: float = field(
         default=0.9, metadata={"help": "momentum (mu) of the proxy whose energy is matched, 0 to below 1"}

@@ -14,13 +14,14 @@ from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.rules.mixing import GRAPHS, links, mean
 from tutti.strategies.averaged import AveragedWorker, WeightRows
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.ranges import at_least, one_of
 
 TAG: Final = 7301
 """Of the messages between neighbours."""
 
 
+@part("gossip")
 @dataclass(frozen=True)
 class Gossip(Strategy):
     """Decentralized parallel SGD (D-PSGD): no worker talks to more than its neighbours.
@@ -50,7 +51,6 @@ class Gossip(Strategy):
     for Decentralized Parallel Stochastic Gradient Descent", arXiv:1705.09056, algorithm 1.
     """
 
-    name: ClassVar[str] = "gossip"
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
 

@@ -16,9 +16,10 @@ from tutti.optim.runs import is_parameterwise
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.optim.sparse import RowOptimizer, dense_slices, sparse_tables
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 
 
+@part("hogwild")
 @dataclass(frozen=True)
 class Hogwild(Strategy):
     """Lock-free asynchronous training: every worker applies its own gradient to the host's one vector.
@@ -42,7 +43,6 @@ class Hogwild(Strategy):
     Descent", arXiv:1106.5730, algorithm 1.
     """
 
-    name: ClassVar[str] = "hogwild"
     home: ClassVar[Home] = Home.SHARED
     pace: ClassVar[Pace] = Pace.FREE
 

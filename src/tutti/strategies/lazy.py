@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, optim
@@ -18,7 +17,7 @@ from tutti.optim.missing import MissingGradients
 from tutti.parameter_server import OptimizerRule, Receipt, Rule, join_centre
 from tutti.replica import Replica
 from tutti.rules.lazy import is_worth_sending
-from tutti.strategies.base import Clip, Worker
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, within
@@ -27,6 +26,7 @@ STRETCH = 1 << 16
 """Elements whose difference is squared at a time: it stays in the core's cache."""
 
 
+@part("lazy")
 @dataclass(frozen=True)
 class Lazy(Centred):
     """A parameter server with a bound on staleness, to which gradients are sent when they have changed.
@@ -61,8 +61,6 @@ class Lazy(Centred):
     Communication-Efficient Distributed Learning", arXiv:1805.09965, algorithm 1 with condition 15a
     (`threshold` is xi, `memory` is D).
     """
-
-    name: ClassVar[str] = "lazy"
 
     slack: int = field(
         default=3, metadata={"help": "batches that a worker may be ahead of the slowest one, from 0"}

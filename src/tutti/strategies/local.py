@@ -12,10 +12,11 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.ranges import at_least
 
 
+@part("local")
 @dataclass(frozen=True)
 class Local(Strategy):
     """Local SGD: the workers' weights are averaged after every `every` batches of each.
@@ -39,7 +40,6 @@ class Local(Strategy):
     SGD).
     """
 
-    name: ClassVar[str] = "local"
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
 

@@ -12,12 +12,13 @@ from tutti.comm.base import Communicator
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server import Rounds, join_centre
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Pace, Worker
+from tutti.strategies.base import Clip, Pace, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import within
 
 
+@part("paramserver")
 @dataclass(frozen=True)
 class ParamServer(Centred):
     """Synchronous training around a parameter server that waits for a quorum of the workers.
@@ -44,7 +45,6 @@ class ParamServer(Centred):
     minibatches of its own of one size; so the mean is over N of them).
     """
 
-    name: ClassVar[str] = "paramserver"
     pace: ClassVar[Pace] = Pace.TOGETHER
 
     quorum: float = field(

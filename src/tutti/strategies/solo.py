@@ -12,10 +12,11 @@ from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Strategy, Worker, part
 from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 
 
+@part("solo")
 @dataclass(frozen=True)
 class Solo(Strategy):
     """Sequential training by one worker, with which every other strategy is compared.
@@ -26,7 +27,6 @@ class Solo(Strategy):
     The optimizer runs over the flat vectors instead of one parameter after the other.
     """
 
-    name: ClassVar[str] = "solo"
     home: ClassVar[Home] = Home.PRIVATE
     joins_gradients: ClassVar[bool] = True
 

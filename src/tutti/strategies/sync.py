@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.allreduce import (
+    ALGORITHMS,
     Adaptive,
     ByMessages,
     Compressed,
@@ -26,7 +27,6 @@ from tutti.allreduce import (
     LowRank,
     Native,
 )
-from tutti.allreduce.algorithms import ALGORITHMS
 from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
@@ -35,7 +35,7 @@ from tutti.optim.missing import Missing
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.replica import Replica
 from tutti.rules.averaging import add_up
-from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker
+from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker, part
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,
@@ -265,6 +265,19 @@ class WholeWorker(SyncWorker):
         return self._sent
 
 
+COLLECTIVES: Final = ("native", "mpi", *ALGORITHMS)
+"""All-reduces of plain numbers."""
+
+REDUCTIONS: Final = ("mean", "adasum")
+"""Reductions of the workers' gradients."""
+
+
+def _one_of(known: Collection[object]) -> str:
+    names = [str(name) for name in known]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+@part("sync")
 @dataclass(frozen=True)
 class Sync(Strategy):
     """Synchronous data-parallel training: the same weights as sequential training, at any number of workers.
@@ -297,7 +310,7 @@ class Sync(Strategy):
     Sources: Chen et al. 2016, "Revisiting Distributed Synchronous SGD" (the equation). Rajbhandari et al.
     2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1 (the optimizer's
     state in slices). Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision"
-    (all-reduce in two levels). Of the options: `tutti.allreduce.algorithms`, `tutti.allreduce.adasum`,
+    (all-reduce in two levels). Of the options: `tutti.allreduce.ALGORITHMS`, `tutti.allreduce.adasum`,
     `tutti.allreduce.compression` (Karimireddy et al. 2019: error feedback) and `tutti.allreduce.powersgd`
     (Vogels et al. 2019: PowerSGD).
 
@@ -305,8 +318,8 @@ class Sync(Strategy):
         every: forward and backward passes of each worker for one update (gradient accumulation); the batch is
             split over them.
         collective: how the sum is formed. native: as drawn; mpi: the communicator's own all-reduce of whole
-            gradients, which is MPI's between hosts; ring, halving_doubling, tree, hierarchical, torus: by
-            messages between two ranks.
+            gradients, which is MPI's between hosts; any other: by messages between two ranks, as the file of
+            that name in `tutti.allreduce` says.
         reduce: mean: over the samples. adasum: pairwise adaptive sums of the workers' gradients.
         compress: the form in which gradients travel to other hosts: none, bf16, fp16, int8, top_k, sign or
             power_sgd. What is lost is added to the next gradient.
@@ -319,7 +332,6 @@ class Sync(Strategy):
         BadOption: a value is out of range, or two options do not go together.
     """
 
-    name: ClassVar[str] = "sync"
     home: ClassVar[Home] = Home.SHARED
     joint_norm: ClassVar[bool] = True
     joins_gradients: ClassVar[bool] = True
@@ -327,7 +339,7 @@ class Sync(Strategy):
     every: int = field(default=1, metadata={"help": "passes of each worker for one update, from 1"})
     collective: str = field(
         default="native",
-        metadata={"help": "native, mpi, ring, halving_doubling, tree, hierarchical or torus"},
+        metadata={"help": _one_of(COLLECTIVES)},
     )
     reduce: str = field(default="mean", metadata={"help": "mean or adasum"})
     compress: str = field(
@@ -378,47 +390,42 @@ class Sync(Strategy):
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        if self.collective != "native":
-            return WholeWorker(replica, comm, optimizer, clip, COLLECTIVES[self.collective])
-        if self.reduce != "mean":
-            return WholeWorker(replica, comm, optimizer, clip, REDUCTIONS[self.reduce])
-        between = self._between()
-        if self.compress_inside:
-            return WholeWorker(replica, comm, optimizer, clip, between)
-        # The factors of a matrix are those of the whole matrix.
-        whole = self.compress == "power_sgd"
-        return SharedWorker(replica, comm, optimizer, clip, between, whole)
+        of_all = self._of_whole_gradients()
+        if of_all is not None:
+            return WholeWorker(replica, comm, optimizer, clip, of_all)
+        return SharedWorker(replica, comm, optimizer, clip, self._between(), self._needs_whole_matrices)
 
     @override
     def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
-        if self.collective != "native":
-            return ReducedGradients(replica, comm, COLLECTIVES[self.collective], between=False)
-        if self.reduce != "mean":
-            return ReducedGradients(replica, comm, REDUCTIONS[self.reduce], between=False)
-        if self.compress_inside:
-            return ReducedGradients(replica, comm, self._between(), between=False)
+        of_all = self._of_whole_gradients()
+        if of_all is not None:
+            return ReducedGradients(replica, comm, of_all, between=False)
         if self.compress != "none" and comm.hosts > 1:
-            whole = self.compress == "power_sgd"
-            return ReducedGradients(replica, comm, self._between(), between=True, whole=whole)
+            return ReducedGradients(replica, comm, self._between(), True, self._needs_whole_matrices)
         return MeanGradients(replica, comm)
+
+    def _of_whole_gradients(self) -> MakeReduction | None:
+        """Return the reduction of all workers' whole gradients; None where slices are summed."""
+        if self.collective in ALGORITHMS:
+            return partial(ByMessages, algorithm=ALGORITHMS[self.collective])
+        if self.collective != "native":
+            return Native
+        if self.reduce != "mean":
+            return Adaptive
+        return self._between() if self.compress_inside else None
 
     def _between(self) -> MakeReduction:
         return COMPRESSIONS[self.compress](self) if self.compress != "none" else Native
+
+    @property
+    def _needs_whole_matrices(self) -> bool:
+        """True if no parameter may be cut: the factors of a matrix are those of the whole matrix."""
+        return self.compress == "power_sgd"
 
 
 def _coded(codec: Codec) -> MakeReduction:
     return partial(Compressed, codec=codec)
 
-
-COLLECTIVES: Final[dict[str, MakeReduction]] = {
-    "native": Native,
-    "mpi": Native,
-    **{name: partial(ByMessages, algorithm=algorithm) for name, algorithm in ALGORITHMS.items()},
-}
-"""All-reduces of plain numbers, by name."""
-
-REDUCTIONS: Final[dict[str, MakeReduction]] = {"mean": Native, "adasum": Adaptive}
-"""Reductions of the workers' gradients, by name."""
 
 COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
     "bf16": lambda _: _coded(Cast(torch.bfloat16)),
@@ -433,11 +440,6 @@ COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
 
 def _option(name: str, value: object) -> str:
     return f"option '{name}' of strategy 'sync' is {value!r}"
-
-
-def _one_of(known: Collection[object]) -> str:
-    names = [str(name) for name in known]
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _require_whole(name: str, value: object) -> None:
