@@ -21,7 +21,7 @@ from tutti.comm.base import Communicator
 from tutti.launch.placement import make_plan
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import RunOutcome, TrainJob
+from tutti.run.train_job import RunOutcome, TrainJob
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp 2048-2048-2048 (10 M)": {"model": "mlp", "model_options": {"hidden": [2048] * 3}, "batch_size": 128},

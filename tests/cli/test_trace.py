@@ -14,8 +14,8 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption
 from tutti.records.trace import Trace
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import ProfiledSteps, TrainJob
 from tutti.run.recording import Recording
+from tutti.run.train_job import ProfiledSteps, TrainJob
 
 RUN = ("train", "mlp", "--data", "digits", "--batch-size", "64", "--steps", "30")
 

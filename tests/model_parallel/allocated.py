@@ -15,9 +15,10 @@ from tutti.model_parallel.choice import portion_of
 from tutti.replica import local
 from tutti.run.build import build_optimizer, build_strategy, open_config_data, seeded
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import TrainJob, layout_of
+from tutti.run.jobs import layout_of
 from tutti.run.task import prepare_task
 from tutti.run.train import prepare_trainer
+from tutti.run.train_job import TrainJob
 
 
 def measure_all(comm: Communicator, payload: bytes) -> dict[str, list[int]]:

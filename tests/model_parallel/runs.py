@@ -22,8 +22,8 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import UserError
 from tutti.records.run import EpochRecord, Summary
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import TrainJob
 from tutti.run.train import work
+from tutti.run.train_job import TrainJob
 
 Run = dict[str, Any]
 """The fields of a `TrainConfig`."""

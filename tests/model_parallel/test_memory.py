@@ -19,8 +19,8 @@ from tutti.model_parallel.layout import SCHEDULES
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, order, state_per_byte
 from tutti.records.pipeline import BACKWARD, FORWARD, WEIGHTS
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import LayoutsJob
 from tutti.studies.layouts import work
+from tutti.studies.layouts_job import LayoutsJob
 
 BASE: Run = COMMON | {
     "precision": "fp32",

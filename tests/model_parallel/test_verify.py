@@ -11,8 +11,8 @@ from tests.model_parallel.runs import LENET, MLP, Run
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import VerifyJob
 from tutti.studies.verify.follow import work
+from tutti.studies.verify.job import VerifyJob
 from tutti.studies.verify.tolerance import Verdict
 
 FINE: Run = {"clip_value": 0.05, "validation": 0.0}

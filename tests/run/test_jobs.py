@@ -17,8 +17,9 @@ from tutti.errors import PeerLost
 from tutti.launch.hosts import Host
 from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import TrainJob, run
+from tutti.run.jobs import run
 from tutti.run.rollback import take_back_after_me
+from tutti.run.train_job import TrainJob
 from tutti.training.run_folder import RunFolder
 
 KILLED = """
@@ -42,7 +43,7 @@ def killed_once_there_is(file: str) -> None:
     Path("killed.py").write_text(KILLED.format(file=file))
     config = TrainConfig(model="killed.py:make", out="run", workers="2", epochs=3)
     with pytest.raises(PeerLost):
-        run("tutti.run.train:work", TrainJob(config, quiet=True), quiet=True)
+        run(TrainJob(config, quiet=True))
 
 
 def test_a_run_whose_ranks_are_killed_in_its_first_epoch_leaves_no_folder(
@@ -98,7 +99,6 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
     Path("full").mkdir()
     Path("full/other.txt").write_text("something")
     monkeypatch.setattr("tutti.run.jobs.start", start)
-    monkeypatch.setattr("tutti.studies.autotune.plan.start", start)
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
 

@@ -12,9 +12,10 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.run import jobs
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import RunOutcome, TrainJob, VerifyJob
 from tutti.run.train import work
+from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.studies.verify.follow import work as verify
+from tutti.studies.verify.job import VerifyJob
 
 
 def job(**options: Any) -> TrainJob:
@@ -57,7 +58,7 @@ def test_what_does_not_fit_is_refused_before_any_rank_starts(
 ) -> None:
     monkeypatch.setattr(jobs, "start", lambda *_, **__: pytest.fail("ranks were started"))
     with pytest.raises(tutti.UserError) as caught:
-        jobs.run("tutti.run.train:work", job(**options))
+        jobs.run(job(**options))
     assert message in str(caught.value)
 
 

@@ -18,11 +18,10 @@ from tutti.errors import BadOption, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import PlanJob
 from tutti.studies.autotune import measure, race
 from tutti.studies.autotune import plan as planning
 from tutti.studies.autotune.candidates import Candidate, Choices
-from tutti.studies.autotune.plan import plan, planned
+from tutti.studies.autotune.plan import PlanJob, plan, planned
 from tutti.studies.autotune.race import Contender, Fate, Timing
 from tutti.studies.autotune.recommendation import Recommendation
 
@@ -165,7 +164,8 @@ def caught(
     """The jobs that would be started; each finds these ways at these speeds."""
     jobs: list[tuple[PlanJob, Placement]] = []
 
-    def start(entry: str, payload: bytes, chosen: Placement) -> Recommendation:
+    def start(entry: str, payload: bytes, chosen: Placement, announce: object) -> Recommendation:
+        assert announce is None
         assert entry == "tutti.studies.autotune.measure:work"
         jobs.append((pickle.loads(payload), chosen))
         turns = [(one, dict.fromkeys(range(1, 6), rate)) for one, rate in ways]
@@ -173,7 +173,7 @@ def caught(
             [Contender(one, Fate.RACING, Timing(1, 32, 1.0), rates, 9) for one, rates in turns]
         )
 
-    monkeypatch.setattr(planning, "start", start)
+    monkeypatch.setattr("tutti.run.jobs.start", start)
     monkeypatch.setattr(planning, "allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
     return jobs
 

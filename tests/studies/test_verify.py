@@ -16,9 +16,9 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import DTYPES, VerifyJob
 from tutti.strategies import sync
 from tutti.studies.verify import follow, tolerance
+from tutti.studies.verify.job import DTYPES, VerifyJob
 from tutti.studies.verify.tolerance import Deviation, Verdict
 
 CONFIG = TrainConfig(

@@ -9,7 +9,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import Parser, add_config_options, add_trust_option, config_from
 from tutti.launch.cores import allowed_cores
 from tutti.run.config import Options, TrainConfig
-from tutti.run.jobs import PARTS, EvaluateJob
+from tutti.run.evaluate_job import PARTS, EvaluateJob
 from tutti.run.jobs import run as run_job
 from tutti.training.run_folder import RunFolder
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     if not _fits(trained):
         here |= {"workers": "auto", "threads": None}
     config = config_from({**here, **given}, dotted, trained)
-    run_job("tutti.run.evaluate:work", EvaluateJob(config, folder, part, other_data))
+    run_job(EvaluateJob(config, folder, part, other_data))
     return 0
 
 

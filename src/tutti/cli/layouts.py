@@ -10,8 +10,8 @@ from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.launch.cores import allowed_cores
 from tutti.model_parallel.layout import ranks_of
 from tutti.run.config import Options
-from tutti.run.jobs import LayoutsJob
 from tutti.run.jobs import run as run_job
+from tutti.studies.layouts_job import LayoutsJob
 
 USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", "precision", "seed")
 """The options of a training run that the memory depends on."""
@@ -33,8 +33,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     cores = asked or max(2, allowed_cores().usable)
     ranks = cores if config.workers == "auto" else int(config.workers)
     alone = replace(config, workers="1", parallel=None, parallel_options={})
-    job = LayoutsJob(alone, ranks, config.parallel, config.parallel_options)
-    run_job("tutti.studies.layouts:work", job, quiet=True)
+    run_job(LayoutsJob(alone, ranks, config.parallel, config.parallel_options))
     return 0
 
 

@@ -12,8 +12,8 @@ from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
-from tutti.run.jobs import ProfiledSteps, RunOutcome, TrainJob
 from tutti.run.jobs import run as run_job
+from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
 from tutti.studies.autotune.plan import planned
 
 _OWN = ("plan", "trace", "profile", "profile_ranks")
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     if "plan" in arguments:
         config = planned(config, vars(arguments), lambda line: print(f"plan: {line}", flush=True))
     trace, profile = "trace" in arguments, _profiled(arguments)
-    outcome = run_job("tutti.run.train:work", TrainJob(config, trace=trace, profile=profile))
+    outcome = run_job(TrainJob(config, trace=trace, profile=profile))
     if isinstance(outcome, RunOutcome) and started_by().rank == 0:
         ranks = stages_by_rank(outcome.history)
         print(

@@ -9,8 +9,8 @@ from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.cli.strategy_help import strategy_help
 from tutti.errors import TuttiError
 from tutti.run.config import Options
-from tutti.run.jobs import DTYPES, VerifyJob
 from tutti.run.jobs import run as run_job
+from tutti.studies.verify.job import DTYPES, VerifyJob
 
 FIXED = ("model", "epochs", "steps", "precision", "log", "out")
 """Options of a training run that a comparison has not, or has of its own."""
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     given = dict(vars(arguments))
     dtype = given.pop("dtype")
     config = config_from({**given, "precision": DTYPES[dtype]}, dotted)
-    verdict = run_job("tutti.studies.verify.follow:work", VerifyJob(config, dtype))
+    verdict = run_job(VerifyJob(config, dtype))
     if verdict is None:
         raise TuttiError(
             "the verdict stands above, on the output of the first host; that host is another machine, from "

@@ -19,8 +19,9 @@ from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
-from tutti.run.jobs import RunOutcome, TrainJob, run
+from tutti.run.jobs import run
 from tutti.run.pickled_arguments import by_name, named_or_given
+from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.weights import bring_back
@@ -161,9 +162,11 @@ def train(
     config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
-    job = TrainJob(config, objects, quiet=quiet, write=write, bring_weights=True, trace=trace, floats=floats)
+    job = TrainJob(
+        config, objects=objects, quiet=quiet, write=write, bring_weights=True, trace=trace, floats=floats
+    )
     with lasting_output():
-        outcome = cast("RunOutcome | None", run("tutti.run.train:work", job, quiet=quiet))
+        outcome = cast("RunOutcome | None", run(job))
     if outcome is None:
         raise BadOption(
             "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"

@@ -18,7 +18,7 @@ from tutti.model_parallel.choice import check_together
 from tutti.optim.schedules import check_schedule
 from tutti.run.build import build_strategy
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import Job, TrainJob, VerifyJob, layout_of
+from tutti.run.jobs import Job, layout_of
 from tutti.run.pacing import check_device, check_pace
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
@@ -38,11 +38,11 @@ def check_job(job: Job, ranks: int, hosts: int = 1) -> None:
         UserError: a name or an option is wrong, or the job does not fit these ranks.
     """
     check_names(job)
-    if isinstance(job, TrainJob | VerifyJob):
+    if job.trains:
         check_device(job.config, check_strategy(job, ranks, hosts))
 
 
-def check_strategy(job: TrainJob | VerifyJob, ranks: int, hosts: int) -> Strategy:
+def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
     """The strategy of a job, which fits its ranks and its other options.
 
     Args:
@@ -58,7 +58,7 @@ def check_strategy(job: TrainJob | VerifyJob, ranks: int, hosts: int) -> Strateg
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(job, workers, hosts, config.servers)
-    if isinstance(job, VerifyJob):
+    if job.compared:
         _check_sequential(strategy)
     else:
         check_pace(config, strategy)

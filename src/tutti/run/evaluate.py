@@ -10,7 +10,8 @@ from tutti.errors import BadData
 from tutti.records.run import Evaluation
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, part_sizes, seeded
-from tutti.run.jobs import EvaluateJob, load_job
+from tutti.run.evaluate_job import EvaluateJob
+from tutti.run.jobs import load_job
 from tutti.run.task import prepare_task
 from tutti.training.run_folder import RunFolder, TrainedOn
 
@@ -28,8 +29,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     Raises:
         UserError: the run folder cannot be read, or the data does not fit the model.
     """
-    job = load_job(payload)
-    assert isinstance(job, EvaluateJob)
+    job = load_job(payload, EvaluateJob)
     folder = RunFolder.open(job.folder)
     with seeded(job.config.seed):
         dataset = open_config_data(job, comm)

@@ -36,12 +36,13 @@ from tutti.run.build import (
 )
 from tutti.run.checks import check_strategy
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import RunOutcome, TrainJob, layout_of, load_job
+from tutti.run.jobs import layout_of, load_job
 from tutti.run.pacing import check_device, deal
 from tutti.run.recording import Recording, crew_of, observed
 from tutti.run.rollback import take_back_after_me
 from tutti.run.servers import result_for_all, serve, serves, take_sides
 from tutti.run.task import Task, prepare_task
+from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
 from tutti.strategies import Clip, Strategy
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
@@ -94,8 +95,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     Raises:
         UserError: the input is wrong.
     """
-    job = load_job(payload)
-    assert isinstance(job, TrainJob)
+    job = load_job(payload, TrainJob)
     config = job.config
     if job.write and comm.rank == 0:
         check_writable(config.out)

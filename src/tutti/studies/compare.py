@@ -33,7 +33,8 @@ from tutti.records.run import Summary
 from tutti.run import summary_lines
 from tutti.run.checks import check_names, check_strategy
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import TrainJob, run
+from tutti.run.jobs import run
+from tutti.run.train_job import TrainJob
 from tutti.training.run_folder import SUMMARY, RunFolder
 
 CROSSED: Final = {
@@ -234,7 +235,7 @@ def compare(
 
 
 def _train(config: TrainConfig) -> Summary:
-    run("tutti.run.train:work", TrainJob(config, quiet=True), quiet=True)
+    run(TrainJob(config, quiet=True))
     assert config.out is not None
     return RunFolder(Path(config.out)).summary()
 

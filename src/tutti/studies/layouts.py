@@ -9,8 +9,9 @@ from tutti.errors import UserError
 from tutti.model_parallel.layout import DATA, WAYS, Layout
 from tutti.model_parallel.memory import MemoryNeed, needs, state_per_byte
 from tutti.run.build import build_optimizer, open_config_data, seeded
-from tutti.run.jobs import LayoutsJob, load_job
+from tutti.run.jobs import load_job
 from tutti.run.task import prepare_task
+from tutti.studies.layouts_job import LayoutsJob
 
 HEADS = ("weights", "gradients", "optimizer", "activations", "in all")
 
@@ -28,8 +29,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
     Raises:
         UserError: the input is wrong.
     """
-    job = load_job(payload)
-    assert isinstance(job, LayoutsJob)
+    job = load_job(payload, LayoutsJob)
     config = job.config
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))

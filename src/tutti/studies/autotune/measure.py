@@ -34,11 +34,12 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
-from tutti.run.jobs import PlanJob, load_job
+from tutti.run.jobs import load_job
 from tutti.run.task import Task, prepare_task
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.studies.autotune.candidates import Candidate
+from tutti.studies.autotune.plan import PlanJob
 from tutti.studies.autotune.race import Contender, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.training.precision import Arithmetic
@@ -215,8 +216,7 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
     Raises:
         UserError: the input is wrong.
     """
-    job = load_job(payload)
-    assert isinstance(job, PlanJob)
+    job = load_job(payload, PlanJob)
     with seeded(job.config.seed), _borrowed_cores():
         task = prepare_task(job, open_config_data(job, comm))
         reseed(job.config.seed, 1 + comm.rank)

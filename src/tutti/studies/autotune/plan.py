@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from typing_extensions import override
 
 from tutti.errors import BadOption, UnknownName
-from tutti.launch.cores import allowed_cores
+from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.start import start
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import PlanJob, announce, check_early
-from tutti.studies.autotune.candidates import choices_for
+from tutti.run.jobs import Job, announce, run
+from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
 
 BUDGET_S: Final = 50.0
@@ -30,6 +30,35 @@ BUSY: Final = 0.25
 
 LEAST: Final = 0.5
 """The share of the time that is for measuring, however long it takes to start the ranks and read the data."""
+
+
+@dataclass(frozen=True)
+class PlanJob(Job):
+    """Measurements of the ways in which a training could be run.
+
+    Attributes:
+        choices: what may be chosen.
+        shown: further precisions to measure, for information.
+        cores: of this host, that the ranks share.
+        deadline: when the measurements are to end, by the clock of the host's communicators.
+        least_s: seconds that they get at least, however late they begin.
+        exhaustive: measure all ways until then, however slow they seem.
+    """
+
+    entry: ClassVar[str] = "tutti.studies.autotune.measure:work"
+    announced: ClassVar[bool] = False
+
+    choices: Choices
+    shown: tuple[str, ...]
+    cores: Cores
+    deadline: float
+    least_s: float = 0.0
+    exhaustive: bool = False
+
+    @override
+    def placement(self) -> Placement:
+        # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
+        return Placement(self.choices.most_ranks, 1)
 
 
 def plan(
@@ -74,10 +103,7 @@ def plan(
     shown = ("bf16",) if open_to_others else ()
     end, least_s = began + budget_s, LEAST * budget_s
     job = PlanJob(config, choices, shown, cores, end, least_s, exhaustive=exhaustive, quiet=quiet)
-    # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
-    ranks = Placement(choices.most_ranks, 1)
-    check_early(job, ranks)
-    found = start("tutti.studies.autotune.measure:work", pickle.dumps(job), ranks)
+    found = run(job)
     assert isinstance(found, Recommendation)
     return replace(found, seconds=time.monotonic() - began)
 

@@ -32,12 +32,13 @@ from tutti.run.build import (
     seeded,
 )
 from tutti.run.checks import check_strategy
-from tutti.run.jobs import VerifyJob, layout_of, load_job
+from tutti.run.jobs import layout_of, load_job
 from tutti.run.pacing import check_device
 from tutti.run.servers import result_for_all, serve, serves, take_sides
 from tutti.run.task import Task, prepare_task
 from tutti.strategies import Clip, Strategy
 from tutti.studies.verify.causes import by_design, is_random, of_the_loss
+from tutti.studies.verify.job import VerifyJob
 from tutti.studies.verify.tolerance import Deviation, Distance, Verdict, describe, deviations, table
 from tutti.training.trainer import divide_by_weight
 
@@ -229,8 +230,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     Raises:
         UserError: the input is wrong.
     """
-    job = load_job(payload)
-    assert isinstance(job, VerifyJob)
+    job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
         strategy = check_strategy(job, comm.size, comm.hosts)
         check_device(job.config, strategy)

@@ -1,0 +1,116 @@
+"""The job of a training run, and what comes back of it. Needs no torch: the launching process imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from typing_extensions import override
+
+from tutti.errors import BadOption
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.mpirun_channel import Address, MpirunChannel
+from tutti.launch.placement import Placement
+from tutti.records.run import EpochRecord, Summary
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import Job
+from tutti.training.loggers import logger_names
+from tutti.training.run_folder import RunFolder, check_writable
+
+
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """The steps that torch's profiler records.
+
+    Attributes:
+        first: the first step, counted from 1.
+        last: the last one.
+        ranks: on which ranks.
+    """
+
+    first: int
+    last: int
+    ranks: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class TrainJob(Job):
+    """A training run.
+
+    Attributes:
+        write: write a run folder.
+        bring_weights: return the weights to the caller.
+        trace: write what every rank did when into the run folder.
+        profile: the steps that torch's profiler records; None: none.
+        floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
+            ranks.
+        starter: the process that starts the ranks, which is told of the run folder and takes it back if the
+            run comes to nothing; None: a launcher that knows nothing of run folders.
+    """
+
+    entry: ClassVar[str] = "tutti.run.train:work"
+    trains: ClassVar[bool] = True
+
+    write: bool = True
+    bring_weights: bool = False
+    trace: bool = False
+    profile: ProfiledSteps | None = None
+    floats: str | None = None
+    starter: Address | None = None
+
+    @override
+    def check(self, plan: Placement) -> None:
+        if logger_names(self.config.log) and not self.write:
+            raise BadOption(f"log={self.config.log!r} is for a run with a folder; name one with out=...")
+        if started_by().launcher is Launcher.ALONE and not plan.hosts:
+            check_writable(self.config.out if self.write else None)
+
+    @override
+    @contextmanager
+    def started(self) -> Iterator[Job]:
+        """Remove the run folder that this process is told of, if the run fails in its first epoch.
+
+        A rank cannot be relied on for that: whatever fails, it may be ended before it comes to it.
+        """
+        if not self.write or started_by().launcher is not Launcher.ALONE:
+            yield self
+            return
+        channel = MpirunChannel(b"")
+        try:
+            yield replace(self, starter=channel.address)
+        except BaseException:
+            for path in channel.messages():
+                folder = RunFolder(cast("Path", path))
+                if folder.begun:
+                    folder.release_weights()
+                else:
+                    folder.remove()
+            raise
+        finally:
+            channel.close()
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The result of a training run, as it comes back to the process that started it.
+
+    Attributes:
+        config: the resolved configuration.
+        history: one record for each epoch.
+        summary: the totals, and the evaluation on the test part.
+        folder: the run folder, if one was written.
+        shape: of one input of the model.
+        outputs: of the model.
+        weights: the model's state by name, as tensors, if it was asked for.
+    """
+
+    config: TrainConfig
+    history: list[EpochRecord]
+    summary: Summary
+    folder: str | None
+    shape: tuple[int, ...]
+    outputs: int
+    weights: dict[str, Any] | None

@@ -1,0 +1,27 @@
+"""The job of estimating memory by layout. Needs no torch: the launching process imports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tutti.run.config import Options
+from tutti.run.jobs import Job
+
+
+@dataclass(frozen=True)
+class LayoutsJob(Job):
+    """The memory that layouts of a model would need.
+
+    Attributes:
+        ranks: how many there would be.
+        parallel: the layout; None: every one.
+        options: of its way.
+    """
+
+    entry: ClassVar[str] = "tutti.studies.layouts:work"
+    announced: ClassVar[bool] = False
+
+    ranks: int
+    parallel: str | None
+    options: Options
