@@ -13,7 +13,7 @@ from tutti.models import MODELS
 from tutti.run import arguments
 from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
-from tutti.training.loggers import PLACES
+from tutti.training.loggers import optional_loggers
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 
@@ -27,7 +27,12 @@ def words(text: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("option", "names"),
-    [("strategy", STRATEGIES), ("loss", LOSSES), ("metrics", METRICS), ("log", PLACES)],
+    [
+        ("strategy", STRATEGIES),
+        ("loss", LOSSES),
+        ("metrics", METRICS),
+        ("log", dict.fromkeys(optional_loggers())),
+    ],
     ids=["strategy", "loss", "metrics", "log"],
 )
 def test_the_help_of_an_option_lists_all_names_one_after_the_other(
@@ -39,7 +44,12 @@ def test_the_help_of_an_option_lists_all_names_one_after_the_other(
 
 @pytest.mark.parametrize(
     ("option", "names"),
-    [("strategy", STRATEGIES), ("loss", LOSSES), ("log", PLACES), ("data", BUILT_IN)],
+    [
+        ("strategy", STRATEGIES),
+        ("loss", LOSSES),
+        ("log", dict.fromkeys(optional_loggers())),
+        ("data", BUILT_IN),
+    ],
     ids=["strategy", "loss", "log", "data"],
 )
 def test_values_that_python_is_told_of_are_all_names(option: str, names: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ from tests.reports.recorded_comparison import write_comparison
 from tutti.records.comparison import STRONG, Combination, Comparison, run_folder
 from tutti.records.run import Evaluation
 from tutti.records.usage import UsageRecord
-from tutti.reports.figures import FIGURES
+from tutti.reports.figures import FIGURES, page_figures
 from tutti.reports.figures.base import COLOURS, coloured
 from tutti.reports.results import Results, read_comparison, read_results
 
@@ -24,6 +24,13 @@ Table = list[dict[str, Any]]
 def results(tmp_path: Path) -> Results:
     write_comparison(tmp_path)
     return read_comparison(tmp_path)
+
+
+def test_figures_have_places_of_their_own_and_the_page_begins_with_learning() -> None:
+    places = [figure.place for figure in page_figures().values()]
+    assert places == sorted(set(places))
+    assert [*page_figures()][:3] == ["progress", "time-to-target", "speed-up"]
+    assert [*page_figures()][-2:] == ["classes", "confusion"]
 
 
 def tables(results: Results, figure: str) -> list[Table]:

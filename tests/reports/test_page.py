@@ -14,11 +14,11 @@ from tests.reports.recorded_comparison import WAYS, write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder, UserError
 from tutti.records.comparison import STRONG, Combination, Comparison, error_file
-from tutti.reports.figures import FIGURES
+from tutti.reports.figures import page_figures
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
 
-DRAWN = [name for name in FIGURES if name != "speed-up"]
+DRAWN = [name for name in page_figures() if name != "speed-up"]
 """What the recorded comparison has something to draw for."""
 
 ALONE = """

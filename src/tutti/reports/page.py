@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder, UserError
+from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
 from tutti.reports.text import by_scaling, cells, fastest, heads, note, title, verdict
 
@@ -32,17 +33,16 @@ def write_report(results: Results, page: Path) -> Path:
     try:
         from jinja2 import Environment, StrictUndefined
 
-        from tutti.reports.figures import FIGURES
-
+        figures = page_figures()
         converter = _converter()
     except ImportError as error:
         raise UserError(
             f"the report needs {error.name}, which is not installed; pip install 'tutti[plots]'"
         ) from error
-    drawn = {name: figure.draw(results) for name, figure in FIGURES.items()}
+    drawn = {name: figure.draw(results) for name, figure in figures.items()}
     specs = {name: chart.to_dict() for name, chart in drawn.items() if chart is not None}
     shown = [
-        {"name": name, "title": FIGURES[name].title, "says": FIGURES[name].says(results)} for name in specs
+        {"name": name, "title": figures[name].title, "says": figures[name].says(results)} for name in specs
     ]
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
@@ -34,6 +35,34 @@ Data = list[dict[str, Any]]
 
 Picture = Any
 """A chart of altair, alone or composed of several; None where there is nothing to draw."""
+
+
+def _nothing(_: Results) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the page.
+
+    Attributes:
+        place: on the page: figures stand in the order of these numbers.
+        title: the words above it.
+        draw: makes the chart; None where the records have nothing to draw.
+        says: makes the sentences below it.
+    """
+
+    place: int
+    title: str
+    draw: Callable[[Results], Picture]
+    says: Callable[[Results], Sequence[str]] = _nothing
+
+
+def figure(
+    place: int, title: str, says: Callable[[Results], Sequence[str]] = _nothing
+) -> Callable[[Callable[[Results], Picture]], Figure]:
+    """Make a `Figure` of the function that draws it."""
+    return lambda draw: Figure(place, title, draw, says)
 
 
 def table(rows: Data) -> Any:

@@ -8,12 +8,14 @@ from typing import Any
 import altair as alt
 
 from tutti.records.run import Evaluation
+from tutti.registry import part
 from tutti.reports.figures.base import (
     HEIGHT,
     WIDTH,
     Data,
     Picture,
     coloured,
+    figure,
     in_rows,
     names,
     number,
@@ -26,6 +28,8 @@ SIDE = 340
 """Pixels of a confusion matrix."""
 
 
+@part("classes")
+@figure(140, "Accuracy of each class")
 def accuracies(results: Results) -> Picture:
     """The accuracy of every class on the test part, of each way to train: the first repeat."""
     data: Data = [
@@ -50,6 +54,8 @@ def accuracies(results: Results) -> Picture:
     )
 
 
+@part("confusion")
+@figure(150, "What was taken for what")
 def confusion(results: Results) -> Picture:
     """Test samples of each class by what they were taken for: one process beside the most accurate others.
 

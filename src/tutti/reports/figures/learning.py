@@ -6,6 +6,7 @@ import math
 
 import altair as alt
 
+from tutti.registry import part
 from tutti.reports.figures.base import (
     HEIGHT,
     TICKS,
@@ -13,6 +14,7 @@ from tutti.reports.figures.base import (
     Data,
     Picture,
     coloured,
+    figure,
     in_rows,
     names,
     number,
@@ -24,6 +26,15 @@ from tutti.reports.results import Results
 from tutti.reports.runs import Run
 
 
+def left_out(results: Results) -> list[str]:
+    """Name the ways without a line: they have no validation part, and others have one."""
+    known = {row.combination.name: run.validated for row, _, run in results.each()}
+    without = [way for way, validated in known.items() if not validated]
+    return [f"Without a validation part: {', '.join(without)}."] if 0 < len(without) < len(known) else []
+
+
+@part("progress")
+@figure(10, "Learning, against time and against epochs", left_out)
 def progress(results: Results) -> Picture:
     """Accuracy and loss against time and epochs: on the validation part, where there is one."""
     validated = any(run.validated for _, _, run in results.each())
@@ -67,13 +78,19 @@ def progress(results: Results) -> Picture:
     return in_rows([panels[0].add_params(pick("way")), *panels[1:]])
 
 
-def left_out(results: Results) -> list[str]:
-    """Name the ways without a line: they have no validation part, and others have one."""
-    known = {row.combination.name: run.validated for row, _, run in results.each()}
-    without = [way for way, validated in known.items() if not validated]
-    return [f"Without a validation part: {', '.join(without)}."] if 0 < len(without) < len(known) else []
+def missed(results: Results) -> list[str]:
+    """Name the ways that did not reach the target every time."""
+    target, found = results.comparison.target or 0.0, []
+    for row in results.rows:
+        runs = results.runs[row.combination.folder]
+        reached = sum(run.seconds_to(target) is not None for run in runs)
+        if reached < len(runs):
+            found.append(f"{row.combination.name}: {reached} of {len(runs)} runs reached it.")
+    return found
 
 
+@part("time-to-target")
+@figure(20, "Time to the target", missed)
 def to_target(results: Results) -> Picture:
     """Seconds until the target was reached: each repeat, and the median where all of them reached it."""
     target = results.comparison.target
@@ -88,17 +105,8 @@ def to_target(results: Results) -> Picture:
     return repeated(results, title, seconds, lambda row, _: row.to_target)
 
 
-def missed(results: Results) -> list[str]:
-    """Name the ways that did not reach the target every time."""
-    target, found = results.comparison.target or 0.0, []
-    for row in results.rows:
-        runs = results.runs[row.combination.folder]
-        reached = sum(run.seconds_to(target) is not None for run in runs)
-        if reached < len(runs):
-            found.append(f"{row.combination.name}: {reached} of {len(runs)} runs reached it.")
-    return found
-
-
+@part("trade")
+@figure(130, "Accuracy against throughput")
 def trade(results: Results) -> Picture:
     """Accuracy against throughput: the upper right corner is the best."""
     data: Data = [

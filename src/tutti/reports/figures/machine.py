@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 
 from tutti.records.usage import UsageRecord
+from tutti.registry import part
 from tutti.reports.figures.base import (
     BAR,
     HEIGHT,
@@ -18,6 +19,7 @@ from tutti.reports.figures.base import (
     Data,
     Picture,
     coloured,
+    figure,
     in_rows,
     lanes,
     number,
@@ -33,6 +35,8 @@ POINTS = 300
 MIB = 2**20
 
 
+@part("cores")
+@figure(110, "How busy the cores were")
 def cores(results: Results) -> Picture:
     """The load of every core against time: the fastest way with one process, and the fastest parallel one."""
     found: dict[str, Data] = {}
@@ -82,6 +86,8 @@ def _thinned(records: Sequence[UsageRecord]) -> Iterator[list[UsageRecord]]:
         yield [record for _, record in some]
 
 
+@part("memory")
+@figure(120, "Memory")
 def memory(results: Results) -> Picture:
     """The most memory that each rank had: the median of the repeats. Shared memory counts in equal parts."""
     data: Data = []

@@ -8,20 +8,12 @@ from typing import Any
 import altair as alt
 
 from tutti.records.pipeline import KINDS, PipelineRecord
-from tutti.reports.figures.base import WIDTH, Data, Picture, coloured, in_rows, number, pick, table
+from tutti.registry import part
+from tutti.reports.figures.base import WIDTH, Data, Picture, coloured, figure, in_rows, number, pick, table
 from tutti.reports.results import Results
 
 LANE = 34
 """Pixels from one rank to the next."""
-
-
-def lanes(results: Results) -> Picture:
-    """A lane for each rank: forward and backward of each microbatch, the first run of each way to train."""
-    records = list(_records(results))
-    # One legend for all panels: it has the kinds of every schedule.
-    colours = coloured("kind", KINDS, [{"kind": span.kind} for _, record in records for span in record.spans])
-    panels = [_panel(way, record, colours) for way, record in records]
-    return in_rows([panels[0].add_params(pick("kind")), *panels[1:]], columns=1) if panels else None
 
 
 def bubbles(results: Results) -> Sequence[str]:
@@ -32,6 +24,17 @@ def bubbles(results: Results) -> Sequence[str]:
         + ")."
         for way, record in _records(results)
     ]
+
+
+@part("pipeline")
+@figure(90, "One step of the pipeline", bubbles)
+def lanes(results: Results) -> Picture:
+    """A lane for each rank: forward and backward of each microbatch, the first run of each way to train."""
+    records = list(_records(results))
+    # One legend for all panels: it has the kinds of every schedule.
+    colours = coloured("kind", KINDS, [{"kind": span.kind} for _, record in records for span in record.spans])
+    panels = [_panel(way, record, colours) for way, record in records]
+    return in_rows([panels[0].add_params(pick("kind")), *panels[1:]], columns=1) if panels else None
 
 
 def _records(results: Results) -> Iterator[tuple[str, PipelineRecord]]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 
 from tutti.records.comparison import APART, STRONG, WEAK
+from tutti.registry import part
 from tutti.reports.figures.base import (
     HEIGHT,
     WIDTH,
     Data,
     Picture,
     coloured,
+    figure,
     in_rows,
     number,
     pick,
@@ -23,8 +25,8 @@ from tutti.reports.figures.base import (
 from tutti.reports.results import Results
 
 
-def scaled(results: Results, kind: str) -> Picture:
-    """Speed-up and efficiency against cores, beside the ideal; of one kind of scaling.
+def _scaling(results: Results, kind: str) -> Picture:
+    """Draw speed-up and efficiency against cores, beside the ideal; of one kind of scaling.
 
     The bars are the spread of the repeats: the baseline's median over the longest and the shortest.
     """
@@ -76,14 +78,43 @@ def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
 
 
-SCALED: Final = {kind: partial(scaled, kind=kind) for kind in (STRONG, WEAK, APART)}
+def _ideal(_: Results) -> Sequence[str]:
+    return (
+        "Speed-up is that over one process with one thread, efficiency is speed-up / cores; dashed is the "
+        "ideal. Vertical lines are the spread of the repeats.",
+    )
 
 
+@part("speed-up")
+@figure(30, "Speed-up and efficiency of these runs", _ideal)
+def speed_up(results: Results) -> Picture:
+    """Speed-up and efficiency of runs that were made one by one."""
+    return _scaling(results, APART)
+
+
+@part("strong-scaling")
+@figure(40, "Speed-up and efficiency, strong scaling", _ideal)
+def strong_scaling(results: Results) -> Picture:
+    """Speed-up and efficiency with the same batch for any number of workers."""
+    return _scaling(results, STRONG)
+
+
+@part("weak-scaling")
+@figure(50, "Speed-up and efficiency, weak scaling", _ideal)
+def weak_scaling(results: Results) -> Picture:
+    """Speed-up and efficiency with the same batch for each worker."""
+    return _scaling(results, WEAK)
+
+
+@part("throughput")
+@figure(60, "Throughput")
 def throughput(results: Results) -> Picture:
     """Training samples per second of each repeat, and their median."""
     return repeated(results, "samples/s", lambda run: [run.samples_per_s])
 
 
+@part("latency")
+@figure(70, "Time of an epoch")
 def latency(results: Results) -> Picture:
     """Seconds of each epoch of training, and their median."""
     return repeated(results, "seconds of an epoch, without validation", _whole_epochs)

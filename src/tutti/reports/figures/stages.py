@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from tutti.records.run import STAGES
+from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.reports.figures.base import (
     BAR,
@@ -18,6 +19,7 @@ from tutti.reports.figures.base import (
     Data,
     Picture,
     coloured,
+    figure,
     in_rows,
     lanes,
     names,
@@ -28,6 +30,20 @@ from tutti.reports.figures.base import (
 from tutti.reports.results import Results
 
 
+def advised(results: Results) -> list[str]:
+    """Advise each way to train, from its seconds by stage."""
+    found = []
+    for row in results.rows:
+        runs = results.runs[row.combination.folder]
+        ranks = stages_by_rank([record for run in runs for record in run.history])
+        if ranks:
+            said = advice(ranks, {**runs[0].config, "strategy": row.combination.strategy})
+            found.append(f"{row.combination.name}: {said}; measuring took {measuring_share(ranks):.2%}")
+    return found
+
+
+@part("stages")
+@figure(80, "Where the time went", advised)
 def stages(results: Results) -> Picture:
     """The seconds of each stage, summed over the ranks and of each rank: medians of the repeats."""
     summed: Data = []
@@ -71,18 +87,8 @@ def _panel(data: Data, title: str) -> Any:
     )
 
 
-def advised(results: Results) -> list[str]:
-    """Advise each way to train, from its seconds by stage."""
-    found = []
-    for row in results.rows:
-        runs = results.runs[row.combination.folder]
-        ranks = stages_by_rank([record for run in runs for record in run.history])
-        if ranks:
-            said = advice(ranks, {**runs[0].config, "strategy": row.combination.strategy})
-            found.append(f"{row.combination.name}: {said}; measuring took {measuring_share(ranks):.2%}")
-    return found
-
-
+@part("staleness")
+@figure(100, "Staleness")
 def staleness(results: Results) -> Picture:
     """The shares of exchanges by their staleness: others' updates from a gradient's weights to its use."""
     data: Data = []

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import ClassVar
 
 from tutti.errors import TuttiError, UserError
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, Summary
+from tutti.training.run_folder import RunFolder
 
 
 class Logger(ABC):
     """A place for the figures of a run. Only rank 0 has one, so that a job is one run there.
 
     The calls come in the order `begin`, `epoch`..., `end`.
+
+    Args:
+        folder: the run's.
+
+    Attributes:
+        always: whether every run has this logger; others are asked for by name.
     """
+
+    always: ClassVar[bool] = False
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    @classmethod
+    def needs(cls) -> Sequence[str]:
+        """Return the packages that it needs, which an extra of the logger's name installs."""
+        return ()
 
     def begin(self, config: Json) -> None:
         """The run begins.

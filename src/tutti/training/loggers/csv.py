@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 from tutti.records.run import EpochRecord
+from tutti.registry import part
 from tutti.training.loggers.base import Logger, figures_of
 from tutti.training.run_folder import CSV, RunFolder
 
 
+@part("csv")
 class Csv(Logger):
-    """Appends lines; the first one has the columns' names.
+    """A file of comma-separated values, to which lines are appended; the first one has the columns' names."""
 
-    Args:
-        path: the file.
-    """
+    always = True
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(folder)
         self._columns: list[str] = []
 
     def epoch(self, record: EpochRecord) -> None:
         """Append the epoch's figures."""
         row = {"time": record.time, "epoch": record.epoch, "step": record.step, "complete": record.complete}
         row |= {name: value for name, value in figures_of(record).items() if name != "epoch"}
-        with open(self._path, "a", encoding="utf-8", newline="") as file:
+        with open(self._folder.path / CSV, "a", encoding="utf-8", newline="") as file:
             if not self._columns:
                 self._columns = list(row)
                 csv.writer(file, lineterminator="\n").writerow(self._columns)
             csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
-
-
-def open_logger(folder: RunFolder) -> Logger:
-    """The logger of a run."""
-    return Csv(folder.path / CSV)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from tutti.records.run import EpochRecord
+from tutti.registry import part
 from tutti.training.loggers.base import Logger
-from tutti.training.run_folder import RunFolder
 
 
+@part("jsonl")
 class JsonLines(Logger):
-    """Appends to the history.
+    """The history of the run folder, to which each epoch is appended."""
 
-    Args:
-        folder: the run's.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    always = True
 
     def epoch(self, record: EpochRecord) -> None:
         """Append the record; it is on the disk when this returns."""
         self._folder.append(record)
-
-
-def open_logger(folder: RunFolder) -> Logger:
-    """The logger of a run."""
-    return JsonLines(folder)

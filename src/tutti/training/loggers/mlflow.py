@@ -12,53 +12,61 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
-from tutti.training.loggers import URI
+from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 from tutti.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+URI: Final = "MLFLOW_TRACKING_URI"
+"""The environment variable with another store than a local data base."""
+
 EXPERIMENT: Final = "MLFLOW_EXPERIMENT_NAME"
+"""The environment variable with another experiment than "tutti"."""
 
 FOLDER_TAG: Final = "tutti.run_folder"
-"""The tag with the run folder, which has the weights and all records."""
+"""The tag with the path of the run folder, which has the weights and all records."""
 
 
+@part("mlflow")
 class MlFlow(Logger):
-    """Makes one run, with the hyper-parameters, the figures after each epoch and those of the test part.
+    """A run of MLflow, with the hyper-parameters, the figures after each epoch and those of the test part."""
 
-    Args:
-        folder: the run's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(folder)
+        self._path = folder.path.absolute()
         self._client: MlflowClient | None = None
         self._run, self._step = "", 0
 
+    @classmethod
+    def needs(cls) -> Sequence[str]:
+        """Return the packages that it needs; a server of MLflow has its data base elsewhere."""
+        packages = ("mlflow", "sqlalchemy", "alembic")
+        return packages[:1] if os.environ.get(URI, "").startswith("http") else packages
+
     def begin(self, config: Json) -> None:
         """Make the run."""
-        # What a training run does is nobody else's business, unless the user says so.
+        # A training run reports to nobody unless the user asks for it.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         with _quiet():
-            local = None if os.environ.get(URI) else self._folder.parent / "mlruns"
+            local = None if os.environ.get(URI) else self._path.parent / "mlruns"
             if local is not None:
                 local.mkdir(parents=True, exist_ok=True)
             self._client = MlflowClient(None if local is None else f"sqlite:///{local / 'mlflow.db'}")
-            tags = {FOLDER_TAG: str(self._folder)}
+            tags = {FOLDER_TAG: str(self._path)}
             experiment = self._experiment(None if local is None else local / "artifacts")
-            made = self._client.create_run(experiment, tags=tags, run_name=self._folder.name)
+            made = self._client.create_run(experiment, tags=tags, run_name=self._path.name)
             self._run = str(made.info.run_id)
             params = [Param(name, str(value)) for name, value in hyper_parameters(config).items()]
             self._client.log_batch(self._run, params=params)
@@ -78,7 +86,7 @@ class MlFlow(Logger):
             self._client.set_terminated(self._run, "FAILED" if summary is None else "FINISHED")
 
     def _experiment(self, artifacts: Path | None) -> str:
-        """The number of the experiment, made if need be."""
+        """Return the number of the experiment, made if need be."""
         assert self._client is not None
         name = os.environ.get(EXPERIMENT, "tutti")
         found = self._client.get_experiment_by_name(name)
@@ -99,7 +107,7 @@ class MlFlow(Logger):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself what MLflow says of its tables, and of what SQLAlchemy will drop some day."""
+    """Silence MLflow's messages about its tables, and SQLAlchemy's warnings of coming removals."""
     logger = logging.getLogger("mlflow")
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -109,8 +117,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-def open_logger(folder: RunFolder) -> Logger:
-    """The logger of a run."""
-    return MlFlow(folder.path)

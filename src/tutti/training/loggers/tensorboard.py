@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
+from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 from tutti.training.run_folder import TENSORBOARD, RunFolder
 
@@ -17,25 +18,30 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+@part("tensorboard")
 class TensorBoard(Logger):
-    """Writes the configuration, a point of each figure after each epoch, and those of the test part.
+    """An event file: the configuration, a point of each figure after each epoch, and those of the test part.
 
-    Args:
-        folder: where the event file goes; the step of a point is that of the weight update.
+    The step of a point is that of the weight update.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(folder)
         self._writer: SummaryWriter | None = None
         self._parameters: dict[str, str | float] = {}
         self._step = 0
+
+    @classmethod
+    def needs(cls) -> Sequence[str]:
+        """Return the package that it needs."""
+        return ("tensorboard",)
 
     def begin(self, config: Json) -> None:
         """Write the configuration."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._parameters = hyper_parameters(config)
-        self._writer = SummaryWriter(str(self._folder))
+        self._writer = SummaryWriter(str(self._folder.path / TENSORBOARD))
         rows = [f"| {name} | {value} |" for name, value in self._parameters.items()]
         self._writer.add_text("configuration", "\n".join(["| option | value |", "|---|---|", *rows]))
         self._writer.flush()
@@ -58,8 +64,3 @@ class TensorBoard(Logger):
         for name, value in figures.items():
             self._writer.add_scalar(name, value, self._step)
         self._writer.flush()
-
-
-def open_logger(folder: RunFolder) -> Logger:
-    """The logger of a run."""
-    return TensorBoard(folder.path / TENSORBOARD)
