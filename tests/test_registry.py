@@ -60,6 +60,17 @@ def test_names_and_summaries_are_read_without_importing_a_part(package: Path) ->
     assert "things_zzz.round" not in sys.modules
 
 
+def test_a_registry_below_a_package_does_not_import_it(package: Path) -> None:
+    (package / "__init__.py").write_text("raise RuntimeError")
+    (package / "below").mkdir()
+    (package / "below" / "flat.py").write_text(
+        '@part("disc")\ndef disc(radius, width=1, *, depth=2, of): ...\n'
+    )
+    things: Registry[object] = Registry("things_zzz.below", "thing")
+    assert list(things) == ["disc"]
+    assert things.options("disc") == ("width", "depth")
+
+
 def test_a_part_is_imported_when_it_is_asked_for(package: Path) -> None:
     things: Registry[type] = Registry("things_zzz", "thing")
     assert things["ring"].__name__ == "Ring"

@@ -4,6 +4,7 @@
 
         @part("lenet")                             list(MODELS)            names, nothing is imported
         def lenet(shape, outputs): ...             MODELS.summary("lenet") the first line of its docstring
+                                                   MODELS.options("lenet") its parameters with a default
                                                    MODELS["lenet"]         imports that file alone
 
 A new part is a new file: names, help texts and error messages follow.
@@ -48,11 +49,13 @@ class _Place:
         module: the module that defines it.
         attribute: its name there.
         summary: the first line of its docstring, or of its module's.
+        options: the names of a function's parameters that have a default.
     """
 
     module: str
     attribute: str
     summary: str
+    options: tuple[str, ...]
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -69,11 +72,13 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _places(self) -> dict[str, _Place]:
-        spec = importlib.util.find_spec(self._package)
-        assert spec is not None, f"no package {self._package}"
-        folder = next(iter(spec.submodule_search_locations or ()))
+        # The folder below the outermost package: to look up the package itself would import those above it.
+        outermost, *below = self._package.split(".")
+        spec = importlib.util.find_spec(outermost)
+        assert spec is not None, f"no package {outermost}"
+        folder = Path(next(iter(spec.submodule_search_locations or ())), *below)
         found: dict[str, _Place] = {}
-        for file in sorted(Path(folder).glob("*.py")):
+        for file in sorted(folder.glob("*.py")):
             for name, place in _parts(file, f"{self._package}.{file.stem}"):
                 assert name not in found, (
                     f"two parts are called {name}: in {place.module} and {found[name].module}"
@@ -120,6 +125,10 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return the first line of the part's docstring, or else of its file's."""
         return self._places[name].summary
 
+    def options(self, name: str) -> tuple[str, ...]:
+        """Return the names of the parameters of the part, a function, that have a default."""
+        return self._places[name].options
+
 
 def _parts(file: Path, module: str) -> Iterator[tuple[str, _Place]]:
     """Yield the parts that a file defines, by name."""
@@ -134,4 +143,13 @@ def _parts(file: Path, module: str) -> Iterator[tuple[str, _Place]]:
         for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "part":
                 name = ast.literal_eval(decorator.args[0])
-                yield name, _Place(module, node.name, said.partition("\n")[0])
+                yield name, _Place(module, node.name, said.partition("\n")[0], _options(node))
+
+
+def _options(node: ast.ClassDef | ast.FunctionDef) -> tuple[str, ...]:
+    if isinstance(node, ast.ClassDef):
+        return ()
+    positional = [*node.args.posonlyargs, *node.args.args]
+    optional = positional[len(positional) - len(node.args.defaults) :]
+    named = [a for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]
+    return tuple(argument.arg for argument in (*optional, *named))

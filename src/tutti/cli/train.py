@@ -10,6 +10,7 @@ from tutti.cli.options import DOTTED, Parser, add_config_options, add_trust_opti
 from tutti.cli.strategy_help import strategy_help
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
+from tutti.models import MODELS
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
 from tutti.run.jobs import run as run_job
@@ -27,7 +28,7 @@ def define(parser: Parser) -> None:
         nargs="?",
         default=argparse.SUPPRESS,
         metavar="MODEL",
-        help="built-in model (mlp, lenet, cnn, vgg11), package.module:factory or file.py:factory "
+        help=f"built-in model ({', '.join(MODELS)}), package.module:factory or file.py:factory "
         "(default: cnn)",
     )
     parser.add_argument(

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.errors import BadModel, BadOption
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
+from tutti.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
 
-MODELS: dict[str, str] = {
-    "mlp": "tutti.models.mlp:mlp",
-    "lenet": "tutti.models.lenet:lenet",
-    "cnn": "tutti.models.cnn:cnn",
-    "vgg11": "tutti.models.vgg:vgg11",
-}
-"""Built-in models, and where their factories are. Each is called as `factory(shape, outputs, **options)`."""
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
+    "tutti.models", "model", "A model of your own is 'package.module:factory' or 'file.py:factory'."
+)
+"""The factories of the built-in models. Each is called as `factory(shape, outputs, **options)`."""
 
 __all__ = ["MODELS", "build", "check_name"]
 
@@ -31,9 +29,8 @@ def check_name(spec: str) -> None:
     Raises:
         UnknownName: there is no such model.
     """
-    if spec not in MODELS and not names_object(spec):
-        hint = "A model of your own is 'package.module:factory' or 'file.py:factory'."
-        raise UnknownName("model", spec, MODELS, hint)
+    if not names_object(spec):
+        MODELS.check(spec)
 
 
 def build(
@@ -63,7 +60,7 @@ def build(
         factory, spec = spec, getattr(spec, "__qualname__", type(spec).__name__)
     else:
         check_name(spec)
-        factory = load_object(MODELS.get(spec, spec), "model")
+        factory = load_object(spec, "model") if names_object(spec) else MODELS[spec]
     return _call(factory, spec, options, {"shape": tuple(shape), "outputs": outputs})
 
 

@@ -6,11 +6,13 @@ from torch import nn
 
 from tutti.errors import BadOption
 from tutti.models.fitting import image_size, share, whole_number, whole_numbers
+from tutti.registry import part
 
 SMALLEST = 4
 """Height and width that leave one number of each map behind the second pooling."""
 
 
+@part("cnn")
 def cnn(
     shape: tuple[int, ...],
     outputs: int,

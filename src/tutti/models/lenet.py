@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from tutti.models.fitting import image_size
+from tutti.registry import part
 
 SMALLEST = 12
 """Height and width that leave one number of each map behind the last pooling."""
 
 
+@part("lenet")
 def lenet(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Build a network in the layout of LeNet-5, with ReLU and maximum pooling.
 

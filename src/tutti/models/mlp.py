@@ -9,6 +9,7 @@ from torch.nn.modules import activation as activations
 
 from tutti.errors import UnknownName
 from tutti.models.fitting import share, whole_numbers
+from tutti.registry import part
 
 OTHERS = {"GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d", "Softmin", "Threshold"}
 """Classes beside torch's activations that do not map each number by itself, or need options."""
@@ -19,6 +20,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 """torch's activations by lower-case name."""
 
 
+@part("mlp")
 def mlp(
     shape: tuple[int, ...],
     outputs: int,

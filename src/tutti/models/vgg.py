@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from tutti.models.fitting import image_size, share
+from tutti.registry import part
 
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 """Maps of the convolutions of configuration A, by block."""
@@ -14,6 +15,7 @@ SMALLEST = 17
 normalise where a worker's part of a batch is one sample and its map one number."""
 
 
+@part("vgg11")
 def vgg11(shape: tuple[int, ...], outputs: int, dropout: float = 0.0) -> nn.Module:
     """Build VGG configuration A with BatchNorm, and one dense layer on the averaged maps.
 

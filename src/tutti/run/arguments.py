@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from dataclasses import Field, fields
 from typing import Any, Final
 
+from tutti.data import BUILT_IN
 from tutti.errors import UserError
 from tutti.optim.named import OPTIMIZERS
 from tutti.run.config import TrainConfig, type_name
 from tutti.strategies import STRATEGIES, Strategy
+from tutti.training.losses import LOSSES
 
 SHORT: Final = {"n": "workers"}
 """Options of the command line with a letter of their own."""
@@ -30,8 +32,8 @@ _NAMES: Final[dict[str, str]] = {
     ),
     "parallel": r"(?:tensor|pipeline|sharded|data)(?:=\d+)?(?:,(?:tensor|pipeline|sharded|data)(?:=\d+)?)*",
     "optimizer": r"sgd|adam|adamw",
-    "loss": r"cross_entropy|nll|mse|l1|bce",
-    "data": r"digits|mnist|fashion-mnist",
+    "loss": "|".join(LOSSES),
+    "data": "|".join(BUILT_IN),
     "log": r"tensorboard|mlflow",
     "hosts": r"\w+:\d+(?:,\w+:\d+)*",
 }

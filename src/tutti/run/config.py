@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
+from tutti.models import MODELS
 from tutti.records.untrusted import MOST_RANKS, read_file
+from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
 from tutti.training.run_folder import CONFIG
 
@@ -37,6 +39,16 @@ def about(help: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"help": help, "choices": choices}
 
 
+# Registries of names alone: the modules that hold those of losses and metrics import torch.
+_LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
+_METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
+
+
+def _options_of_models() -> str:
+    options = {name: ", ".join(MODELS.options(name)) for name in MODELS}
+    return "; ".join(f"of {name} {names}" for name, names in options.items() if names)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """A training run, complete: the same configuration gives the same run.
@@ -50,10 +62,7 @@ class TrainConfig:
     )
     model_options: Options = field(
         default_factory=dict,
-        metadata=about(
-            "options of the model: of mlp hidden, activation and dropout; of cnn channels, hidden and "
-            "dropout; of vgg11 dropout; or the arguments of a factory"
-        ),
+        metadata=about(f"options of the model: {_options_of_models()}; or the arguments of a factory"),
     )
     data: str = field(
         default="digits",
@@ -161,14 +170,13 @@ class TrainConfig:
     loss: str = field(
         default="auto",
         metadata=about(
-            "cross_entropy, mse, l1, bce, nll, file.py:function or package.module:function; auto follows "
-            "the targets"
+            f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
         ),
     )
     metrics: str = field(
         default="auto",
         metadata=about(
-            "comma-separated: accuracy, top5, mae, mse, file.py:function or package.module:function; auto "
+            f"comma-separated: {', '.join(_METRICS)}, file.py:function or package.module:function; auto "
             "follows the loss"
         ),
     )

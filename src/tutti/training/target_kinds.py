@@ -1,14 +1,13 @@
-"""The meaning of targets: the loss that goes with them, and the targets that each named loss takes."""
+"""The meaning of targets, and the loss that goes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadOption
 
 ROUNDING: Final = 1e-3
 """The most by which the shares of a sample may miss 1."""
@@ -84,54 +83,3 @@ def not_shares(targets: Tensor) -> str | None:
     if off.any():
         return f"those of sample {int(off.int().argmax())} do not add up to 1"
     return None
-
-
-def _for_cross_entropy(targets: Tensor) -> str | None:
-    reason = not_shares(targets)
-    if reason is None:
-        return None
-    return (
-        "needs class numbers, or shares of the classes that add up to 1 for each sample, but the targets are "
-        f"floats, and {reason}; give --data.classes N if they are class numbers, '--loss bce' for labels of "
-        "which any number may hold, or '--loss mse' for amounts"
-    )
-
-
-def _for_nll(targets: Tensor) -> str | None:
-    return (
-        "needs class numbers, but the targets are floats; give --data.classes N if they are class numbers, "
-        "or another loss"
-    )
-
-
-def _for_bce(targets: Tensor) -> str | None:
-    low, high = (float(edge) for edge in targets.aminmax())
-    if low >= 0 and high <= 1:
-        return None
-    return (
-        f"needs targets from 0 to 1, but they go from {low:g} to {high:g}; give --data.classes N if they are "
-        "class numbers, or '--loss mse' for amounts"
-    )
-
-
-_FLOATS: Final[dict[str, Callable[[Tensor], str | None]]] = {
-    "cross_entropy": _for_cross_entropy,
-    "nll": _for_nll,
-    "bce": _for_bce,
-}
-"""The checks of float targets by loss: the reason why it does not take them, or None."""
-
-
-def check_floats(loss: str, targets: Tensor) -> None:
-    """Refuse float targets that a built-in loss does not take.
-
-    Args:
-        loss: its name.
-        targets: of a part of the data.
-
-    Raises:
-        BadData: it does not take them.
-    """
-    problem = _FLOATS[loss](targets) if loss in _FLOATS else None
-    if problem is not None:
-        raise BadData(f"loss '{loss}' {problem}")

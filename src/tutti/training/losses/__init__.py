@@ -22,9 +22,10 @@ from torch.nn import functional
 
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
-from tutti.errors import BadData, BadModel, BadOption, UnknownName
+from tutti.errors import BadData, BadModel, BadOption
 from tutti.load_object import load_object, names_object
-from tutti.training.target_kinds import check_floats, loss_for
+from tutti.registry import Registry
+from tutti.training.target_kinds import loss_for
 
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
@@ -34,6 +35,12 @@ LossFunction = Callable[[Tensor, Tensor], Tensor | Weighed]
 
 Fit = Callable[[Tensor, Tensor, int | None], str | None]
 """(outputs, targets, classes) -> the shape that the outputs should have, or None if they fit."""
+
+
+LOSSES: Registry[Loss] = Registry(
+    "tutti.training.losses", "loss", "Or give package.module:function or file.py:function."
+)
+"""The built-in losses."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Loss:
             counts.
         weighed: whether the loss has a denominator of its own, so that `function` gives a sum and its weight.
         amounts: whether a single output approaches the class number itself, and is no logit.
+        floats: says why the loss does not take float targets, or None if it does; None: it takes all.
     """
 
     name: str
@@ -60,6 +68,7 @@ class Loss:
     ignored: int | None = None
     weighed: bool = False
     amounts: bool = False
+    floats: Callable[[Tensor], str | None] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the losses / the samples, a scalar."""
@@ -85,8 +94,8 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
     """Return the loss that `spec` means.
 
     Args:
-        spec: cross_entropy, nll, mse, l1, bce (on logits), package.module:function, file.py:function, or a
-            callable, such as a module of torch. "auto" is cross_entropy for classes, mse for float targets
+        spec: a name in `LOSSES`, package.module:function, file.py:function, or a callable, such as a module
+            of torch. "auto" is cross_entropy for classes, mse for float targets
             that look like nothing else. mse, l1 and bce take classes one-hot.
         dataset: the targets of its training part decide "auto"; whether any part has samples without a label
             decides what cross entropy divides by.
@@ -103,9 +112,9 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
     check_loss(spec)
-    return (
-        _on(dataset, LOSSES[spec]) if spec in LOSSES else _own_loss(load_object(spec, "loss"), dataset, spec)
-    )
+    if names_object(spec):
+        return _own_loss(load_object(spec, "loss"), dataset, spec)
+    return _on(dataset, LOSSES[spec])
 
 
 def check_loss(spec: str) -> None:
@@ -114,8 +123,8 @@ def check_loss(spec: str) -> None:
     Raises:
         UnknownName: there is no such loss.
     """
-    if spec not in LOSSES and not names_object(spec):
-        raise UnknownName("loss", spec, LOSSES, "Or give package.module:function or file.py:function.")
+    if not names_object(spec):
+        LOSSES.check(spec)
 
 
 def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> Loss:
@@ -187,6 +196,11 @@ def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> N
         )
 
 
+def built_in(make: Callable[[], Loss]) -> Loss:
+    """Make a loss of the registry where its function is defined: the decorator below `@part`."""
+    return make()
+
+
 def align(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return `targets` with the shape and dtype of `outputs`: labels one-hot, (n,) as (n, 1) and back."""
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
@@ -194,19 +208,7 @@ def align(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
-def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.mse_loss(outputs, align(outputs, targets))
-
-
-def _l1(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.l1_loss(outputs, align(outputs, targets))
-
-
-def _bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(outputs, align(outputs, targets))
-
-
-def _class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
+def class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
     """One score for each class: (n, classes, *rest) for labels (n, *rest) or probabilities of that shape."""
     if targets.is_floating_point():
         if targets.dim() < 2:
@@ -218,13 +220,13 @@ def _class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> str 
     return _shape(targets, classes)
 
 
-def _same_shape(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
+def same_shape(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
     """One number for each target, or for each class of each label."""
     if outputs.dim() and outputs.shape[0] == targets.shape[0] and outputs.numel() == targets.numel():
         return None
     if targets.is_floating_point():
         return str(tuple(targets.shape))
-    return _class_scores(outputs, targets, classes)
+    return class_scores(outputs, targets, classes)
 
 
 def _anything(outputs: Tensor, targets: Tensor, classes: int | None) -> str | None:
@@ -301,7 +303,9 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
     parts = [part for part in (dataset.train, dataset.validation, dataset.test) if part is not None]
     if dataset.train.targets.is_floating_point():
         for part in parts:
-            check_floats(loss.name, part.targets)
+            problem = loss.floats(part.targets) if loss.floats else None
+            if problem is not None:
+                raise BadData(f"loss '{loss.name}' {problem}")
         return loss
     own = _of_labels(loss.function)
     ignored = NO_LABEL if own is None else own.ignore_index
@@ -356,12 +360,3 @@ def _refuse_sum(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
             f"loss '{loss.name}' is a sum over the samples; make it their mean (reduction='mean'), or give "
             "the sum with what to divide it by"
         )
-
-
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss("cross_entropy", functional.cross_entropy, _class_scores, labels=True),
-    "nll": Loss("nll", functional.nll_loss, _class_scores, labels=True),
-    "mse": Loss("mse", _mse, _same_shape, amounts=True),
-    "l1": Loss("l1", _l1, _same_shape, amounts=True),
-    "bce": Loss("bce", _bce, _same_shape),
-}

@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from tutti.data.parts import DataSet
-from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object, names_object
-from tutti.training.losses import Loss, align
+from tutti.registry import Registry
+from tutti.training.losses import Loss
 from tutti.training.target_kinds import are_flags
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value for each sample, or their mean as a scalar."""
+
+
+METRICS: Registry[Metric] = Registry(
+    "tutti.training.metrics", "metric", "Or give package.module:function or file.py:function."
+)
+"""The built-in metrics."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,18 @@ class Metric:
         return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
 
 
+def built_in(function: MetricFunction) -> Metric:
+    """Make a metric of the registry, named as its function: the decorator below `@part`."""
+    return Metric(function.__name__, function)
+
+
 def named_metrics(
     spec: str | MetricFunction | Sequence[str | MetricFunction], loss: Loss, dataset: DataSet
 ) -> tuple[Metric, ...]:
     """Return the metrics that `spec` means.
 
     Args:
-        spec: comma-separated names, or a sequence of names and callables: accuracy, top5, mae, mse,
+        spec: comma-separated names, or a sequence of names and callables: a name in `METRICS`,
             package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
             1, mae for amounts, nothing for shares, probabilities and float targets with the user's own loss.
             "none" is nothing.
@@ -136,37 +148,9 @@ def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Ten
     return rows[kept], targets.flatten()[kept]
 
 
-def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return predicted(outputs, targets) == targets
-
-
 def _accuracy_of_nearest(outputs: Tensor, targets: Tensor) -> Tensor:
     return predicted(outputs, targets, amounts=True) == targets
 
-
-def _top5(outputs: Tensor, targets: Tensor) -> Tensor:
-    if outputs.dim() != targets.dim() + 1 or outputs.shape[1] == 1:
-        raise BadModel(
-            f"metric 'top5' needs one score for each class, not outputs of shape {tuple(outputs.shape)}"
-        )
-    best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
-    return (best == targets.unsqueeze(1)).any(1)
-
-
-def _mae(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - align(outputs, targets)).abs()
-
-
-def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - align(outputs, targets)).square()
-
-
-METRICS: dict[str, Metric] = {
-    "accuracy": Metric("accuracy", _accuracy),
-    "top5": Metric("top5", _top5),
-    "mae": Metric("mae", _mae),
-    "mse": Metric("mse", _mse),
-}
 
 NEAREST = Metric("accuracy", _accuracy_of_nearest)
 """The accuracy where a loss has a single output approach the class number."""
@@ -195,10 +179,8 @@ def _refuse_accuracy(loss: Loss, targets: Tensor) -> None:
 def _metric(spec: object) -> Metric:
     if not isinstance(spec, str):
         return _own_metric(spec, getattr(spec, "__name__", type(spec).__name__))
-    if spec in METRICS:
-        return METRICS[spec]
     if not names_object(spec):
-        raise UnknownName("metric", spec, METRICS, "Or give package.module:function or file.py:function.")
+        return METRICS.named(spec)
     return _own_metric(load_object(spec, "metric"), spec.rpartition(":")[2])
 
 
