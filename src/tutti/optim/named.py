@@ -1,4 +1,4 @@
-"""Optimizers by name: torch's, and those for large batches."""
+"""Optimizers by name: torch's and ours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object
-from tutti.optim.lamb import LAMB
-from tutti.optim.lars import LARS
-from tutti.optim.rmsprop_warmup import RMSpropWarmup
 from tutti.optim.sharded import check_usable
+from tutti.registry import Registry
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     **{
@@ -21,9 +19,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
         for name, found in vars(optim).items()
         if isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
     },
-    "lamb": LAMB,
-    "lars": LARS,
-    "rmsprop_warmup": RMSpropWarmup,
+    **Registry[type[Optimizer]]("tutti.optim.optimizers", "optimizer"),
 }
 """Every optimizer of `torch.optim` by lower-case name, those that cannot be used included, and ours."""
 
@@ -37,8 +33,8 @@ def build(
     """Build the optimizer that `name` stands for.
 
     Args:
-        name: of a class of `torch.optim`, in any case, such as "adam"; "lars", "lamb" or "rmsprop_warmup"; or
-            `package.module:Class` or `file.py:Class`.
+        name: of a class of `torch.optim`, in any case, such as "adam"; of ours in
+            `tutti.optim.optimizers`, such as "lamb"; or `package.module:Class` or `file.py:Class`.
         parameters: what it moves.
         lr: learning rate; by default the optimizer's own.
         options: its other options by name; a list stands for a tuple.

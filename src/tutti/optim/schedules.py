@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
-from tutti.optim.linear_scaling import LinearScalingLR
+from tutti.registry import Registry
 
 ROOTS = {"LRScheduler", "_LRScheduler"}
 """Base classes."""
@@ -22,7 +22,7 @@ SCHEDULES: dict[str, type[LRScheduler]] = {
         for name, found in vars(lr_scheduler).items()
         if isinstance(found, type) and issubclass(found, LRScheduler) and name not in ROOTS
     },
-    "LinearScalingLR": LinearScalingLR,
+    **Registry[type[LRScheduler]]("tutti.optim.schedulers", "schedule"),
 }
 """Every scheduler of `torch.optim.lr_scheduler` by its own name, and ours."""
 

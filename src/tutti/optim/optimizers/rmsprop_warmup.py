@@ -10,8 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.optim.parameterwise import ParameterWise
+from tutti.registry import part
 
 
+@part("rmsprop_warmup")
 class RMSpropWarmup(ParameterWise):
     """The RMSprop warm-up for large batches: the start of training is the hard part for SGD.
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.optim.parameterwise import ParameterWise
+from tutti.registry import part
 
 
+@part("lars")
 class LARS(ParameterWise):
     """Layer-wise adaptive rate scaling.
 

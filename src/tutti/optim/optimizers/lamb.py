@@ -9,8 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.optim.parameterwise import ParameterWise
+from tutti.registry import part
 
 
+@part("lamb")
 class LAMB(ParameterWise):
     """Layer-wise adaptive moments for batch training.
 

@@ -9,7 +9,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
+from tutti.registry import part
 
+
+@part("linear_scaling")
 class LinearScalingLR(LRScheduler):
     """Linear scaling with gradual warm-up, and drops later on if wanted.
 
