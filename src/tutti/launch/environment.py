@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,8 +76,9 @@ def describe_mpi_rank(
     port = _PORTS[zlib.crc32(_job(environ).encode()) % len(_PORTS)]
     address = LOOPBACK if place.local_size == place.size else _first_of_slurm(environ)
     if not address and "MASTER_ADDR" not in environ:
-        # Rank 0's is the one that counts.
-        address, port = find(place.size, 0 if place.rank else hold_port()) or (address, port)
+        # Rank 0's is the one that counts. It is reserved as long as the process lives.
+        free = 0 if place.rank else _until_exit.enter_context(reserved_port())
+        address, port = find(place.size, free) or (address, port)
     for name, value in variables(place, address, port).items():
         if value:
             environ.setdefault(name, value)
@@ -98,7 +101,8 @@ class Rendezvous:
 
 
 _rendezvous: Rendezvous | None = None
-_holders: Final[list[socket.socket]] = []
+_until_exit: Final = ExitStack()
+atexit.register(_until_exit.close)
 
 
 def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> None:
@@ -142,14 +146,13 @@ def _first_of_slurm(environ: Mapping[str, str]) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
 
 
-def hold_port() -> int:
-    """A port of this host that, as long as this process lives, the system gives to nobody who asks for any.
+@contextmanager
+def reserved_port(interface: str = "") -> Iterator[int]:
+    """Yield a port of an interface (by default of all) that the system gives to no other who asks for any.
 
-    A socket is bound to it that does not listen. So whoever is told the port can listen there, if, as torch's
-    stores do, it sets SO_REUSEADDR too.
+    A socket is bound to it that does not listen: so torch can listen there, as its stores set SO_REUSEADDR.
     """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("", 0))
-    _holders.append(holder)
-    return int(holder.getsockname()[1])
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((interface, 0))
+        yield int(holder.getsockname()[1])

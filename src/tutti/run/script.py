@@ -9,13 +9,14 @@ import runpy
 import socket
 import sys
 import threading
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import BadOption
-from tutti.launch.environment import LOOPBACK, hold_port, set_rendezvous_file, variables
+from tutti.launch.environment import LOOPBACK, reserved_port, set_rendezvous_file, variables
 from tutti.launch.launcher import LaunchContext, started_by
 from tutti.launch.placement import make_plan
 from tutti.launch.start import start
@@ -75,19 +76,20 @@ def work(comm: Communicator, payload: bytes) -> None:
 
     path, arguments = json.loads(payload)
     adopt(comm)
-    os.environ.update(_torch_variables(comm))
-    if comm.hosts == 1:
-        set_rendezvous_file(make_for_all("store", comm))
-    sys.argv[:] = [path, *arguments]
-    sys.path.insert(0, str(Path(path).parent))
-    try:
-        runpy.run_path(path, run_name="__main__")
-    except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            raise
-    if comm.size > 1:
-        # A single rank is the process that was asked, which goes on, and ends as Python ends.
-        _end_program()
+    with _torch_variables(comm) as variables_of_torch:
+        os.environ.update(variables_of_torch)
+        if comm.hosts == 1:
+            set_rendezvous_file(make_for_all("store", comm))
+        sys.argv[:] = [path, *arguments]
+        sys.path.insert(0, str(Path(path).parent))
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
+        if comm.size > 1:
+            # A single rank is the process that was asked, which goes on, and ends as Python ends.
+            _end_program()
 
 
 def _end_program() -> None:
@@ -100,9 +102,11 @@ def _end_program() -> None:
     atexit._run_exitfuncs()
 
 
-def _torch_variables(comm: Communicator) -> dict[str, str]:
-    """What torch.distributed reads (collective)."""
-    offer = (LOOPBACK if comm.hosts == 1 else socket.gethostname(), hold_port()) if comm.rank == 0 else None
-    address, port = cast("tuple[str, int]", comm.broadcast_object(offer))
-    place = LaunchContext(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
-    return variables(place, address, port)
+@contextmanager
+def _torch_variables(comm: Communicator) -> Iterator[dict[str, str]]:
+    """Yield what torch.distributed reads; the port is reserved while the context lasts (collective)."""
+    own, interface = (LOOPBACK, LOOPBACK) if comm.hosts == 1 else (socket.gethostname(), "")
+    with reserved_port(interface) if comm.rank == 0 else nullcontext() as free:
+        address, port = cast("tuple[str, int]", comm.broadcast_object((own, free)))
+        place = LaunchContext(started_by().launcher, comm.rank, comm.size, comm.node.rank, comm.node.size)
+        yield variables(place, address, port)
