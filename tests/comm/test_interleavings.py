@@ -14,7 +14,7 @@ from tutti.comm.shm import barrier, collectives
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import Call, Kind
 from tutti.comm.shm.collectives import HostCollectives
-from tutti.comm.shm.layout import CALLS, LINE, ControlLayout
+from tutti.comm.shm.layout import CALL, LINE, ControlLayout
 
 ROW = 32
 """Bytes of a row: two elements of float64 in each half of it."""
@@ -98,7 +98,7 @@ def telling(number: int) -> Act:
     return act
 
 
-def meeting(arrived: dict[int, int]) -> Act:
+def passing(arrived: dict[int, int]) -> Act:
     """A barrier that nobody passes before all have come."""
 
     def act(group: HostCollectives, execution: Execution) -> None:
@@ -116,7 +116,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(
     monkeypatch: pytest.MonkeyPatch, size: int, order: Order
 ) -> None:
     def build(execution: Execution) -> Programs:
-        act = meeting({})
+        act = passing({})
         return ranks_that(monkeypatch, size, act, act, act)(execution)
 
     assert explore(build, order) > 50
@@ -155,12 +155,12 @@ def test_ranks_that_call_different_things_are_told_so_in_every_order(monkeypatch
     assert explore(ranks_that(monkeypatch, 2, summing(1), differing, summing(2))) > 100
 
 
-def of_the_meeting(store: Store) -> bool:
-    return isinstance(store.place, int) and store.place % LINE < CALLS
+def of_the_phase(store: Store) -> bool:
+    return isinstance(store.place, int) and store.place % LINE < CALL
 
 
 def of_the_call(store: Store) -> bool:
-    return isinstance(store.place, int) and store.place % LINE >= CALLS
+    return isinstance(store.place, int) and store.place % LINE >= CALL
 
 
 def of_a_row(store: Store) -> bool:
@@ -173,7 +173,7 @@ def test_a_store_that_is_moved_behind_the_flag_is_found(
 ) -> None:
     acts = [summing(1), gathering(2), summing(10)]
     with pytest.raises(Broken):
-        explore(ranks_that(monkeypatch, 2, *acts), late=(late, of_the_meeting))
+        explore(ranks_that(monkeypatch, 2, *acts), late=(late, of_the_phase))
 
 
 def test_a_fence_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,11 +188,11 @@ class OneSet(HostCollectives):
 
 
 class OneWord(HostCollectives):
-    """Every meeting is told in the same word."""
+    """One set of words for even and odd phases."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._turns = (self._turns[0], self._turns[0])
+        self._parities = (self._parities[0], self._parities[0])
 
 
 @pytest.mark.parametrize("kind", [OneSet, OneWord])

@@ -1,8 +1,42 @@
 """The barrier of a host's ranks: shared words, in which each rank says what it calls.
 
 Ranks that call different things are told so instead of hanging. Every collective is a generator: it yields
-False when it has to wait for somebody, and True when it has moved something. Whoever runs it decides how to
-wait.
+False when it has to wait for somebody, and True when it has moved something. Its caller decides how to wait.
+
+Phase n of the barrier, as each rank goes through it; only the rank itself writes the words of its line:
+
+    [1] store the data that the others are to read, in one of two sets of rows (`collectives`)
+    [2] store its call in its word CALL + n % 2; a plain barrier needs none
+    ─── fence ───
+    [3] store 2 n, + 1 if it is more than a plain barrier, in its word PHASE + n % 2
+    [4] load the words PHASE + n % 2 of the others, until each of them is 2 n or 2 n + 1
+    ─── fence ───
+    [5] load the others' words CALL + n % 2, and compare
+    [6] load the others' data
+
+The order that the phases rest on:
+
+- [1] and [2] are seen before [3], and [4] comes before [5] and [6]: who sees a rank's phase sees its call and
+  its data. x86 never reorders two stores, nor two loads (TSO), so that no instruction is needed there, and
+  `ORDERED` skips the calls of `fence`; weaker machines, such as Arm, need both fences.
+- [6] of phase n comes before [3] of phase n + 1: who sees phase n + 1 may overwrite what was read in phase n.
+  x86 keeps a load before the stores that follow it; elsewhere the fence before [3] holds back loads, too.
+- Nothing rests on [3] being seen before the rank's own loads in [4], the one order that x86 does not keep: a
+  store that stays in the store buffer for a time makes the others wait longer and decides nothing. So no
+  MFENCE is needed.
+
+Two sets of words, for even and odd n, suffice. A rank stores in the set of phase n again in phase n + 2,
+which it enters after it has seen every rank in phase n + 1, and a rank comes there after its [5] of phase n.
+With one set, a rank that is ahead would overwrite its call of phase n before the slow ones have read it. For
+the same reason a word in [4] is never further than n: it is that of phase n - 2, or that of n.
+
+A word is written and read by one instruction each, as it is aligned and a memoryview of format "q" copies
+eight bytes, so that nobody sees half of it. It does not overflow: 2^62 phases of a microsecond are 146,000
+years.
+
+Source of the two sets: Mellor-Crummey and Scott 1991, "Algorithms for scalable synchronization on
+shared-memory multiprocessors", ACM Transactions on Computer Systems 9 (its barriers use them by parity).
+`tests/comm/interleavings.py` runs this code in every order of its loads and stores.
 """
 
 from __future__ import annotations
@@ -17,7 +51,7 @@ import torch
 
 from tutti.comm.reductions import REDUCTION_NAMES
 from tutti.comm.shm.fence import ORDERED, fence
-from tutti.comm.shm.layout import CALLS, MEETING, ControlLayout
+from tutti.comm.shm.layout import CALL, PHASE, ControlLayout
 from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
 
 
@@ -46,10 +80,10 @@ _BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
 
 
 class Call(int):
-    """A collective and what its ranks must agree on.
+    """A collective and what its ranks must agree on, packed in one word, so that it is compared in one load.
 
-    From the top: kind (5 bits), reduction (4), dtype (6), root or a check sum of the lengths (12), length
-    (36, the rest of it is left out).
+    62    58 57     54 53  48 47                              36 35            0
+    │ kind  │ reduction │ dtype │ root, or check sum of the lengths │ length % 2^36 │
     """
 
     @classmethod
@@ -64,6 +98,7 @@ class Call(int):
         root: int = 0,
     ) -> Call:
         """The word for a call."""
+        # The top bit stays 0: words are signed.
         return cls(
             kind << 58
             | reduction << 54
@@ -87,18 +122,18 @@ class Call(int):
 
 
 BARRIER: Final = Call(0)
-"""What takes the ranks together and nothing else."""
+"""The call that is no more than a barrier. It is 0, so that `if call` is the test for a call to compare."""
 
 
 def check_sum(lengths: Sequence[int]) -> int:
-    """Of the ranks' lengths, in 12 bits; 0 if all are equal."""
+    """The check sum of the ranks' lengths, in 12 bits; 0 if all are equal."""
     if min(lengths) == max(lengths):
         return 0
     return zlib.crc32(repr(list(lengths)).encode()) % 0xFFF + 1
 
 
 def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
-    """What is wrong when two ranks, numbered in the job, have called different things."""
+    """The error message for two ranks, numbered in the job, that have called different things."""
     return (
         f"rank {rank} called {call} while rank {other} called {theirs}; all ranks of a group must call the "
         "same collectives in the same order, with the same sizes and dtypes"
@@ -106,12 +141,12 @@ def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
 
 
 def agree_on_lengths(table: Sequence[Sequence[int]], names: Sequence[int], mismatch: type[Exception]) -> None:
-    """See that in an all_to_all everybody gets what is sent to it; raise a `mismatch` if not.
+    """Check that in an all_to_all every rank expects what is sent to it; raise a `mismatch` if not.
 
     Args:
         table: of each rank, how many elements it has for each, and then how many it expects from each.
         names: the ranks' numbers in the job.
-        mismatch: the error that somebody expects something else.
+        mismatch: the error for a rank that expects something else.
     """
     size = len(names)
     for sender in range(size):
@@ -128,10 +163,10 @@ def agree_on_lengths(table: Sequence[Sequence[int]], names: Sequence[int], misma
 Steps = Generator[bool, None, None]
 
 TRIES: Final = 4000
-"""How often a short call asks for the others before it is left to whoever waits."""
+"""How often `arrive` looks for the others before it leaves the waiting to its caller."""
 
 
-class RollCall:
+class HostBarrier:
     """The barrier of a group's ranks on one host.
 
     Args:
@@ -153,44 +188,48 @@ class RollCall:
         self.rank, self.size, self._names = rank, len(names), tuple(names)
         self._words, layout = words, ControlLayout(self.size)
         self._others = tuple((rank + step) % self.size for step in range(1, self.size))
-        self._turns = tuple(
+        self._parities = tuple(
             (
-                layout.line(rank) + MEETING + turn,
-                tuple(layout.line(other) + MEETING + turn for other in self._others),
+                layout.line(rank) + PHASE + turn,
+                tuple(layout.line(other) + PHASE + turn for other in self._others),
             )
             for turn in range(2)
         )
+        # A rank that looks in vain without letting go of its core may keep the one it looks for from running.
         self._tries, self._mismatch = 0 if crowded else TRIES, mismatch
-        self._set = self._meeting = 0
+        self._set = self._phase = 0
 
     def absent(self) -> list[int]:
-        """The ranks that have not come where this one waits."""
-        meeting, words = self._meeting, self._words
-        _, places = self._turns[meeting >> 1 & 1]
-        return [other for other, place in zip(self._others, places, strict=True) if words[place] < meeting]
+        """The ranks that have not come to the phase in which this one waits."""
+        phase, words = self._phase, self._words
+        _, places = self._parities[phase >> 1 & 1]
+        return [other for other, place in zip(self._others, places, strict=True) if words[place] < phase]
 
     def barrier(self) -> Steps:
         """Wait until every rank has come here."""
-        yield from self._meet(BARRIER)
+        yield from self._arrive_and_wait(BARRIER)
 
-    def knock(self, call: Call) -> bool:
-        """Come to a meeting, and ask for the others as long as they must be near.
+    def arrive(self, call: Call) -> bool:
+        """Enter the next phase, and look for the others as long as they must be near.
 
         Returns:
-            Whether all have come and called the same. If not, `linger` is to follow.
+            Whether all have come and called the same. If not, `wait` is to follow.
         """
-        self._meeting = meeting = self._meeting + 2
-        own, places = self._turns[meeting >> 1 & 1]
+        # `_phase` is 2 n: the word without its lowest bit. The bit above that one is the parity of n.
+        self._phase = phase = self._phase + 2
+        own, places = self._parities[phase >> 1 & 1]
         words = self._words
         if call:
-            words[own + CALLS] = call
-            meeting |= 1
+            words[own + CALL] = call  # [2]
+            phase |= 1
         if not ORDERED:
             fence()
-        words[own] = meeting
+        words[own] = phase  # [3]
+        # [4] A rank that called a barrier where this one did not, or the reverse, differs in the lowest bit:
+        # it is never found here, and `wait` tells.
         tries = self._tries
         for place in places:
-            while words[place] != meeting:
+            while words[place] != phase:
                 tries -= 1
                 if tries < 0:
                     return False
@@ -198,33 +237,35 @@ class RollCall:
             fence()
         if call:
             for place in places:
-                if words[place + CALLS] != call:
+                if words[place + CALL] != call:  # [5]
                     return False
         return True
 
-    def linger(self, call: Call) -> Steps:
-        """Wait for the others where this rank waits, and see that they have called the same."""
-        words, meeting = self._words, self._meeting
-        _, places = self._turns[meeting >> 1 & 1]
+    def wait(self, call: Call) -> Steps:
+        """Wait for the others in the phase that this rank is in, and check that they have called the same."""
+        words, phase = self._words, self._phase
+        _, places = self._parities[phase >> 1 & 1]
         for place in places:
-            while words[place] < meeting:
+            while words[place] < phase:  # [4], with the lowest bit or without
                 yield False
         if not ORDERED:
             fence()
         for other, place in zip(self._others, places, strict=True):
-            theirs = Call(words[place + CALLS]) if words[place] & 1 else BARRIER
+            theirs = Call(words[place + CALL]) if words[place] & 1 else BARRIER  # [5]
             if theirs != call:
-                # Different calls may have left the ranks in different sets. All ranks are here now.
+                # Different calls may have left the ranks in different sets of rows. All ranks are here now
+                # and find a difference, so that all begin with the same set again, and nobody reads rows
+                # meanwhile.
                 self._set = 0
                 raise self._mismatch(disagreement(self._names[self.rank], call, self._names[other], theirs))
 
-    def _meet(self, call: Call) -> Steps:
-        """Wait for all ranks, and see that they have called the same."""
-        self._meeting = meeting = self._meeting + 2
-        own, _ = self._turns[meeting >> 1 & 1]
+    def _arrive_and_wait(self, call: Call) -> Steps:
+        """Enter the next phase and wait for all ranks, in a call that may take long: nobody spins here."""
+        self._phase = phase = self._phase + 2
+        own, _ = self._parities[phase >> 1 & 1]
         words = self._words
-        words[own + CALLS] = call
+        words[own + CALL] = call  # [2]
         if not ORDERED:
             fence()
-        words[own] = meeting | bool(call)
-        yield from self.linger(call)
+        words[own] = phase | bool(call)  # [3]
+        yield from self.wait(call)

@@ -1,16 +1,33 @@
-"""The collectives of the ranks of one host, over the arena and nothing else.
+"""The collectives of the ranks of one host, over the arena only.
 
-Vectors pass through two sets of rows, one row per rank, used in turn:
+Vectors pass through two sets of rows, A and B, one row per rank in each. A short all-reduce is [1] put, [2]
+barrier, [3] sum all of it; a longer one is cut into slices, of which each rank sums its own:
 
-    rank 0   put slice 1 into row 0 of set A ┐         ┌ sum slice 0 ┐         ┌ take slice 1
-    rank 1   put slice 0 into row 1 of set A ┴ barrier ┴ sum slice 1 ┴ barrier ┴ take slice 0    set B is next
+    rank 0   [1] put slice 1 into row 0 ┐             ┌ [3] sum slice 0 ┐             ┌ [5] take slice 1
+    rank 1   [1] put slice 0 into row 1 ┴ [2] barrier ┴ [3] sum slice 1 ┴ [4] barrier ┴ [5] take slice 0
 
-A rank that is back in set A has passed a barrier in set B, which nobody enters before they are done with set
-A: no further barrier is needed. Sums are formed in rank order, each element by one rank alone or by all in
-the same way, so that they are bit-equal everywhere.
+All others (gather, broadcast, ...) are [1] put, [2] barrier, [5] take. Rows carry no flags of their own: that
+a put is seen before what is made of it rests on the order of the barrier's words (`barrier`, whose [1] and
+[6] are the puts and takes here).
 
-Bytes are moved by the C library: it takes an address where torch would have to make a view, and it writes
-whole cache lines without fetching them first from the core that had them last.
+Two sets suffice, without a barrier after the last step. Collectives use A and B in turn, each passes at least
+one barrier between its puts and its takes, and so:
+
+    a rank puts into A again ─── after it passed the barrier of the collective in B
+    which every rank enters  ─── after it has taken what it wanted of A
+
+With one set, a fast rank's next [1] would overwrite what a slow rank has not yet taken in [3] or [5]. In [3]
+the owner of a slice stores the sum where it has read that slice before, in a row of set A: of that place
+nobody else reads anything before [4].
+
+Sums are formed in rank order, each element by one rank only or by all in the same way, so that they are
+bit-equal everywhere.
+
+Bytes are moved by the C library: it takes an address where torch would have to make a view, and it stores
+whole cache lines without fetching them first from the core that had them last. Such stores (non-temporal, or
+`rep movsb`) do not keep the order of x86 among each other, but they do with the flag that follows: glibc ends
+the former with SFENCE, and the latter is ordered with a later store of its own (Intel, Software Developer's
+Manual, volume 3A, "Fast-string operation and out-of-order stores").
 """
 
 from __future__ import annotations
@@ -25,14 +42,14 @@ from torch import Tensor
 from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.barrier import Call, Kind, RollCall, Steps, agree_on_lengths, check_sum
+from tutti.comm.shm.barrier import Call, HostBarrier, Kind, Steps, agree_on_lengths, check_sum
 from tutti.comm.shm.layout import ROW, ControlLayout
 
 move: Final = ctypes.CDLL(None).memmove
-"""Move bytes: to an address, from an address, so many. Other threads run meanwhile."""
+"""`memmove` of the C library. Other threads run meanwhile: `CDLL` lets go of the GIL."""
 
 move_few: Final = ctypes.PyDLL(None).memmove
-"""The same, for so few that to let other threads run would take longer."""
+"""The same for few bytes: `PyDLL` holds the GIL, as to let go of it would take longer than the move."""
 
 for _function in (move, move_few):
     _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -73,10 +90,11 @@ class Piece:
             move(place, vector + offset, nbytes)
 
     def fold(self, vector: Tensor, way: Reduction) -> None:
-        """Make the slice that this rank owns, here and for the others."""
+        """Reduce the slice that this rank owns, here and for the others."""
         found, own = [*self._found], vector[self._own]
         found[self._rank] = own
-        # What is folded last cannot be the result, too.
+        # Rows are folded from the first on: `fold` overwrites the result with that of the first two before it
+        # reads the third. From rank 2 on, `own` comes later, and the first row, read already, is the result.
         result = own if self._rank < 2 else found[0]
         way.fold(found, result)
         if result is own:
@@ -86,13 +104,13 @@ class Piece:
             own.copy_(result)
 
     def take(self, vector: int) -> None:
-        """Take what the others have made of the vector at this address."""
+        """Take the slices that the others have reduced into the vector at this address."""
         for place, offset, nbytes in self._made:
             move(vector + offset, place, nbytes)
 
 
 def _home(owner: int) -> int:
-    """The row in which the owner of a slice leaves the result: one that it has read already."""
+    """The row in which the owner of a slice leaves the result: one that it has read, and has in its cache."""
     return 0 if owner else 1
 
 
@@ -113,10 +131,10 @@ write to memory that other cores have in their caches takes longer than to memor
 _PLACES: Final = 2048
 _HOPS: Final = 128
 _PLANS: Final = 64
-"""How many of the views of rows, and of the plans for vectors, are kept."""
+"""The most views of rows, and plans for vectors, that are kept."""
 
 
-class HostCollectives(RollCall):
+class HostCollectives(HostBarrier):
     """One group's part of the arena, as one of its ranks sees it.
 
     Args:
@@ -140,7 +158,7 @@ class HostCollectives(RollCall):
         mismatch: type[Exception] = ValueError,
     ) -> None:
         super().__init__(words, rank, names, crowded, mismatch)
-        # What is made in inference mode can be written in that mode alone.
+        # A tensor that is made in inference mode can be written in that mode only.
         with torch.inference_mode(False):
             self._memory = arena.tensor(
                 block + ControlLayout(self.size).rows, (2, self.size, ROW), torch.uint8
@@ -179,19 +197,22 @@ class HostCollectives(RollCall):
         call, sets = self._hops.get(key) or self._plan_hop(*key)
         self._set = chosen = self._set ^ 1
         slots = sets[chosen]
-        rows, place = slots[(self._meeting >> 2) % len(slots)]
+        # `_phase` is twice the number of the last phase. Each set is used in every second phase, so that a
+        # quarter of it counts the uses of a set, and each use has the slot after that of the last.
+        rows, place = slots[(self._phase >> 2) % len(slots)]
         move_few(place, tensor.data_ptr(), tensor.nbytes)
-        if not self.knock(call):
+        if not self.arrive(call):
             return self._land(call, rows, tensor, way)
         self._fold(rows, tensor, way)
         return None
 
     def _land(self, call: Call, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> Steps:
-        yield from self.linger(call)
+        yield from self.wait(call)
         self._fold(rows, tensor, way)
 
     def _fold(self, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> None:
-        """Make the sum of rows, one of which has what `tensor` has, which this core has nearer."""
+        """Reduce rows into `tensor`, which this core has nearer than its copy in the row of this rank."""
+        # Only as the first or the second of them may it be the result, too.
         if self.rank == 0:
             rows = (tensor, *rows[1:])
         elif self.rank == 1:
@@ -219,10 +240,13 @@ class HostCollectives(RollCall):
     def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
         """Overwrite `vector` on every rank with what the ranks' vectors make together.
 
-        Each rank owns a slice of each piece. There is one barrier for each piece, as the next one is put into
-        other rows meanwhile: there are four half sets, in turn.
+        Each rank owns a slice of each piece. There is one barrier (│) for each piece and one more, as the
+        next piece is put into other rows meanwhile: into the four halves of the two sets, in turn.
 
-            put 0 │ fold 0, put 1 │ take 0, fold 1, put 2 │ take 1, ...
+            [1] put 0 │ [3] sum 0, [1] put 1 │ [5] take 0, [3] sum 1, [1] put 2 │ [5] take 1, ...
+
+        Piece n + 4 is put where piece n was. Its put follows barrier n + 3, which no rank enters before it
+        has taken piece n, between barriers n + 1 and n + 2: three places would do.
         """
         if self.size == 1:
             way.finish(vector, 1)
@@ -235,16 +259,18 @@ class HostCollectives(RollCall):
         call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
+        # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
+        # counts. So `_set` is that of the last piece, and the next collective uses the other one.
         self._set ^= len(pieces) + 1 >> 1 & 1
-        pieces[0].put(address)
-        yield from self._meet(call)
+        pieces[0].put(address)  # [1]
+        yield from self._arrive_and_wait(call)  # [2]
         for number, piece in enumerate(pieces):
-            piece.fold(vector, way)
+            piece.fold(vector, way)  # [3]
             if number + 1 < len(pieces):
                 pieces[number + 1].put(address)
             yield True
-            yield from self._meet(call)
-            piece.take(address)
+            yield from self._arrive_and_wait(call)  # [4] of this piece, [2] of the next
+            piece.take(address)  # [5]
         yield True
 
     def _plan(self, dtype: torch.dtype, length: int) -> _Plan:
@@ -259,6 +285,7 @@ class HostCollectives(RollCall):
                 [
                     Piece(
                         self.rank,
+                        # Pieces 0, 1, 2, 3 in halves 0 and 1 of the first set, then of the other one.
                         list(halves[first ^ number >> 1 & 1, number & 1]),
                         begin,
                         min(most, length - begin),
@@ -279,7 +306,7 @@ class HostCollectives(RollCall):
         for piece in _cut(vector, ROW // vector.itemsize):
             self._set ^= 1
             self._place(piece.dtype, self.rank, len(piece)).copy_(piece)
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             if self.rank == root:
                 way.fold([self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece)
             yield True
@@ -306,12 +333,12 @@ class HostCollectives(RollCall):
             for other in self._others:
                 piece = _part(inputs[other], begin, most)
                 self._place(dtype, rank, len(piece), other * most).copy_(piece)
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             target, mine = _part(output, begin, most), _part(inputs[rank], begin, most)
             if len(target):
                 found = [self._place(dtype, other, len(target), rank * most) for other in range(self.size)]
                 found[rank] = mine
-                # What is summed last may be the target itself.
+                # As in `Piece.fold`; nobody else reads this part of row 0.
                 result = target if rank < 2 else found[0]
                 way.fold(found, result)
                 if result is not target:
@@ -330,7 +357,7 @@ class HostCollectives(RollCall):
             place = self._place(piece.dtype, root, len(piece))
             if self.rank == root:
                 place.copy_(piece)
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             if self.rank != root:
                 piece.copy_(place)
             yield True
@@ -348,7 +375,7 @@ class HostCollectives(RollCall):
             self._set ^= 1
             mine = _part(vector, begin, most)
             self._place(dtype, rank, len(mine)).copy_(mine)
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             for other in self._others:
                 piece = _part(outputs[other], begin, most)
                 piece.copy_(self._place(dtype, other, len(piece)))
@@ -366,7 +393,7 @@ class HostCollectives(RollCall):
             mine = _part(vector, begin, most)
             if rank != root:
                 self._place(dtype, rank, len(mine)).copy_(mine)
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             if rank == root:
                 for other in self._others:
                     _part(outputs[other], begin, most).copy_(self._place(dtype, other, len(mine)))
@@ -385,7 +412,7 @@ class HostCollectives(RollCall):
             if rank == root:
                 for other in self._others:
                     self._place(dtype, other, len(mine)).copy_(_part(inputs[other], begin, most))
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             if rank != root:
                 mine.copy_(self._place(dtype, rank, len(mine)))
             yield True
@@ -403,7 +430,7 @@ class HostCollectives(RollCall):
             for other in self._others:
                 piece = _part(inputs[other], begin, most)
                 self._place(dtype, rank, len(piece), other * most).copy_(piece)
-            yield from self._meet(call)
+            yield from self._arrive_and_wait(call)
             for other in self._others:
                 piece = _part(outputs[other], begin, most)
                 piece.copy_(self._place(dtype, other, len(piece), rank * most))
@@ -418,7 +445,7 @@ class HostCollectives(RollCall):
         self._set ^= 1
         rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
         rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))
-        yield from self._meet(call)
+        yield from self._arrive_and_wait(call)
         return [row.tolist() for row in rows]
 
 

@@ -109,8 +109,8 @@ class HostCommunicator(Communicator):
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        if not self._rows.knock(BARRIER):
-            self._run(self._rows.linger(BARRIER))
+        if not self._rows.arrive(BARRIER):
+            self._run(self._rows.wait(BARRIER))
 
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Overwrite `vector` on every rank with that of rank `root`."""
@@ -161,7 +161,7 @@ class HostCommunicator(Communicator):
         return [pickle.loads(vector.numpy().data) for vector in vectors]
 
     def _tell(self, number: int, call: Call) -> list[int]:
-        """What each rank has to tell, as part of a call."""
+        """Return the numbers of all ranks, which they tell each other as part of a call."""
         return [found for (found,) in self._run(self._rows.tell([number], call))]
 
     # --- messages
@@ -193,7 +193,7 @@ class HostCommunicator(Communicator):
         return receiving.sender
 
     def _senders(self, receiving: Receiving) -> list[int]:
-        """Who can send what is waited for."""
+        """The ranks that can send the message that is waited for."""
         others = [rank for rank in range(self.size) if rank != self.rank and receiving.sender in (ANY, rank)]
         if not others:
             raise ValueError(
@@ -219,7 +219,7 @@ class HostCommunicator(Communicator):
         self._run(both.run(), both.absent)
 
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Who has sent a message with this tag that lies here unread, or None; never waits for one."""
+        """Return the sender of an unread message with this tag, or None; never wait for one."""
         if source != ANY:
             self._check_rank(source)
         found = self._messages.find(Receiving(source, tag))

@@ -1,20 +1,22 @@
-"""Where a host communicator's control words and buffers lie in the arena. Free of torch, for the supervisor.
+"""The places of a host communicator's control words and buffers in the arena; the supervisor reads it.
 
     block ┌────────────────┐
           │ header line    │  who is lost
           ├────────────────┤
-          │ line of rank 0 │  latest meeting, process id, ...: written by that rank alone
+          │ line of rank 0 │  phases, calls, process id, left: written by that rank only
           │ line of rank 1 │
           ├────────────────┤
-          │ rings' lines   │  how far sender and receiver of each pair are, each in a line of its own
+          │ rings' lines   │  bytes sent, bytes received of each pair, each in a line of its own
           ├────────────────┤
           │ rows           │  two sets of one per rank: what collectives pass on
           ├────────────────┤
           │ rings          │  one for each (receiver, sender): what messages pass on
           └────────────────┘
 
-A line is a cache line, so that ranks that write do not disturb each other. Nothing of rows and rings takes
-memory before it is first used.
+Every word has one writer, except `LOST`. A line is a cache line: two ranks that store in one
+line would take it from each other's caches at each store, although they mean different words (false sharing).
+Rows and rings take no memory before they are first used. `barrier` and `rings` say in which order the words
+are stored and loaded.
 """
 
 from __future__ import annotations
@@ -30,19 +32,20 @@ LINE: Final = 8
 LOST: Final = 0
 """Word of the header line: 0, or 1 + the rank that was found dead first. The supervisor may set it too.
 
--(1 + rank) is a rank of another host, numbered in the whole job.
+-(1 + rank) is a rank of another host, numbered in the whole job. Two processes that find 0 at the same time
+may both store: either rank is dead, and all that matters is that the word stays other than 0.
 """
 
-MEETING, CALLS, PID, LEFT = 0, 2, 4, 5
-"""Words of a rank's line: twice the number of its latest meeting with the others, plus 1 if it has come for
-more than a barrier; what it has come for, then; process id; 1 after `close`. The first two are two words
-each, used in turn: who is late still finds what the others said before they went on."""
+PHASE, CALL, PID, LEFT = 0, 2, 4, 5
+"""Words of a rank's line: twice the number of its latest phase of the barrier, plus 1 if it called more than
+a barrier; the call; the process id; 1 after `close`. PHASE and CALL are two words each, for even and odd
+phases: a slow rank still finds the call of a rank that has gone on."""
 
 ROW: Final = 1 << 20
-"""Bytes of a row: longer vectors travel in pieces, which stay in the caches."""
+"""Bytes of a row; longer vectors pass in pieces, which stay in the caches."""
 
 RING: Final = 256 << 10
-"""Bytes of a ring of messages: longer ones travel in pieces."""
+"""Bytes of a ring of messages, a multiple of a header; longer messages pass in pieces."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,26 @@ class ControlLayout:
 
     @property
     def words(self) -> int:
-        """How many control words there are."""
+        """The number of control words."""
         return LINE * (1 + self.size + 2 * self.size * self.size)
 
     @property
     def rows(self) -> int:
-        """Where the rows begin: (2, size, ROW) bytes."""
+        """The offset of the rows: (2, size, ROW) bytes."""
+        # Rounded up to a page: -(-a // b) is a / b rounded up.
         return -(-self.words * 8 // PAGE) * PAGE
 
     def ring(self, sender: int, receiver: int) -> int:
-        """Where a ring begins."""
+        """The offset of a ring."""
         return self.rows + 2 * self.size * ROW + (receiver * self.size + sender) * RING
 
     @property
     def nbytes(self) -> int:
-        """How much the whole block needs."""
+        """The length of the whole block."""
+        # Where the ring after the last one would begin.
         return self.ring(0, self.size)
 
 
 def control_bytes(size: int) -> int:
-    """How many bytes of the arena a communicator of `size` ranks needs; what the supervisor allocates."""
+    """The bytes of the arena that a communicator of `size` ranks needs, which the supervisor allocates."""
     return ControlLayout(size).nbytes
