@@ -38,7 +38,6 @@ OWN_LOOPS: Final = (
 """The tests of the code behind a user's own loop."""
 
 TESTS: Final = {
-    "rules": ("rules", "allreduce"),
     "allreduce": ("allreduce", "strategies/test_sync_options.py"),
     "parameter_server": (
         "parameter_server",

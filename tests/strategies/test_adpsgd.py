@@ -13,8 +13,8 @@ from tests.strategies.alone import SPEEDS, Setting, assert_close, finishes, grad
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.rules.mixing import mean
 from tutti.strategies import ADPSGD, Clip
+from tutti.strategies.averaged import mean
 from tutti.strategies.placement import place
 from tutti.strategies.traffic import Traffic
 

@@ -35,7 +35,6 @@ from tutti.parameter_server.optimizer_state import (
 from tutti.parameter_server.own_optimizer import OwnOptimizer
 from tutti.parameter_server.staleness import Remedy
 from tutti.replica import Flat, Replica
-from tutti.rules.elastic import attract
 
 
 class AddRule(Rule):
@@ -547,3 +546,21 @@ class Rounds(Rule):
             "a synchronous parameter server has one level, as a round of it closes everywhere at once; use "
             "'--levels 1'"
         )
+
+
+def attract(worker: Tensor, centre: Tensor, rate: float) -> None:
+    """Move a worker's weights and the centre's towards each other, both in place.
+
+        d = rate * (x - c)        x = x - d        c = c + d
+
+    Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
+    algorithm 1, steps a and b; `rate` is the paper's alpha.
+
+    Args:
+        worker: x, of any shape.
+        centre: c, of the same shape and dtype.
+        rate: which share of their distance each of them goes; 0.5 makes them meet in the middle.
+    """
+    distance = worker - centre
+    worker.sub_(distance, alpha=rate)
+    centre.add_(distance, alpha=rate)

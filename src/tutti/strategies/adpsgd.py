@@ -11,13 +11,13 @@ from random import Random
 from typing import ClassVar, Final
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.rules.mixing import half_way, mean
-from tutti.strategies.averaged import AveragedWorker
+from tutti.strategies.averaged import AveragedWorker, mean
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.edits import Edits
 from tutti.strategies.ranges import at_least, one_of
@@ -300,3 +300,19 @@ class ADPSGD(Strategy):
         pairs = Pairs(sorted({rank for rank in near if rank != comm.rank}), self.every, self.seed)
         kind = RowWorker if comm.hosts == 1 else MessageWorker
         return kind(pairs, replica, comm, optimizer, clip)
+
+
+def half_way(mine: Tensor, theirs: Tensor) -> None:
+    """Overwrite `theirs` with the step that takes a worker half-way to another, which subtracts it.
+
+        d = (x_j - x_i) / 2          x_i = x_i + d          x_j = x_j - d
+
+    Both are then at (x_i + x_j) / 2, and their sum is what it was, even if d arrives later.
+
+    Source: algorithm 1, step 4, of the paper that `ADPSGD` names.
+
+    Args:
+        mine: x_i.
+        theirs: x_j; overwritten with d.
+    """
+    theirs.sub_(mine).div_(2)

@@ -14,7 +14,6 @@ from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
-from tutti.rules.mixing import mean
 from tutti.strategies.base import Clip, Worker
 
 MOST_ROWS: Final = 8
@@ -135,3 +134,30 @@ class AveragedWorker(Worker):
     def finish(self) -> None:
         self.agree()
         self._aside = []
+
+
+def mean(out: Tensor, vectors: Sequence[Tensor]) -> None:
+    """Overwrite `out` with the mean of the vectors, added up in their order.
+
+        x = 1/n (x_1 + x_2 + ... + x_n)
+
+    Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767, algorithm 1.
+    With a worker and its neighbours, in a graph where all have as many, this is the mixing of Lian et al.
+    2017, arXiv:1705.09056, algorithm 1: x_i = sum over j of W_ij x_j, with W_ij = 1/n.
+
+    Args:
+        out: may be the first of `vectors`, and none of the others.
+        vectors: at least one, of the shape and dtype of `out`. Those of 16-bit numbers are added up in
+            float32 and rounded once.
+    """
+    narrow = out.is_floating_point() and out.itemsize < 4
+    first, *others = vectors
+    if narrow or not others:
+        total = first.float() if narrow else out.copy_(first)
+    else:
+        total = torch.add(first, others.pop(0), out=out)
+    for vector in others:
+        total.add_(vector)
+    torch.div(total, len(vectors), out=total)
+    if narrow:
+        out.copy_(total)

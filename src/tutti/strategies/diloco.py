@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.rules.mixing import move_outer
 from tutti.strategies.averaged import AveragedWorker
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.ranges import at_least, within
@@ -123,3 +123,24 @@ class _DiLoCoWorker(AveragedWorker):
         self.average.take(self.weights)
         self._move_outer()
         self._anchors, self._velocities = kept
+
+
+def move_outer(anchor: Tensor, average: Tensor, velocity: Tensor, lr: float, momentum: float) -> None:
+    """One step of the outer optimizer, SGD with Nesterov's momentum, from an anchor towards an average.
+
+        d = anchor - average             what the workers have done since the anchor, as a gradient
+        v = momentum v + d
+        anchor = anchor - lr (d + momentum v)
+
+    Source: algorithm 1, lines 12 and 14, of the paper that `DiLoCo` names, with its section 2's optimizer.
+
+    Args:
+        anchor: where the workers began; overwritten.
+        average: the mean of where they are now; overwritten.
+        velocity: v, zeros at first; overwritten.
+        lr: of the outer optimizer.
+        momentum: of the outer optimizer; 0: plain SGD, which with lr 1 ends at the average.
+    """
+    delta = torch.sub(anchor, average, out=average)
+    velocity.mul_(momentum).add_(delta)
+    anchor.sub_(delta, alpha=lr).sub_(velocity, alpha=lr * momentum)

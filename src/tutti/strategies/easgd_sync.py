@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip as clip_gradient
+from tutti.parameter_server.rules import attract
 from tutti.replica import Replica
-from tutti.rules.elastic import attract, gather
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.ranges import at_least, within
@@ -143,3 +144,19 @@ class _EasgdSyncWorker(Worker):
     def _take_centre(self) -> None:
         for weights, centre in zip(self._weights, self._centre, strict=True):
             weights.copy_(centre)
+
+
+def gather(centre: Tensor, total: Tensor, workers: int, force: float) -> None:
+    """Move the centre towards the mean of all workers, in place.
+
+        c = (1 - beta) c + beta * (1/p) * sum of x_i
+
+    Source: equation 4 of the paper that `EASGDSync` names; `force` is its beta = p * alpha.
+
+    Args:
+        centre: c.
+        total: the sum of the workers' weights, before they are moved themselves. It is overwritten.
+        workers: p.
+        force: beta.
+    """
+    centre.lerp_(total.div_(workers), force)

@@ -12,13 +12,16 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.rules.mixing import GRAPHS, links, mean
-from tutti.strategies.averaged import AveragedWorker, WeightRows
+from tutti.strategies.averaged import AveragedWorker, WeightRows, mean
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.ranges import at_least, one_of
 
 TAG: Final = 7301
 """Of the messages between neighbours."""
+
+
+GRAPHS: Final = ("ring", "exponential", "all", "shift_one")
+"""Graphs of workers that average: see `links`."""
 
 
 @part("gossip")
@@ -117,3 +120,41 @@ class _GossipWorker(AveragedWorker):
             self.comm.exchange(weights, to, vector, source, TAG)
         mean(weights, [weights, *incoming])
         return weights.nbytes * len(pairs)
+
+
+def links(graph: str, rank: int, size: int, step: int) -> list[tuple[int, int]]:
+    """Return the ranks that a rank sends its weights to and gets weights from, in turn, when it mixes.
+
+    Each averages with weight 1 / (1 + number of its links). The mixing matrix is doubly stochastic in every
+    step: each graph is a circle on which all look alike, or consists of pairs.
+
+    Args:
+        graph: "ring": both neighbours. "exponential": those 1, 2, 4, ... places on (Assran et al. 2019,
+            arXiv:1811.10792, section 3). "all": everyone. "shift_one": one other, another one in each step;
+            the two of a pair exchange. With an odd number of ranks one of them rests.
+        rank: 0 to size - 1.
+        size: how many ranks there are.
+        step: how many times they have mixed before.
+
+    Returns:
+        Pairs of ranks (to, source). In each turn all ranks that are in it have one.
+    """
+    if graph == "shift_one":
+        partner = _partner(rank, size, step)
+        return [] if partner is None else [(partner, partner)]
+    if graph == "ring":
+        hops = [1, -1] if size > 2 else [1]
+    elif graph == "exponential":
+        hops = [1 << power for power in range((size - 1).bit_length())]
+    else:
+        hops = list(range(1, size))
+    return [((rank + hop) % size, (rank - hop) % size) for hop in hops] if size > 1 else []
+
+
+def _partner(rank: int, size: int, step: int) -> int | None:
+    """Return the other of a pair; the first half's k-th rank meets the second half's (k + step)-th."""
+    half = (size + 1) // 2
+    if rank >= half:
+        return (rank - half - step) % half
+    other = half + (rank + step) % half
+    return other if other < size else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,7 +17,6 @@ from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server import OptimizerRule, Receipt, Rule, join_centre
 from tutti.replica import Replica
-from tutti.rules.lazy import is_worth_sending
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
@@ -188,3 +188,25 @@ def squared_distance(some: list[Tensor], others: list[Tensor]) -> float:
         for a, b in pairs
         for one, other in zip(torch.split(a, STRETCH), torch.split(b, STRETCH), strict=True)
     )
+
+
+def is_worth_sending(
+    change: float, moves: Iterable[float], *, threshold: float, lr: float, workers: int
+) -> bool:
+    """Tell whether a worker should send its new gradient, or let the centre use its last one again.
+
+        send, unless  |g_new - g_sent|^2  <=  1 / (eta M)^2  *  sum over d of  xi * |w_(k+1-d) - w_(k-d)|^2
+
+    Source: Chen et al. 2018 (see `Lazy`), condition 15a (LAG-WK), with all weights xi_d equal. The right
+    side estimates the square of the whole gradient by how far the weights went lately: less change than that,
+    and a stale gradient does no harm.
+
+    Args:
+        change: |g_new - g_sent|^2.
+        moves: |w_(k+1-d) - w_(k-d)|^2 for d = 1 .. D, the squares of the latest moves of the weights.
+        threshold: xi; 0 sends every gradient that has changed at all.
+        lr: eta, the step size of the centre.
+        workers: M.
+    """
+    # The rate may be 0, as in a schedule: then no gradient moves anything, and none is worth sending.
+    return change * (lr * workers) ** 2 > threshold * sum(moves)

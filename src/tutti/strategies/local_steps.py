@@ -14,7 +14,6 @@ from tutti.errors import BadOption
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
-from tutti.rules.elastic import nesterov
 
 _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
 """Options of SGD that cannot be had together with a momentum of the strategy's."""
@@ -114,3 +113,24 @@ def _runs(
             before = group
         found.append(runs)
     return found
+
+
+def nesterov(position: Tensor, velocity: Tensor, gradient: Tensor, lr: float, momentum: float) -> None:
+    """Step by Nesterov's momentum, in the variable that the gradient is computed at, in place.
+
+        v' = delta v - eta g(x + delta v)        x' = x + v'
+
+    Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
+    algorithm 2 (EAMSGD). With y = x + delta v, where the gradient is wanted, the same step is
+
+        v' = delta v - eta g(y)                  y' = y - eta g(y) + delta v'
+
+    Args:
+        position: y, overwritten with y'.
+        velocity: v, overwritten with v'.
+        gradient: g(y).
+        lr: eta.
+        momentum: delta.
+    """
+    velocity.mul_(momentum).sub_(gradient, alpha=lr)
+    position.sub_(gradient, alpha=lr).add_(velocity, alpha=momentum)

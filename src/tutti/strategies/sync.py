@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Final, cast
@@ -34,7 +34,6 @@ from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.optim.missing import Missing
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.replica import Replica
-from tutti.rules.averaging import add_up
 from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker, part
 from tutti.strategies.joint_gradients import (
     JointGradients,
@@ -455,3 +454,21 @@ def _require_share(name: str, value: object) -> None:
 def _require_one_of(name: str, value: object, known: Collection[object]) -> None:
     if value not in known:
         raise BadOption(f"{_option(name, value)}; give {_one_of(known)}")
+
+
+def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
+    """Add the others to `total`, in place and in their order; they are zero afterwards.
+
+        g = g_0 + g_1 + g_2 + ...
+
+    With g_i = (n_i / n) * mean gradient of worker i's n_i samples, the sum is the mean over all n samples.
+
+    Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981.
+
+    Args:
+        total: one worker's gradient; becomes the sum.
+        others: the other workers' gradients, of the same shape.
+    """
+    for other in others:
+        total.add_(other)
+        other.zero_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tutti.rules.averaging import add_up
+from tutti.strategies.sync import add_up
 
 
 def test_the_mean_over_the_samples_by_hand() -> None:

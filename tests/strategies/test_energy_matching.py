@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tutti.rules.energy import match_energy
+from tutti.strategies.gem import match_energy
 
 
 def scalar(value: float) -> torch.Tensor:

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.rules.mixing import GRAPHS, half_way, links, mean, move_outer
+from tutti.strategies.adpsgd import half_way
+from tutti.strategies.averaged import mean
+from tutti.strategies.diloco import move_outer
+from tutti.strategies.gossip import GRAPHS, links
 
 
 def scalar(value: float) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.rules.elastic import attract, gather, nesterov
+from tutti.parameter_server.rules import attract
+from tutti.strategies.easgd_sync import gather
+from tutti.strategies.local_steps import nesterov
 
 
 def scalar(value: float) -> torch.Tensor:

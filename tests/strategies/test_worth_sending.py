@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tutti.rules.lazy import is_worth_sending
+from tutti.strategies.lazy import is_worth_sending
 
 
 @pytest.mark.parametrize(("change", "sends"), [(0.49, False), (0.5, False), (0.51, True)])
