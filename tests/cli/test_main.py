@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -28,7 +27,7 @@ def failing_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
         raise error
 
     module = ModuleType("tutti.cli.train")
-    module.COMMAND = fail  # type: ignore[attr-defined]
+    module.command = lambda: fail  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tutti.cli.train", module)
 
 
@@ -45,7 +44,7 @@ def test_the_help_of_a_command_explains_every_option(
 ) -> None:
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    parser = import_module(f"tutti.cli.{command}").COMMAND.parser()
+    parser = COMMANDS[command]().parser()
     assert all(flag in shown for flag in parser.flags())
     assert all(action.help for action in parser._actions)
     assert "example:" in shown

@@ -11,7 +11,7 @@ from tutti.cli import compare
 from tutti.cli import run as program
 from tutti.cli.command import Command
 from tutti.cli.options import command_words, config_from, parse_value, split_dotted
-from tutti.cli.train import COMMAND, config_of
+from tutti.cli.train import command, config_of
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import TrainConfig
 
@@ -23,7 +23,7 @@ def parsed(*words: str) -> TrainConfig:
         caught.append(config_of(arguments, dotted))
         return 0
 
-    Command("train", "", "", COMMAND.define, run, COMMAND.dotted)(words)
+    Command("train", "", "", command().define, run, command().dotted)(words)
     return caught[0]
 
 
@@ -110,12 +110,12 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
     with pytest.raises(BadOption, match="argument --target: 'high' is not a number; 'tutti compare --help'"):
-        compare.COMMAND(["--target", "high"])
+        compare.command()(["--target", "high"])
 
 
 def test_a_missing_program_is_all_that_is_asked_for() -> None:
     with pytest.raises(BadOption, match="required: PROGRAM; 'tutti run --help'"):
-        program.COMMAND(["-n", "2"])
+        program.command()(["-n", "2"])
 
 
 def test_what_is_given_comes_before_the_file() -> None:

@@ -6,12 +6,10 @@ import argparse
 import re
 import shlex
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tutti.cli.command import Command
 from tutti.cli.commands import COMMANDS
 from tutti.cli.options import config_from
 from tutti.run.config import Options, TrainConfig
@@ -42,7 +40,7 @@ def test_a_command_of_a_page_is_parsed_and_its_configuration_has_no_wrong_value(
     page: str, words: str
 ) -> None:
     name, *rest = shlex.split(words, comments=True)
-    command: Command = import_module(f"tutti.cli.{name}").COMMAND
+    command = COMMANDS[name]()
     seen: list[tuple[argparse.Namespace, dict[str, Options]]] = []
 
     def note(given: argparse.Namespace, dotted: dict[str, Options]) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import tutti
 from tutti.cli.command import Command
@@ -14,21 +14,11 @@ from tutti.launch.exit_reports import output_closed
 from tutti.launch.launcher import started_by
 from tutti.launch.malloc import keep_memory
 from tutti.records.untrusted import printable
+from tutti.registry import Registry
 from tutti.terminal import lasting_output
 
-COMMANDS = {
-    "train": "train a network in parallel",
-    "plan": "measure which ranks, threads, layout and precision are fastest here",
-    "layouts": "how much memory a rank needs, by what ranks share of a model",
-    "compare": "train by several ways in turn: which is fastest here?",
-    "watch": "follow a run: epochs, time left, and the health of each rank",
-    "evaluate": "evaluate the network of a run folder",
-    "report": "table and page of a comparison, from its records",
-    "verify": "show that parallel training follows sequential training",
-    "run": "run a program of your own on several ranks",
-    "doctor": "what this machine has, and what to run on it",
-}
-"""The commands, each with what it does; each is the module of that name beside this one."""
+COMMANDS: Final[Registry[Callable[[], Command]]] = Registry("tutti.cli", "command")
+"""The commands: each is made by a function of a file of this package."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -90,8 +80,7 @@ def _choose(words: Sequence[str]) -> int:
         raise UnknownName(
             "option" if name.startswith("-") else "command", name, COMMANDS, "See 'tutti --help'."
         )
-    command: Command = import_module(f"tutti.cli.{name}").COMMAND
-    return command(rest)
+    return COMMANDS[name]()(rest)
 
 
 def _help() -> str:
@@ -102,7 +91,9 @@ def _help() -> str:
         "",
     ]
     lines += ["commands:"]
-    lines += [f"  {name:10} {what}" for name, what in COMMANDS.items()]
+    for name in COMMANDS:
+        said = COMMANDS.summary(name).removesuffix(".")
+        lines += [f"  {name:10} {said[0].lower()}{said[1:]}"]
     lines += [
         "",
         "'tutti COMMAND --help' explains every option of a command; 'tutti --version' prints the version.",

@@ -11,6 +11,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.records.comparison import CPU, FILE, LAYOUT, SCALINGS, Comparison
+from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.text import show
@@ -221,12 +222,15 @@ def _key(text: str) -> str:
     return text.strip().removeprefix("--").replace("-", "_")
 
 
-COMMAND = Command(
-    name="compare",
-    about="Train the same network by several ways in turn, several times, and show in one table how long\n"
-    "each took, how much sooner that is than one process, and how accurate it became.",
-    example="tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2",
-    define=define,
-    run=run,
-    dotted=DOTTED,
-)
+@part("compare")
+def command() -> Command:
+    """Train by several ways in turn: which is fastest here?"""
+    return Command(
+        name="compare",
+        about="Train the same network by several ways in turn, several times, and show in one table how\n"
+        "long each took, how much sooner that is than one process, and how accurate it became.",
+        example="tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2",
+        define=define,
+        run=run,
+        dotted=DOTTED,
+    )

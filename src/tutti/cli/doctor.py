@@ -6,6 +6,7 @@ import argparse
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
+from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.doctor import examine
 
@@ -23,12 +24,16 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     return 0
 
 
-COMMAND = Command(
-    name="doctor",
-    about="Tell what this machine has: cores, affinity, quota, threads, memory, matrix units, torch, MPI\n"
-    "and whether it has ULFM, GPU; measure an all-reduce between two ranks; and recommend what to run.",
-    example="tutti doctor",
-    define=define,
-    run=run,
-    dotted=(),
-)
+@part("doctor")
+def command() -> Command:
+    """Tell what this machine has, and what to run on it."""
+    return Command(
+        name="doctor",
+        about="Tell what this machine has: cores, affinity, quota, threads, memory, matrix units, torch,\n"
+        "MPI and whether it has ULFM, GPU; measure an all-reduce between two ranks; and recommend\n"
+        "what to run.",
+        example="tutti doctor",
+        define=define,
+        run=run,
+        dotted=(),
+    )

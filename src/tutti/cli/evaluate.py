@@ -8,6 +8,7 @@ from typing import Any
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, add_config_options, add_trust_option, config_from
 from tutti.launch.cores import allowed_cores
+from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.evaluate_job import PARTS, EvaluateJob
 from tutti.run.jobs import run as run_job
@@ -59,12 +60,15 @@ def _fits(config: TrainConfig) -> bool:
     )
 
 
-COMMAND = Command(
-    name="evaluate",
-    about="Evaluate the network of a run folder: each sample once, with the count, the accuracy of\n"
-    "every class and the confusion matrix.",
-    example="tutti evaluate runs/2026-01-31-120000-lenet-mnist --part validation",
-    define=define,
-    run=run,
-    dotted=("data_options",),
-)
+@part("evaluate")
+def command() -> Command:
+    """Evaluate the network of a run folder."""
+    return Command(
+        name="evaluate",
+        about="Evaluate the network of a run folder: each sample once, with the count, the accuracy of\n"
+        "every class and the confusion matrix.",
+        example="tutti evaluate runs/2026-01-31-120000-lenet-mnist --part validation",
+        define=define,
+        run=run,
+        dotted=("data_options",),
+    )

@@ -9,6 +9,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.launch.cores import allowed_cores
 from tutti.model_parallel.layout import ranks_of
+from tutti.registry import part
 from tutti.run.config import Options
 from tutti.run.jobs import run as run_job
 from tutti.studies.layouts_job import LayoutsJob
@@ -37,12 +38,15 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     return 0
 
 
-COMMAND = Command(
-    name="layouts",
-    about="Tell how much memory each rank needs to train a model, by what the ranks share of it: found by a\n"
-    "dry run, before anything starts. On one host; the rank that needs the most.",
-    example="tutti layouts mlp --data mnist -n 4 --batch-size 256 --model.hidden 4096,4096",
-    define=define,
-    run=run,
-    dotted=DOTTED,
-)
+@part("layouts")
+def command() -> Command:
+    """Tell how much memory a rank needs, by what ranks share of a model."""
+    return Command(
+        name="layouts",
+        about="Tell how much memory each rank needs to train a model, by what the ranks share of it:\n"
+        "found by a dry run, before anything starts. On one host; the rank that needs the most.",
+        example="tutti layouts mlp --data mnist -n 4 --batch-size 256 --model.hidden 4096,4096",
+        define=define,
+        run=run,
+        dotted=DOTTED,
+    )

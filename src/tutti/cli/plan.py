@@ -12,6 +12,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, command_words, config_from
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
+from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.autotune.plan import BUDGET_S, plan
 
@@ -113,13 +114,17 @@ def _writable(path: Path) -> Path:
     return path
 
 
-COMMAND = Command(
-    name="plan",
-    about="Measure on this machine how to train a network fastest: how many ranks with how many threads, in\n"
-    "which memory layout and, when allowed, in which precision and batch size. What is clearly slower than\n"
-    "the best is stopped early. Options that are given are kept. Prints the command to use.",
-    example="tutti plan lenet --data mnist --batch-size 128",
-    define=define,
-    run=run,
-    dotted=tuple(name for name in DOTTED if name not in LEFT_OUT),
-)
+@part("plan")
+def command() -> Command:
+    """Measure which ranks, threads, layout and precision are fastest here."""
+    return Command(
+        name="plan",
+        about="Measure on this machine how to train a network fastest: how many ranks with how many\n"
+        "threads, in which memory layout and, when allowed, in which precision and batch size. What\n"
+        "is clearly slower than the best is stopped early. Options that are given are kept. Prints\n"
+        "the command to use.",
+        example="tutti plan lenet --data mnist --batch-size 128",
+        define=define,
+        run=run,
+        dotted=tuple(name for name in DOTTED if name not in LEFT_OUT),
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
+from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import Results, read_results
 from tutti.reports.text import show
@@ -67,12 +68,15 @@ def _page(out: str | None, folders: list[Path], results: Results) -> Path:
     return FOLDER / folder_name(results.comparison.model, results.comparison.data) / PAGE
 
 
-COMMAND = Command(
-    name="report",
-    about="Make the table and the page of a comparison anew, or put runs of different days side by side:\n"
-    "from their records alone, on any machine, without torch and without MPI.",
-    example="tutti report runs/2026-01-30-180000-lenet-mnist runs/2026-01-31-120000-lenet-mnist",
-    define=define,
-    run=run,
-    dotted=(),
-)
+@part("report")
+def command() -> Command:
+    """Make the table and the page of a comparison, from its records."""
+    return Command(
+        name="report",
+        about="Make the table and the page of a comparison anew, or put runs of different days side by\n"
+        "side: from their records alone, on any machine, without torch and without MPI.",
+        example="tutti report runs/2026-01-30-180000-lenet-mnist runs/2026-01-31-120000-lenet-mnist",
+        define=define,
+        run=run,
+        dotted=(),
+    )

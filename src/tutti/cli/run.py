@@ -6,6 +6,7 @@ import argparse
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, add_config_options
+from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.script import run_program
 
@@ -41,13 +42,16 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     return 0
 
 
-COMMAND = Command(
-    name="run",
-    about="Run a Python program of your own on several ranks: it finds the others with tutti.init(), and\n"
-    "trains with tutti.distribute() and tutti.shard().",
-    example="tutti run -n 2 my_training.py --epochs 5",
-    define=define,
-    run=run,
-    dotted=(),
-    own_words=True,
-)
+@part("run")
+def command() -> Command:
+    """Run a program of your own on several ranks."""
+    return Command(
+        name="run",
+        about="Run a Python program of your own on several ranks: it finds the others with tutti.init(),\n"
+        "and trains with tutti.distribute() and tutti.shard().",
+        example="tutti run -n 2 my_training.py --epochs 5",
+        define=define,
+        run=run,
+        dotted=(),
+        own_words=True,
+    )

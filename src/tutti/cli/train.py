@@ -11,6 +11,7 @@ from tutti.cli.strategy_help import strategy_help
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import MODELS
+from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
 from tutti.run.jobs import run as run_job
@@ -123,14 +124,18 @@ def config_of(arguments: argparse.Namespace, dotted: dict[str, Options]) -> Trai
     return config_from(given, dotted, TrainConfig.read(path, trust, replaced=given))
 
 
-COMMAND = Command(
-    name="train",
-    about="Train a network in parallel: on every core of this machine, or on several machines.\n\n"
-    "Prints the plan, the progress, and at the end the accuracy on the test part. Writes a run folder\n"
-    "with the resolved configuration (which alone repeats the run), the history and the weights.",
-    example="tutti train lenet --data mnist --epochs 5 --schedule one_cycle --lr 0.003 -n 2",
-    define=define,
-    run=run,
-    dotted=DOTTED,
-    more_help=strategy_help,
-)
+@part("train")
+def command() -> Command:
+    """Train a network in parallel."""
+    return Command(
+        name="train",
+        about="Train a network in parallel: on every core of this machine, or on several machines.\n\n"
+        "Prints the plan, the progress, and at the end the accuracy on the test part. Writes a run\n"
+        "folder with the resolved configuration (which alone repeats the run), the history and the\n"
+        "weights.",
+        example="tutti train lenet --data mnist --epochs 5 --schedule one_cycle --lr 0.003 -n 2",
+        define=define,
+        run=run,
+        dotted=DOTTED,
+        more_help=strategy_help,
+    )

@@ -8,6 +8,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from
 from tutti.cli.strategy_help import strategy_help
 from tutti.errors import TuttiError
+from tutti.registry import part
 from tutti.run.config import Options
 from tutti.run.jobs import run as run_job
 from tutti.studies.verify.job import DTYPES, VerifyJob
@@ -51,14 +52,18 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     return 0 if getattr(verdict, "follows", False) else 1
 
 
-COMMAND = Command(
-    name="verify",
-    about="Show that parallel training follows sequential training: train for some steps on several ranks\n"
-    "and with plain torch in one process, from the same weights on the same batches, and print the largest\n"
-    "relative deviation of loss, gradient and weights. The exit code is 1 when they differ.",
-    example="tutti verify lenet --data mnist -n 2 --optimizer sgd --lr 0.1 --dtype float64",
-    define=define,
-    run=run,
-    dotted=DOTTED,
-    more_help=strategy_help,
-)
+@part("verify")
+def command() -> Command:
+    """Show that parallel training follows sequential training."""
+    return Command(
+        name="verify",
+        about="Show that parallel training follows sequential training: train for some steps on several\n"
+        "ranks and with plain torch in one process, from the same weights on the same batches, and\n"
+        "print the largest relative deviation of loss, gradient and weights. The exit code is 1\n"
+        "when they differ.",
+        example="tutti verify lenet --data mnist -n 2 --optimizer sgd --lr 0.1 --dtype float64",
+        define=define,
+        run=run,
+        dotted=DOTTED,
+        more_help=strategy_help,
+    )

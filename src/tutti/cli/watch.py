@@ -9,6 +9,7 @@ from pathlib import Path
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
+from tutti.registry import part
 from tutti.run.config import Options
 from tutti.watching.follow import follow, show
 from tutti.watching.health import Limits
@@ -53,13 +54,17 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     return 0 if look(Path(arguments.run), limits, sys.stdout) else 1
 
 
-COMMAND = Command(
-    name="watch",
-    about="Follow a run in the terminal, from another shell or another host that sees its folder: epochs,\n"
-    "time left, and for each rank its step, samples per second, memory and last sign of life. A rank that\n"
-    "falls behind, stops or fails is named. Ends with the run; Ctrl-C ends the watching, not the run.",
-    example="tutti watch runs/2026-01-31-120000-lenet-mnist",
-    define=define,
-    run=run,
-    dotted=(),
-)
+@part("watch")
+def command() -> Command:
+    """Follow a run: epochs, time left, and the health of each rank."""
+    return Command(
+        name="watch",
+        about="Follow a run in the terminal, from another shell or another host that sees its folder:\n"
+        "epochs, time left, and for each rank its step, samples per second, memory and last sign of\n"
+        "life. A rank that falls behind, stops or fails is named. Ends with the run; Ctrl-C ends\n"
+        "the watching, not the run.",
+        example="tutti watch runs/2026-01-31-120000-lenet-mnist",
+        define=define,
+        run=run,
+        dotted=(),
+    )
