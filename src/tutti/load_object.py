@@ -8,11 +8,15 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+from typing import Final
 
 from tutti.errors import BadOption, UnknownName
+
+_FILE: Final = "tutti_file_"
+"""Begins the names of modules that are imported by the paths of their files."""
 
 
 def names_object(spec: str) -> bool:
@@ -116,11 +120,22 @@ def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Paramete
         return None
 
 
+def imported_files() -> list[str]:
+    """The Python files that this process has imported by their paths."""
+    return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(_FILE)]
+
+
+def import_files(paths: Iterable[str]) -> None:
+    """Import Python files by their paths, as another process has; the names of their modules are the same."""
+    for path in paths:
+        _from_file(path, path, "file")
+
+
 def _from_file(where: str, spec: str, kind: str) -> ModuleType:
     file = Path(where).expanduser().resolve()
     if not file.is_file():
         raise BadOption(f"the {kind} '{spec}' is in no file: there is no {file}; check the path")
-    name = f"tutti_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    name = f"{_FILE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     _let_import_from(file.parent)

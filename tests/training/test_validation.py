@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -17,6 +20,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
 from tutti.errors import BadOption, UnknownName
+from tutti.load_object import load_object
 from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
 from tutti.training import background
@@ -277,6 +281,30 @@ def test_it_runs_on_time_that_nobody_else_wants() -> None:
     process.close()
     counts, _ = process.take()
     assert int(counts[0]) in (os.SCHED_IDLE * 100 + os.getpriority(os.PRIO_PROCESS, 0), 19)
+
+
+def test_a_model_that_no_other_process_can_have_is_refused_with_the_remedy() -> None:
+    module = model()
+    module.lock = threading.Lock()
+    with pytest.raises(BadOption, match=r"cannot be done \(TypeError: .*lock.*; use --validate distributed"):
+        BackgroundEvaluator(Replica(module), Tally)
+
+
+def test_a_model_of_a_file_is_evaluated_by_the_same_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\nclass Mine(torch.nn.Linear):\n    def samples(self): return 7\n")
+    module = cast("Callable[..., nn.Module]", load_object(f"{file}:Mine", "model"))(2, 1)
+
+    def count() -> Tally:
+        tally = Tally()
+        tally.samples = module.samples()
+        return tally
+
+    process = BackgroundEvaluator(Replica(module), count)
+    process.snapshot()
+    wait_for_result(process)
+    process.close()
+    assert int(process.take()[0][0]) == 7
 
 
 def test_a_model_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

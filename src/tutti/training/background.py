@@ -1,32 +1,42 @@
 """A process that evaluates snapshots of a model while its parent trains.
 
-    rank      epoch 1 │copy│ epoch 2 │copy│ epoch 3 ...
-    beside             └────── evaluates 1 ──────┴── evaluates 2 ...      on time that nobody else wants
+    rank          epoch 1 │copy│ epoch 2 │copy│ epoch 3 ...
+    background    starts       └── evaluates 1 ──────┴── evaluates 2 ...  on time that nobody else wants
 
-It is a process because a thread would hold the interpreter's lock when training wants it, and a fork of the
-rank because that has model and data already: neither is loaded or copied again. It runs under the scheduler's
-idle policy, computes on one thread, and is gone when its parent is. On a busy machine it may get no time at
-all: what is not done in time the rank does itself, so that nobody ever waits for it.
+It is a process because a thread would hold the interpreter's lock when training wants it, and a fresh one
+because a fork has copies of locks that other threads of the rank hold, and not those threads. It gets the
+model and what evaluates it pickled, and snapshots through memory that both map. It runs under the
+scheduler's idle policy, computes on one thread, and is gone when its parent is. On a busy machine it may get
+no time at all: what is not done in time the rank does itself, so that nobody ever waits for it.
+
+The process costs 3 to 4 s of processor time before its first result, all of it imports, and 300 MB of
+memory; starting it holds the rank up for 10 ms.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import mmap
 import os
-import signal
+import subprocess
+import sys
 import traceback
-import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Final, NamedTuple, cast
 
+import cloudpickle
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tutti.replica import Replica
+from tutti.errors import BadOption
+from tutti.load_object import import_files, imported_files
+from tutti.replica import Replica, stretch_like
+from tutti.training.background_process import PROGRAM, Start
 from tutti.training.evaluation import keras_statistics
 from tutti.training.sums import Tally
 
@@ -35,11 +45,101 @@ SNAPSHOT_BYTES: Final = 256 << 20
 
 MOST_SNAPSHOTS: Final = 64
 _ALIGNMENT: Final = 64
-_PR_SET_PDEATHSIG: Final = 1
-_NICEST: Final = 19
 
 Sums = tuple[Tensor, Tensor]
 """The result of `Tally.sums`."""
+
+
+class FlatLayout(NamedTuple):
+    """The layout of one of a replica's vectors of weights, by which another process finds its parameters."""
+
+    names: tuple[str, ...]
+    spans: tuple[slice, ...]
+    length: int
+    dtype: torch.dtype
+
+
+class SnapshotLayout:
+    """The tensors of a module that training changes: its weights, as flat vectors, and its buffers.
+
+    Args:
+        module: the model, or its copy in another process.
+        flats: the vectors that its trainable parameters lie in.
+    """
+
+    def __init__(self, module: nn.Module, flats: Sequence[FlatLayout]) -> None:
+        known = dict(module.named_parameters(remove_duplicate=False))
+        self._flats = [([known[name] for name in flat.names], flat.spans) for flat in flats]
+        self.buffers = [
+            *(buffer for buffer in dict.fromkeys(module.buffers()) if buffer.numel()),
+            *keras_statistics(module),
+        ]
+        self._places = [
+            *((torch.Size([flat.length]), flat.dtype) for flat in flats),
+            *((buffer.shape, buffer.dtype) for buffer in self.buffers),
+        ]
+        nbytes = (shape.numel() * dtype.itemsize for shape, dtype in self._places)
+        self._sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in nbytes]
+        self.nbytes = sum(self._sizes)
+
+    def slots(self, memory: mmap.mmap) -> list[list[Tensor]]:
+        """As many places for snapshots as `memory` has room for; none is used up before it is written."""
+        return [self._slot(memory, start) for start in range(0, len(memory), self.nbytes)]
+
+    def _slot(self, memory: mmap.mmap, start: int) -> list[Tensor]:
+        slot = []
+        for (shape, dtype), size in zip(self._places, self._sizes, strict=True):
+            slot.append(torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=start).view(shape))
+            start += size
+        return slot
+
+    @torch.no_grad()
+    def show(self, snapshot: Sequence[Tensor]) -> None:
+        """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
+        weights, buffers = snapshot[: len(self._flats)], snapshot[len(self._flats) :]
+        for (parameters, spans), vector in zip(self._flats, weights, strict=True):
+            for parameter, span in zip(parameters, spans, strict=True):
+                parameter.data = stretch_like(vector, span, parameter)
+        for buffer, kept in zip(self.buffers, buffers, strict=True):
+            buffer.copy_(kept)
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that the other process must know.
+
+    Attributes:
+        module: the model.
+        flats: the vectors of its weights.
+        evaluate: evaluates the module as it is.
+        floats: torch's default dtype.
+        matmul: torch's precision of matrix products in fp32.
+    """
+
+    module: nn.Module
+    flats: list[FlatLayout]
+    evaluate: Callable[[], Tally]
+    floats: torch.dtype
+    matmul: str
+
+    def pickled(self) -> int:
+        """A descriptor of a file without a name that has it pickled.
+
+        Raises:
+            BadOption: it cannot be pickled.
+        """
+        file = os.memfd_create("tutti-model", os.MFD_CLOEXEC)
+        try:
+            with open(os.dup(file), "wb") as stream:
+                cloudpickle.dump(self, stream)
+            os.lseek(file, 0, os.SEEK_SET)  # where the other process begins to read
+        except Exception as error:
+            os.close(file)
+            raise BadOption(
+                "--validate background sends the model to another process, which cannot be done "
+                f"({type(error).__name__}: {error}); use --validate distributed"
+            ) from error
+        return file
 
 
 class BackgroundEvaluator:
@@ -47,32 +147,48 @@ class BackgroundEvaluator:
 
     Args:
         replica: the model.
-        evaluate: evaluates the replica's module as it is. The other process calls it too, with the weights
-            and buffers of a snapshot in the module.
+        evaluate: evaluates the replica's module as it is. A copy in the other process does so with the
+            weights and buffers of a snapshot in a copy of the module.
+
+    Raises:
+        BadOption: the module, or `evaluate`, cannot be pickled.
     """
 
     def __init__(self, replica: Replica, evaluate: Callable[[], Tally]) -> None:
         self._replica, self._evaluate = replica, evaluate
-        # What forward passes change in training; counters are whole numbers.
-        module = replica.module
-        counters = [
-            buffer for buffer in module.buffers() if not buffer.is_floating_point() and buffer.numel()
+        flats = [
+            FlatLayout(flat.names, flat.spans, len(flat.weights), flat.weights.dtype)
+            for flat in replica.flats
         ]
-        self._buffers = [*replica.buffers, *counters, *keras_statistics(module)]
-        self._slots = _make_slots(self._vectors())
-        self._free = list(range(len(self._slots)))
+        self._layout = SnapshotLayout(replica.module, flats)
+        floats, matmul = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        work = Work(replica.module, flats, evaluate, floats, matmul).pickled()
+        memory = os.memfd_create("tutti-snapshots", os.MFD_CLOEXEC)
+        count = max(1, min(MOST_SNAPSHOTS, SNAPSHOT_BYTES // self._layout.nbytes))
+        os.ftruncate(memory, count * self._layout.nbytes)
+        self._slots = self._layout.slots(mmap.mmap(memory, 0))
+        self._free = list(range(count))
         self._asked: deque[tuple[int, int]] = deque()
         self._found: dict[int, Sums] = {}
         self._taken = self._given = 0
         self._connection, theirs = Pipe()
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            # Newer versions of Python warn of forking beside threads; the child uses none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._pid = os.fork()
-        if self._pid == 0:
-            self._work(theirs, parent)
+        start = Start(
+            os.getpid(),
+            [str(path) for path in sys.path],
+            imported_files(),
+            theirs.fileno(),
+            work,
+            memory,
+        )
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            [sys.executable, "-P", "-c", PROGRAM, json.dumps(asdict(start))],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=(theirs.fileno(), work, memory),
+        )
         theirs.close()
+        os.close(work)
+        os.close(memory)
 
     def snapshot(self) -> None:
         """Have the replica's present weights and buffers evaluated; done here where there is no room left."""
@@ -83,10 +199,11 @@ class BackgroundEvaluator:
             self._found[number] = self._evaluate().sums()
             return
         slot = self._free.pop()
-        for kept, vector in zip(self._slots[slot], self._vectors(), strict=True):
+        for kept, vector in zip(self._slots[slot], self._present(), strict=True):
             kept.copy_(vector)
         self._asked.append((number, slot))
-        self._connection.send(slot)
+        with suppress(BrokenPipeError):  # it has failed: `poll` says why
+            self._connection.send(slot)
 
     def poll(self) -> int:
         """The number of results that can be taken, in the order of the snapshots."""
@@ -107,30 +224,30 @@ class BackgroundEvaluator:
         """End the process, and evaluate here what it has not done."""
         self.poll()
         self.close()
-        own = [tensor.clone() for tensor in self._buffers]
+        own = [tensor.clone() for tensor in self._layout.buffers]
         try:
             for number, slot in self._asked:
-                self._look_at(self._slots[slot])
+                self._layout.show(self._slots[slot])
                 self._found[number] = self._evaluate().sums()
         finally:
-            self._look_at([*(flat.weights for flat in self._replica.flats), *own])
+            self._layout.show([*(flat.weights for flat in self._replica.flats), *own])
         self._asked.clear()
 
     def close(self) -> None:
         """End the process, whatever it does."""
-        if self._pid:
+        if self._process is not None:
             self._connection.close()
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._pid = 0
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
-    def _vectors(self) -> list[Tensor]:
-        return [*(flat.weights for flat in self._replica.flats), *self._buffers]
+    def _present(self) -> list[Tensor]:
+        return [*(flat.weights for flat in self._replica.flats), *self._layout.buffers]
 
     def _receive(self) -> None:
         try:
             found: tuple[list[int], list[float]] | str = self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             found = "it was killed; where memory is short, use '--validate pause'"
         if isinstance(found, str):
             raise RuntimeError(f"the process that evaluates beside training failed: {found}")
@@ -139,61 +256,32 @@ class BackgroundEvaluator:
         self._found[number] = torch.tensor(counts), torch.tensor(sums, dtype=torch.float64)
         self._free.append(slot)
 
-    def _work(self, connection: Connection, parent: int) -> None:
-        """Serve the parent; never returns."""
-        try:
-            _settle_in(parent)
-            while True:
-                self._look_at(self._slots[connection.recv()])
-                counts, sums = self._evaluate().sums()
-                # As lists: torch would send tensors as names of shared memory.
-                connection.send((counts.tolist(), sums.tolist()))
-        except EOFError:
-            os._exit(0)
-        except BaseException:
-            connection.send(traceback.format_exc())
-        finally:
-            os._exit(1)
 
-    @torch.no_grad()
-    def _look_at(self, vectors: list[Tensor]) -> None:
-        """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
-        weights, buffers = vectors[: len(self._replica.flats)], vectors[len(self._replica.flats) :]
-        self._replica.look_at(weights)
-        for buffer, kept in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(kept)
-
-
-def _make_slots(vectors: list[Tensor]) -> list[list[Tensor]]:
-    """Places for snapshots, in memory that a forked process shares; none is used up before it is written."""
-    sizes = [-(-vector.nbytes // _ALIGNMENT) * _ALIGNMENT for vector in vectors]
-    each = sum(sizes)
-    count = max(1, min(MOST_SNAPSHOTS, SNAPSHOT_BYTES // each))
-    memory = mmap.mmap(-1, count * each)
-    slots = []
-    for slot in range(count):
-        starts = [slot * each + sum(sizes[:i]) for i in range(len(sizes))]
-        slots.append(
-            [
-                torch.frombuffer(memory, dtype=vector.dtype, count=vector.numel(), offset=start).view(
-                    vector.shape
-                )
-                for vector, start in zip(vectors, starts, strict=True)
-            ]
-        )
-    return slots
-
-
-def _settle_in(parent: int) -> None:
-    """Be quiet, be last, and be gone when the parent is."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def serve(start: Start) -> None:
+    """Evaluate the parent's snapshots until it is done (entry point of the other process)."""
+    connection = Connection(start.connection)
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:
-        os.nice(_NICEST)
-    # More would need the threads that the parent had and a forked process lacks.
-    torch.set_num_threads(1)
+        import_files(start.files)
+        with open(start.work, "rb") as stream:
+            work: Work = cloudpickle.load(stream)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(work.floats)
+        torch.set_float32_matmul_precision(work.matmul)
+        layout = SnapshotLayout(work.module, work.flats)
+        slots = layout.slots(mmap.mmap(start.memory, 0))
+        while (asked := _next(connection)) is not None:
+            layout.show(slots[asked])
+            counts, sums = work.evaluate().sums()
+            # As lists: torch would send tensors as names of shared memory.
+            connection.send((counts.tolist(), sums.tolist()))
+    except BaseException:
+        connection.send(traceback.format_exc())
+        raise SystemExit(1) from None
+
+
+def _next(connection: Connection) -> int | None:
+    """The slot of the next snapshot; None: there is none any more."""
+    try:
+        return cast("int", connection.recv())
+    except EOFError:
+        return None

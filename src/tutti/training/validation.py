@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Final, cast
 
-from tutti.comm.base import Communicator
+from torch import nn
+
+from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
 from tutti.errors import BadOption, UnknownName
 from tutti.records.run import Evaluation
@@ -41,6 +44,40 @@ class ValidationTask:
         """The sums of the module over this rank's share of the samples."""
         rest = self.loss, self.metrics, self.classes
         return tally_of(self.replica.module, self.part, self.comm, *rest, arithmetic=self.arithmetic)
+
+
+@dataclass(frozen=True)
+class ShareEvaluation:
+    """The evaluation of a module on one rank's share of the samples; other processes can be sent it."""
+
+    module: nn.Module
+    share: Part
+    loss: Loss
+    metrics: Sequence[Metric]
+    classes: int | None
+    arithmetic: Arithmetic
+
+    @classmethod
+    def of(cls, task: ValidationTask) -> ShareEvaluation:
+        """The part of a task that is this rank's."""
+        mine = cut(len(task.part), task.comm.size)[task.comm.rank]
+        share = replace(task.part, inputs=task.part.inputs[mine], targets=task.part.targets[mine])
+        rest = task.loss, task.metrics, task.classes, task.arithmetic
+        return cls(task.replica.module, share, *rest)
+
+    def __call__(self) -> Tally:
+        """The sums over the share."""
+        rest = self.loss, self.metrics, self.classes
+        return tally_of(self.module, self.share, _ALONE, *rest, arithmetic=self.arithmetic)
+
+    def __getstate__(self) -> dict[str, object]:
+        # A view would be pickled with all that it is a view of.
+        share = replace(self.share, inputs=self.share.inputs.clone(), targets=self.share.targets.clone())
+        return {**vars(self), "share": share}
+
+
+_ALONE: Final = cast("Communicator", SimpleNamespace(rank=0, size=1))
+"""The ranks among which a share is divided once more: one. Nothing is exchanged."""
 
 
 class Validation(ABC):
@@ -143,28 +180,28 @@ class Background(Validation):
                 f"--validate background evaluates on the CPU, but the model lies on {task.arithmetic.device};"
                 " use --validate pause"
             )
-        self._beside = BackgroundEvaluator(task.replica, task.tally)
+        self._evaluator = BackgroundEvaluator(task.replica, ShareEvaluation.of(task))
 
     def begin(self) -> None:
         """Take a snapshot."""
-        self._beside.snapshot()
+        self._evaluator.snapshot()
 
     def collect(self, everything: bool) -> list[Evaluation]:
         """The results that are ready on all ranks; or all."""
-        task, beside = self._task, self._beside
+        task, evaluator = self._task, self._evaluator
         if everything:
-            beside.finish()
-        ready = min(cast("list[int]", task.comm.all_gather_objects(beside.poll())))
+            evaluator.finish()
+        ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
         found = []
         for _ in range(ready):
             tally = Tally(task.metrics, task.classes, task.loss.ignored)
-            tally.take_in(*beside.take())
+            tally.take_in(*evaluator.take())
             found.append(tally.total(task.comm))
         return found
 
     def close(self) -> None:
         """End the process beside this rank."""
-        self._beside.close()
+        self._evaluator.close()
 
 
 VALIDATIONS: dict[str, type[Validation]] = {

@@ -1,0 +1,63 @@
+"""The start of the process that evaluates beside training: out of the way first, torch afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+PROGRAM: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
+    "from tutti.training.background_process import main; main()"
+)
+"""The program of the process: with the rank's search path it finds the same modules."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_NICEST: Final = 19
+
+
+@dataclass(frozen=True)
+class Start:
+    """The argument of the process, as JSON.
+
+    Attributes:
+        parent: the rank that starts it.
+        path: `sys.path` of the rank.
+        files: Python files that the rank has imported by their paths.
+        connection: the descriptor of the connection to the rank.
+        work: that of the file with the pickled `tutti.training.background.Work`.
+        memory: that of the memory for snapshots.
+    """
+
+    parent: int
+    path: list[str]
+    files: list[str]
+    connection: int
+    work: int
+    memory: int
+
+
+def main() -> None:
+    """Evaluate what the rank asks for."""
+    start = Start(**json.loads(sys.argv[1]))
+    _settle_in(start.parent)
+    from tutti.training.background import serve
+
+    serve(start)
+
+
+def _settle_in(parent: int) -> None:
+    """Be quiet, be last, and be gone when the parent is."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        os.nice(_NICEST)
