@@ -15,8 +15,8 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.replica import Replica
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.centred import Centred
+from tutti.strategies.measurements import Traffic
 from tutti.strategies.placement import place
-from tutti.strategies.traffic import Traffic
 
 LENGTH = 5
 

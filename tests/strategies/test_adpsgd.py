@@ -15,8 +15,8 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import ADPSGD, Clip
 from tutti.strategies.averaged import mean
+from tutti.strategies.measurements import Traffic
 from tutti.strategies.placement import place
-from tutti.strategies.traffic import Traffic
 
 LR = 0.1
 NBYTES = 8 * 32

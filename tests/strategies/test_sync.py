@@ -300,7 +300,7 @@ def test_gradients_are_zero_after_a_step() -> None:
 
 
 def test_a_batch_must_have_a_pass() -> None:
-    with pytest.raises(BadOption, match="smallest possible is 1"):
+    with pytest.raises(BadOption, match="expected a whole number from 1"):
         Sync(every=0)
 
 

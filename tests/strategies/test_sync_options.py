@@ -23,8 +23,8 @@ from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.strategies import Clip, Sync
 from tutti.strategies.joint_gradients import Incoming
+from tutti.strategies.measurements import Traffic
 from tutti.strategies.placement import place
-from tutti.strategies.traffic import Traffic
 
 # The ranks' processes cannot import these; they get their functions by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -551,19 +551,22 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"collective": "rng"}, "'collective' .* is 'rng'; give native, mpi, halving"),
-        ({"reduce": "median"}, "'reduce' .* is 'median'; give mean or adasum"),
-        ({"compress": "zip"}, "'compress' .* is 'zip'; give none, bf16, fp16"),
-        ({"every": 0}, "smallest possible is 1"),
-        ({"every": 1.5}, "'every' .* is 1.5; give a whole number"),
+        ({"collective": "rng"}, "'collective' .* is 'rng'; expected one of native, mpi, halving"),
+        ({"reduce": "median"}, "'reduce' .* is 'median'; expected one of mean, adasum"),
+        ({"compress": "zip"}, "'compress' .* is 'zip'; expected one of none, bf16, fp16"),
+        ({"every": 0}, "expected a whole number from 1"),
+        ({"every": 1.5}, "'every' .* is 1.5; expected a whole number from 1"),
         ({"compress": "power_sgd", "rank": 0}, "'rank' .* is 0"),
-        ({"compress": "top_k", "keep": 0.0}, "'keep' .* is 0.0; give a number above 0 and at most 1"),
+        ({"compress": "top_k", "keep": 0.0}, "'keep' .* is 0.0; expected a number above 0 to 1"),
         ({"compress": "top_k", "keep": 1.5}, "'keep' .* is 1.5"),
         ({"compress": "top_k", "keep": "most"}, "'keep' .* is 'most'"),
         ({"keep": 0.5}, "has an effect with compress=top_k alone"),
         ({"compress": "sign", "rank": 4}, "has an effect with compress=power_sgd alone"),
         ({"compress_inside": True}, "nothing is compressed; set 'compress' to bf16, fp16"),
-        ({"compress_inside": "yes", "compress": "sign"}, "'compress_inside' .* is 'yes'; give False or True"),
+        (
+            {"compress_inside": "yes", "compress": "sign"},
+            "'compress_inside' .* is 'yes'; expected one of False, True",
+        ),
         ({"collective": "ring", "compress": "sign"}, "'ring' adds up plain numbers"),
         ({"reduce": "adasum", "collective": "tree"}, "leave 'collective' at native"),
         ({"reduce": "adasum", "compress": "int8"}, "'compress' at none"),

@@ -16,8 +16,7 @@ from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.run import STAGES
 from tutti.strategies import STRATEGIES, Sync
-from tutti.strategies.stopwatch import Stopwatch
-from tutti.strategies.traffic import Traffic
+from tutti.strategies.measurements import Stopwatch, Traffic
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 
 SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)

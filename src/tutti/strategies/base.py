@@ -18,8 +18,7 @@ from tutti.parameter_server.base import Centre
 from tutti.parameter_server.connect import check_reachable
 from tutti.replica import Replica
 from tutti.strategies.joint_gradients import JointGradients
-from tutti.strategies.stopwatch import Stopwatch
-from tutti.strategies.traffic import Traffic
+from tutti.strategies.measurements import Stopwatch, Traffic
 
 
 class Home(Enum):

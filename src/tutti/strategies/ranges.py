@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from tutti.errors import BadOption
 from tutti.strategies.base import Strategy
@@ -47,17 +47,20 @@ def within(
         raise _refusal(strategy, field, f"a number {low}{high}")
 
 
-def one_of(strategy: Strategy, field: str, values: Sequence[str]) -> None:
-    """Refuse a word that is not among `values`.
+def one_of(strategy: Strategy, field: str, values: Collection[object]) -> None:
+    """Refuse a value that is not among `values`.
 
     Raises:
         BadOption: it is not.
     """
     if getattr(strategy, field) not in values:
-        raise _refusal(strategy, field, f"one of {', '.join(values)}")
+        raise _refusal(strategy, field, f"one of {', '.join(map(str, values))}")
+
+
+def as_given(strategy: Strategy, field: str) -> str:
+    """Return the words with which an error message names a hyper-parameter and its value."""
+    return f"option '{field}' of strategy '{strategy.name}' is {getattr(strategy, field)!r}"
 
 
 def _refusal(strategy: Strategy, field: str, expected: str) -> BadOption:
-    return BadOption(
-        f"option '{field}' of strategy '{strategy.name}' is {getattr(strategy, field)!r}; expected {expected}"
-    )
+    return BadOption(f"{as_given(strategy, field)}; expected {expected}")

@@ -42,6 +42,7 @@ from tutti.strategies.joint_gradients import (
     ReducedGradients,
 )
 from tutti.strategies.missing import JointlyMissing
+from tutti.strategies.ranges import as_given, at_least, one_of, within
 
 
 class _SlicePiece:
@@ -350,13 +351,13 @@ class Sync(Strategy):
     compress_inside: bool = field(default=False, metadata={"help": "compress inside a host too"})
 
     def __post_init__(self) -> None:
-        _require_whole("every", self.every)
-        _require_whole("rank", self.rank)
-        _require_one_of("collective", self.collective, COLLECTIVES)
-        _require_one_of("reduce", self.reduce, REDUCTIONS)
-        _require_one_of("compress", self.compress, ("none", *COMPRESSIONS))
-        _require_one_of("compress_inside", self.compress_inside, (False, True))
-        _require_share("keep", self.keep)
+        at_least(self, "every", 1)
+        at_least(self, "rank", 1)
+        one_of(self, "collective", COLLECTIVES)
+        one_of(self, "reduce", REDUCTIONS)
+        one_of(self, "compress", ("none", *COMPRESSIONS))
+        one_of(self, "compress_inside", (False, True))
+        within(self, "keep", 0, 1, above=True)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -364,23 +365,22 @@ class Sync(Strategy):
         compressed = self.compress != "none"
         if self.collective != "native" and compressed:
             raise BadOption(
-                f"{_option('compress', self.compress)}, but '{self.collective}' adds up plain numbers; leave "
+                f"{as_given(self, 'compress')}, but '{self.collective}' adds up plain numbers; leave "
                 "'collective' at native, or 'compress' at none"
             )
         if self.reduce != "mean" and (compressed or self.collective != "native"):
             raise BadOption(
-                f"{_option('reduce', self.reduce)}, which exchanges whole gradients in its own way; leave "
+                f"{as_given(self, 'reduce')}, which exchanges whole gradients in its own way; leave "
                 "'collective' at native and 'compress' at none"
             )
         if self.compress_inside and not compressed:
             raise BadOption(
-                f"{_option('compress_inside', True)}, but nothing is compressed; set 'compress' to "
+                f"{as_given(self, 'compress_inside')}, but nothing is compressed; set 'compress' to "
                 f"{_one_of(COMPRESSIONS)}"
             )
         for name, owner in (("keep", "top_k"), ("rank", "power_sgd")):
-            value = getattr(self, name)
-            if value != getattr(Sync, name) and self.compress != owner:
-                raise BadOption(f"{_option(name, value)}, which has an effect with compress={owner} alone")
+            if getattr(self, name) != getattr(Sync, name) and self.compress != owner:
+                raise BadOption(f"{as_given(self, name)}, which has an effect with compress={owner} alone")
 
     @property
     @override
@@ -435,25 +435,6 @@ COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
     "power_sgd": lambda options: partial(LowRank, rank=options.rank),
 }
 """Compressions of gradients between hosts, by name."""
-
-
-def _option(name: str, value: object) -> str:
-    return f"option '{name}' of strategy 'sync' is {value!r}"
-
-
-def _require_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadOption(f"{_option(name, value)}; give a whole number, the smallest possible is 1")
-
-
-def _require_share(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or not 0 < value <= 1:
-        raise BadOption(f"{_option(name, value)}; give a number above 0 and at most 1, such as 0.01")
-
-
-def _require_one_of(name: str, value: object, known: Collection[object]) -> None:
-    if value not in known:
-        raise BadOption(f"{_option(name, value)}; give {_one_of(known)}")
 
 
 def add_up(total: Tensor, others: Iterable[Tensor]) -> None:

@@ -8,8 +8,7 @@ from typing import Final
 
 from tutti.records.run import STAGES
 from tutti.records.trace import Trace
-from tutti.strategies.stopwatch import Stopwatch
-from tutti.strategies.traffic import Traffic
+from tutti.strategies.measurements import Stopwatch, Traffic
 
 EXCHANGE: Final = "exchange"
 """A lap to be divided into wait, reduce and update."""

@@ -1,8 +1,9 @@
-"""What is recorded of a worker's exchanges."""
+"""What is measured of a worker: its exchanges, and its updates by a clock that is set by hand."""
 
 from __future__ import annotations
 
-from tutti.strategies.traffic import LATEST, Traffic
+from tutti.records.trace import Trace
+from tutti.strategies.measurements import LATEST, Stopwatch, Traffic
 
 
 def test_staleness_is_exact_below_64_and_counted_by_powers_of_two_from_there() -> None:
@@ -60,3 +61,19 @@ def test_of_one_age_all_figures_are_that_age() -> None:
     traffic.add(age_s=3.0)
     figures = traffic.figures()
     assert (figures["age_s_mean"], figures["age_s_p99"], figures["age_s_max"]) == (3.0, 3.0, 3.0)
+
+
+def test_a_new_one_has_counted_nothing() -> None:
+    watch = Stopwatch()
+    assert (watch.seconds, watch.looks, watch.trace) == (0.0, 0, None)
+
+
+def test_times_and_looks_are_added_up_and_each_time_is_traced() -> None:
+    now = iter([1.0, 3.0, 10.0, 14.5])
+    watch = Stopwatch(lambda: next(now))
+    watch.trace = Trace()
+    for _ in range(2):
+        with watch:
+            pass
+    assert (watch.seconds, watch.looks) == (6.5, 4)
+    assert watch.trace.spans == [("update", 1.0, 3.0), ("update", 10.0, 14.5)]

@@ -1,10 +1,14 @@
-"""Counts of a worker's exchanges with others: their number, bytes, staleness and waiting time."""
+"""Measurements of a worker: its exchanges with others, and the time of its updates."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Final
+
+from tutti.records.trace import Trace
 
 LATEST: Final = 10_000
 """The number of ages that are kept: enough for a 99th percentile, little memory in a long run."""
@@ -81,3 +85,28 @@ def _spread(name: str, values: list[float]) -> dict[str, float | None]:
         f"{name}_p99": values[int(0.99 * len(values))],
         f"{name}_max": values[-1],
     }
+
+
+class Stopwatch:
+    """The sum of the seconds spent inside `with`; it cannot be nested.
+
+    Attributes:
+        clock: what it looks at, in seconds.
+        seconds: since they were last taken.
+        looks: how often it has looked at the clock.
+        trace: where each time is noted as an update; None: nowhere.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.clock, self.seconds, self.looks = clock, 0.0, 0
+        self.trace: Trace | None = None
+
+    def __enter__(self) -> None:
+        self._began = self.clock()
+
+    def __exit__(self, *_: object) -> None:
+        ended = self.clock()
+        self.seconds += ended - self._began
+        self.looks += 2
+        if self.trace is not None:
+            self.trace.add("update", self._began, ended)
