@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from tutti.data.builtin import _digits_table
+from tutti.data.builtin.digits import _digits_table
 
 
 def test_digits_are_those_of_scikit_learn():

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from tutti.data import downloads
-from tutti.data.downloads import IDX_FILES, Published, published_files
-from tutti.data.progress import DownloadLimits
+from tutti.data.builtin import fashion_mnist, mnist
+from tutti.data.downloads import IDX_FILES, Published
 from tutti.errors import BadData
 
 pytestmark = pytest.mark.timeout(60)
@@ -48,11 +49,11 @@ def publish(served, write_idx, images, monkeypatch, tmp_path):
     monkeypatch.setattr(downloads, "SCHEMES", ("http",))
     folder, address = served
     x, y = images
-    hashes = {}
+    hashes = []
     for name, array in zip(IDX_FILES, (x[:40], y[:40], x[40:], y[40:]), strict=True):
-        path = write_idx(folder / name, np.ascontiguousarray(array))
-        hashes[name] = hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
-    monkeypatch.setitem(downloads.PUBLISHED, "mnist", Published((address,), hashes))
+        path = write_idx(folder / f"{name}.gz", np.ascontiguousarray(array))
+        hashes.append(hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest())
+    monkeypatch.setattr(mnist, "PUBLISHED", Published("mnist", (address,), tuple(hashes), ("a", "b", "c")))
     return folder, address, tmp_path / "cache" / "mnist"
 
 
@@ -68,48 +69,47 @@ def test_files_are_downloaded_once_into_the_cache(publish, opened, capfd):
 
 def test_a_repacked_file_passes(publish):
     folder, _, cache = publish
-    path = folder / IDX_FILES[0]
+    path = folder / f"{IDX_FILES[0]}.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1, mtime=1))
-    assert published_files("mnist")[IDX_FILES[0]] == cache / IDX_FILES[0]
+    assert mnist.PUBLISHED.files()[0] == cache / IDX_FILES[0]
 
 
 def test_changed_content_is_refused_and_not_kept(publish, write_idx):
     folder, _, cache = publish
-    write_idx(folder / IDX_FILES[1], np.zeros(40, np.uint8))
+    write_idx(folder / f"{IDX_FILES[1]}.gz", np.zeros(40, np.uint8))
     with pytest.raises(
-        BadData, match=r"(?s)'mnist' could not be downloaded.*SHA-256 .*, expected .*TUTTI_DATA=FOLDER"
+        BadData,
+        match=r"(?s)'mnist' could not be downloaded.*SHA256 hash .* expected .* but got .*TUTTI_DATA=FOLDER",
     ):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
     assert [p.name for p in cache.iterdir()] == [IDX_FILES[0]]
 
 
 def test_a_file_that_is_no_gzip_file_is_refused(publish):
     folder, _, cache = publish
-    (folder / IDX_FILES[0]).write_text("<html>please log in</html>")
+    (folder / f"{IDX_FILES[0]}.gz").write_text("<html>please log in</html>")
     with pytest.raises(BadData, match=r"(?s)could not be downloaded.*--data digits"):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
     assert list(cache.iterdir()) == []
 
 
-def test_the_second_server_is_tried_after_the_first(publish, monkeypatch):
+def test_the_second_server_is_tried_after_the_first(publish):
     _, address, cache = publish
-    both = Published((address + "gone/", address), downloads.PUBLISHED["mnist"].files)
-    monkeypatch.setitem(downloads.PUBLISHED, "mnist", both)
-    assert all(path.parent == cache and path.is_file() for path in published_files("mnist").values())
+    both = replace(mnist.PUBLISHED, servers=(address + "gone/", address))
+    assert all(path.parent == cache and path.is_file() for path in both.files())
 
 
-def test_without_any_server_the_message_names_the_remedies(publish, monkeypatch):
+def test_without_any_server_the_message_names_the_remedies(publish):
     _, address, _ = publish
     # Port 1 of this machine: nothing listens there.
-    none = Published((address + "gone/", "http://127.0.0.1:1/"), downloads.PUBLISHED["mnist"].files)
-    monkeypatch.setitem(downloads.PUBLISHED, "mnist", none)
+    none = replace(mnist.PUBLISHED, servers=(address + "gone/", "http://127.0.0.1:1/"))
     with pytest.raises(
         BadData,
         match=r"gone/train-images.*404.*\n  http://127\.0\.0\.1:1/.*: Connection refused\n"
         r".*train-images-idx3-ubyte\.gz, .* into FOLDER/mnist/ and set TUTTI_DATA=FOLDER, "
         r"or use '--data digits'",
     ):
-        published_files("mnist")
+        none.files()
 
 
 def test_a_cache_that_cannot_be_made_is_named(publish, monkeypatch, tmp_path):
@@ -118,7 +118,7 @@ def test_a_cache_that_cannot_be_made_is_named(publish, monkeypatch, tmp_path):
     with pytest.raises(
         BadData, match=r"cannot be downloaded to .*file/mnist: Not a directory; set TUTTI_CACHE"
     ):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
 def test_tutti_data_comes_first_and_may_hold_unpacked_files(
@@ -127,45 +127,45 @@ def test_tutti_data_comes_first_and_may_hold_unpacked_files(
     own = tmp_path / "own" / "mnist"
     own.mkdir(parents=True)
     for name in IDX_FILES:
-        write_idx(own / name.removesuffix(".gz"), images[1])
+        write_idx(own / name, images[1])
     monkeypatch.setenv("TUTTI_DATA", str(own.parent))
-    assert {path.parent for path in published_files("mnist").values()} == {own}
+    assert {path.parent for path in mnist.PUBLISHED.files()} == {own}
     (own / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(
         BadData, match=r"mnist has no t10k-labels-idx1-ubyte\.gz \(nor is it there unpacked\); it has: "
     ):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
 def test_tutti_data_without_the_set_falls_through_to_the_cache(publish, monkeypatch, tmp_path):
     (tmp_path / "own").mkdir()
     monkeypatch.setenv("TUTTI_DATA", str(tmp_path / "own"))
-    assert {path.parent for path in published_files("mnist").values()} == {publish[2]}
+    assert {path.parent for path in mnist.PUBLISHED.files()} == {publish[2]}
 
 
 def test_tutti_data_that_is_no_folder_is_an_error(publish, monkeypatch, tmp_path):
     monkeypatch.setenv("TUTTI_DATA", str(tmp_path / "tpyo"))
     with pytest.raises(BadData, match=r"TUTTI_DATA is '.*tpyo', which is no folder"):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
 @pytest.mark.mnist
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_the_checksums_are_those_of_the_real_files(real_data, name):
-    for file, path in published_files(name).items():
+@pytest.mark.parametrize("published", [mnist.PUBLISHED, fashion_mnist.PUBLISHED])
+def test_the_checksums_are_those_of_the_real_files(real_data, published):
+    for path, sha256 in zip(published.files(), published.sha256, strict=True):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        assert hashlib.sha256(content).hexdigest() == downloads.PUBLISHED[name].files[file]
+        assert hashlib.sha256(content).hexdigest() == sha256
 
 
-@pytest.mark.parametrize("name", downloads.PUBLISHED)
-def test_published_files_are_downloaded_by_https_alone(name):
-    assert all(server.startswith("https://") for server in downloads.PUBLISHED[name].servers)
+@pytest.mark.parametrize("published", [mnist.PUBLISHED, fashion_mnist.PUBLISHED])
+def test_published_files_are_downloaded_by_https_alone(published):
+    assert all(server.startswith("https://") for server in published.servers)
 
 
 def test_an_address_without_https_is_not_asked(publish, monkeypatch):
     monkeypatch.setattr(downloads, "SCHEMES", ("https",))
     with pytest.raises(BadData, match=r"127\.0\.0\.1.*is not to be had by https, but by http"):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
 class Detour(Quiet):
@@ -178,27 +178,50 @@ class Detour(Quiet):
 def test_a_detour_without_https_is_not_followed(publish, served, monkeypatch):
     monkeypatch.setattr(Quiet, "do_GET", Detour.do_GET, raising=False)
     with pytest.raises(BadData, match=r"ftp://127\.0\.0\.1/file is not to be had by http, but by ftp"):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
 def test_a_download_that_is_too_large_is_refused(publish, monkeypatch):
     monkeypatch.setattr(downloads, "MOST_BYTES", 10)
     with pytest.raises(BadData, match="it has more than 10 bytes"):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(publish, monkeypatch):
     monkeypatch.setattr(downloads, "MOST_UNPACKED_BYTES", 10)
     with pytest.raises(BadData, match="more than 10 bytes when it is unpacked"):
-        published_files("mnist")
+        mnist.PUBLISHED.files()
 
 
-def test_a_download_is_limited_in_bytes_and_in_time():
-    limits = DownloadLimits(100, most_s=60.0)
-    limits.count(100)
-    limits.restart()
-    limits.count(100)
-    with pytest.raises(ValueError, match="more than 100"):
-        limits.count(1)
-    with pytest.raises(ValueError, match="came in 0 s"):
-        DownloadLimits(100, most_s=0.0).count(1)
+def test_a_download_that_takes_too_long_is_refused(publish, monkeypatch):
+    monkeypatch.setattr(downloads, "MOST_S", 0.0)
+    with pytest.raises(BadData, match="bytes of it came in 0 s"):
+        mnist.PUBLISHED.files()
+
+
+def test_a_size_that_the_server_does_not_say_is_limited_as_well(publish, monkeypatch):
+    monkeypatch.setattr(downloads, "MOST_BYTES", 10)
+    monkeypatch.setattr(Quiet, "send_header", lambda *_: None, raising=False)
+    with pytest.raises(BadData, match="it has more than 10 bytes"):
+        mnist.PUBLISHED.files()
+
+
+def test_a_download_that_ends_too_early_is_refused(publish):
+    folder, _, cache = publish
+    path = folder / f"{IDX_FILES[0]}.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadData, match="its gzip data end too early"):
+        mnist.PUBLISHED.files()
+    assert list(cache.iterdir()) == []
+
+
+def test_packed_files_of_a_cache_are_found(publish, write_idx, images):
+    _, _, cache = publish
+    cache.mkdir(parents=True)
+    for name in IDX_FILES:
+        write_idx(cache / f"{name}.gz", images[1])
+    assert all(path.suffix == ".gz" for path in mnist.PUBLISHED.files())
+
+
+def test_the_cache_can_be_read_by_others(publish):
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in mnist.PUBLISHED.files())

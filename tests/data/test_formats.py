@@ -10,7 +10,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from tutti.data.formats import read_idx, read_npz
+from tutti.data.formats.idx import read_idx
+from tutti.data.formats.npz import read_npz
 from tutti.errors import BadData
 
 

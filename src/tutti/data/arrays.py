@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tutti.data.formats import Array
 from tutti.errors import BadData, NotFinite
+
+Array = NDArray[Any]
 
 CHUNK = 1 << 22
 """Whole arrays are read in pieces of about this many values, which stay in the processor's cache."""

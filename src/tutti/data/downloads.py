@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import os
+import sys
 import tempfile
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import urljoin, urlsplit
 
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from tutti.data.contents import Contents
+from tutti.data.formats.idx import read_idx
 from tutti.errors import BadData
+from tutti.terminal import console_on
 
 SCHEMES: Final = ("https",)
 """The schemes that a file may be downloaded by."""
@@ -26,87 +31,89 @@ MOST_UNPACKED_BYTES: Final = 1 << 30
 MOST_S: Final = 600.0
 """The longest download of a file, in seconds."""
 
+IDX_FILES: Final = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
 
 @dataclass(frozen=True)
 class Published:
-    """A data set that its publisher offers as files.
+    """A data set that its publisher offers as gzip-compressed IDX files.
 
     Attributes:
+        name: of the data set, and of its folder on this machine.
         servers: addresses of folders with the files, the first to be tried first.
-        files: the names of the files, and the SHA-256 of what each holds when unpacked.
+        sha256: of the unpacked `IDX_FILES`: so a re-packed file passes, and a changed one does not.
+        labels: the classes' names.
     """
 
+    name: str
     servers: tuple[str, ...]
-    files: dict[str, str]
+    sha256: tuple[str, ...]
+    labels: tuple[str, ...]
 
+    def contents(self) -> Contents:
+        """Read the data set.
 
-IDX_FILES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+        Raises:
+            BadData: a file is missing and cannot be downloaded, or is not the one that was published.
+        """
+        x, y, x_test, y_test = map(read_idx, self.files())
+        parts: dict[str, tuple[object, object]] = {"train": (x, y), "test": (x_test, y_test)}
+        return Contents(self.name, parts, classes=len(self.labels), labels=self.labels)
 
-PUBLISHED = {
-    "mnist": Published(
-        servers=(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        files=dict(
-            zip(
-                IDX_FILES,
-                (
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                ),
-                strict=True,
-            )
-        ),
-    ),
-    "fashion-mnist": Published(
-        servers=(
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-            "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
-        ),
-        files=dict(
-            zip(
-                IDX_FILES,
-                (
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-                ),
-                strict=True,
-            )
-        ),
-    ),
-}
-"""The SHA-256 is that of the unpacked content, so that a re-packed file passes and a changed one does not."""
+    def files(self) -> list[Path]:
+        """Find the `IDX_FILES` on this machine, packed or not; download those that are missing.
 
+        They are looked for in `TUTTI_DATA/NAME` (if that folder exists it must hold all of them), then in the
+        cache, `TUTTI_CACHE` or `~/.cache/tutti`.
 
-def published_files(name: str) -> dict[str, Path]:
-    """Return the files of a published data set on this machine, by name; download what is missing.
+        Raises:
+            BadData: a file is missing and cannot be downloaded, or is not the one that was published.
+        """
+        given = _given_folder(self.name)
+        if given is not None:
+            return [_found(given, file) or _missing(given, file) for file in IDX_FILES]
+        cache = cache_folder() / self.name
+        return [
+            _found(cache, file) or self._download(file, sha256, cache)
+            for file, sha256 in zip(IDX_FILES, self.sha256, strict=True)
+        ]
 
-    They are looked for in `TUTTI_DATA/NAME` (if that folder exists it must hold all of them, packed or not),
-    then in the cache, `TUTTI_CACHE` or `~/.cache/tutti`.
+    def _download(self, file: str, sha256: str, folder: Path) -> Path:
+        """Put a file into the cache, whole and checked, or not at all; others may do the same meanwhile."""
+        # Imported here because only a download needs it: it would slow every start.
+        import pooch
 
-    Raises:
-        BadData: a file is missing and cannot be downloaded, or what was downloaded is not what was published.
-    """
-    given = _given_folder(name)
-    if given is not None:
-        return {file: _given_file(given, file) for file in PUBLISHED[name].files}
-    cache = cache_folder() / name
-    found = {}
-    for file in PUBLISHED[name].files:
-        found[file] = cache / file
-        if not found[file].is_file():
-            _download(name, file, found[file])
-    return found
+        pooch.get_logger().setLevel("WARNING")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise BadData(
+                f"'{self.name}' cannot be downloaded to {folder}: {error.strerror}; set TUTTI_CACHE to a "
+                f"folder that can be written"
+            ) from error
+        failures = []
+        for server in self.servers:
+            url = f"{server}{file}.gz"
+            try:
+                pooch.retrieve(url, f"sha256:{sha256}", file, folder, downloader=_unpack_from)
+            except (OSError, ValueError, zlib.error) as error:
+                failures.append(f"{url}: {_cause(error)}")
+            else:
+                (folder / file).chmod(0o644)
+                return folder / file
+        tried = "\n".join(f"  {failure}" for failure in failures)
+        files = ", ".join(f"{name}.gz" for name in IDX_FILES)
+        raise BadData(
+            f"'{self.name}' could not be downloaded:\n{tried}\n"
+            f"to go on without: put its files ({files}) into FOLDER/{self.name}/ and set TUTTI_DATA=FOLDER, "
+            f"or use '--data digits'"
+        )
 
 
 def cache_folder() -> Path:
@@ -127,48 +134,15 @@ def _given_folder(name: str) -> Path | None:
     return folder / name if (folder / name).is_dir() else None
 
 
-def _given_file(folder: Path, file: str) -> Path:
-    for path in (folder / file, folder / file.removesuffix(".gz")):
-        if path.is_file():
-            return path
+def _found(folder: Path, file: str) -> Path | None:
+    both = (folder / f"{file}.gz", folder / file)
+    return next((path for path in both if path.is_file()), None)
+
+
+def _missing(folder: Path, file: str) -> Path:
     there = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
     raise BadData(
-        f"{folder} has no {file} (nor is it there unpacked); it has: {there}; add it or unset TUTTI_DATA"
-    )
-
-
-def _download(name: str, file: str, to: Path) -> None:
-    """Put a file into the cache, whole and checked, or not at all; others may do the same meanwhile."""
-    expected, failures = PUBLISHED[name].files[file], []
-    for server in PUBLISHED[name].servers:
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            number, path = tempfile.mkstemp(prefix=f".{file}-", dir=to.parent)
-            os.close(number)
-        except OSError as error:
-            raise BadData(
-                f"'{name}' cannot be downloaded to {to.parent}: {error.strerror}; set TUTTI_CACHE to a "
-                f"folder that can be written"
-            ) from error
-        part = Path(path)
-        try:
-            _fetch(server + file, part)
-            found = _content_sha256(part)
-            if found == expected:
-                part.chmod(0o644)
-                part.replace(to)
-                return
-            failures.append(f"{server + file}: its content has SHA-256 {found}, expected {expected}")
-        except (OSError, ValueError, EOFError, zlib.error) as error:
-            failures.append(f"{server + file}: {_cause(error)}")
-        finally:
-            part.unlink(missing_ok=True)
-    tried = "\n".join(f"  {failure}" for failure in failures)
-    files = ", ".join(PUBLISHED[name].files)
-    raise BadData(
-        f"'{name}' could not be downloaded:\n{tried}\n"
-        f"to go on without: put its files ({files}) into FOLDER/{name}/ and set TUTTI_DATA=FOLDER, "
-        f"or use '--data digits'"
+        f"{folder} has no {file}.gz (nor is it there unpacked); it has: {there}; add it or unset TUTTI_DATA"
     )
 
 
@@ -179,27 +153,95 @@ def _cause(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _fetch(url: str, to: Path) -> None:
-    """Download a file.
+def _unpack_from(url: str, to: str, _: object) -> None:
+    """Download a gzip file and unpack it on the way: a downloader of pooch, which checks the result.
+
+    On a terminal it draws a bar; elsewhere it prints a line.
 
     Raises:
         OSError, ValueError: that failed, it is too large or takes too long, or is not to be had by HTTPS.
+        zlib.error: it is no gzip file.
     """
-    # Imported here because only a download needs them: they would slow every start.
     import pooch
 
-    from tutti.data.progress import DownloadBar, DownloadLimits
+    _refuse_open(url)
+    console = console_on(sys.stderr, columns=None)
+    name = f"{url.rsplit('/', 1)[-1]} from {urlsplit(url).netloc}"
+    if not console.is_terminal:
+        console.print(f"downloading {name}")
+    columns = (
+        TextColumn("downloading {task.description}", markup=False),
+        *(BarColumn(), DownloadColumn(), TimeRemainingColumn()),
+    )
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    with progress, Path(to).open("wb") as file:
+        unpacking = Unpacking(file, progress, progress.add_task(name, total=None))
+        # pooch reports failures as requests' exceptions, which are OSErrors, or as ValueError.
+        fetch = pooch.HTTPDownloader(timeout=30, hooks={"response": unpacking.begin})
+        fetch(url, unpacking, None)
+        unpacking.finish()
 
-    def refuse_detour(answer: Any, *_: object, **__: object) -> None:
+
+class Unpacking:
+    """The file that pooch writes a download to: unpacks it into another, within limits of size and time.
+
+    Args:
+        file: for the content.
+        progress: of the download.
+        task: its task there.
+    """
+
+    def __init__(self, file: BinaryIO, progress: Progress, task: TaskID) -> None:
+        self._file, self._progress, self._task = file, progress, task
+        self._began, self._packed, self._unpacked = time.monotonic(), 0, 0
+        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+
+    def begin(self, answer: Any, *_: object, **__: object) -> None:
+        """Take in the head of an answer of the server's.
+
+        Raises:
+            ValueError: it leads elsewhere than by HTTPS, or the file is too large.
+        """
         if answer.is_redirect:
             _refuse_open(urljoin(answer.url, answer.headers["location"]))
+        size = int(answer.headers.get("content-length", 0))
+        self._expect(size)
+        self._progress.update(self._task, total=size or None)
 
-    _refuse_open(url)
-    limits = DownloadLimits(MOST_BYTES, MOST_S)
-    with DownloadBar(f"{url.rsplit('/', 1)[-1]} from {urlsplit(url).netloc}", limits) as bar:
-        # pooch reports failures as requests' exceptions, which are OSErrors, or as ValueError.
-        fetch = pooch.HTTPDownloader(progressbar=bar, timeout=30, hooks={"response": refuse_detour})
-        fetch(url, str(to), None)
+    def write(self, packed: bytes) -> None:
+        """Unpack the next bytes.
+
+        Raises:
+            ValueError: they are too many, or took too long.
+            zlib.error: they are no gzip data.
+        """
+        self._packed += len(packed)
+        self._expect(self._packed)
+        if time.monotonic() - self._began > MOST_S:
+            raise ValueError(f"only {self._packed:,} bytes of it came in {MOST_S:g} s")
+        # At most 1,032 times as many bytes come out: pooch gives 1 KiB at a time.
+        content = self._gzip.decompress(packed)
+        self._unpacked += len(content)
+        if self._unpacked > MOST_UNPACKED_BYTES:
+            raise ValueError(f"it holds more than {MOST_UNPACKED_BYTES:,} bytes when it is unpacked")
+        self._file.write(content)
+        self._progress.advance(self._task, len(packed))
+
+    def flush(self) -> None:
+        """Do nothing: pooch asks for it after each write."""
+
+    def finish(self) -> None:
+        """Check that all of it has come.
+
+        Raises:
+            ValueError: its end is missing.
+        """
+        if not self._gzip.eof:
+            raise ValueError("its gzip data end too early")
+
+    def _expect(self, size: int) -> None:
+        if size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
 
 
 def _refuse_open(url: str) -> None:
@@ -207,19 +249,3 @@ def _refuse_open(url: str) -> None:
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
         raise ValueError(f"{url} is not to be had by {' or '.join(SCHEMES)}, but by {scheme or 'nothing'}")
-
-
-def _content_sha256(path: Path) -> str:
-    """The SHA-256 of what a gzip file holds.
-
-    Raises:
-        ValueError: that is too much.
-    """
-    found, left = hashlib.sha256(), MOST_UNPACKED_BYTES
-    with gzip.open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            found.update(chunk)
-            left -= len(chunk)
-            if left < 0:
-                raise ValueError(f"it holds more than {MOST_UNPACKED_BYTES:,} bytes when it is unpacked")
-    return found.hexdigest()

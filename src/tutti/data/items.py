@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from tutti.data.arrays import as_array
-from tutti.data.formats import Array
+from tutti.data.arrays import Array, as_array
 from tutti.errors import BadData
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.data.arrays import Arrays, samples_per_chunk, stored_dtype
-from tutti.data.formats import Array
+from tutti.data.arrays import Array, Arrays, samples_per_chunk, stored_dtype
 from tutti.data.parts import PIXEL_MAX, DataSet, Part, Scale
 from tutti.data.sources import Source, read_source
 from tutti.data.splits import Indices, split

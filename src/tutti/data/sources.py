@@ -10,20 +10,18 @@ dataset or (dataset, test_dataset)            map-style torch data sets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.data.arrays import Arrays, part_arrays, stored_dtype
 from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import Contents, contents_of
-from tutti.data.files import read_path
+from tutti.data.formats import read_path
 from tutti.data.targets import read_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.untrusted import printable
-
-DATA_HINT = "Or give a path (IDX, IDX.gz, NPZ, a folder), 'package.module:factory' or 'file.py:factory'."
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,13 @@ def check_word(data: str) -> None:
         UnknownName: there is no such data set.
     """
     path = Path(data).expanduser()
-    if data not in BUILT_IN and not (data and path.exists()) and path.name == data and not path.suffix:
-        raise UnknownName("data set", data, BUILT_IN, DATA_HINT)
+    if not (data and path.exists()) and path.name == data and not path.suffix:
+        BUILT_IN.check(data)
 
 
 def _word(data: str | Path) -> Contents:
-    builtin: Callable[[], Contents] | None = BUILT_IN.get(data) if isinstance(data, str) else None
-    if builtin is not None:
-        return builtin()
+    if isinstance(data, str) and data in BUILT_IN:
+        return BUILT_IN[data]()
     if isinstance(data, str):
         check_word(data)
     return read_path(Path(data).expanduser())

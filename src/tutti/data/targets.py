@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tutti.data.arrays import float_dtype, refuse_not_finite
-from tutti.data.formats import Array
+from tutti.data.arrays import Array, float_dtype, refuse_not_finite
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100

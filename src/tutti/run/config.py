@@ -39,7 +39,9 @@ def about(help: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"help": help, "choices": choices}
 
 
-# Registries of names alone: the modules that hold those of losses and metrics import torch.
+# Registries of names alone: the packages that hold those of the parts import torch.
+_DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
+_FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file format")
 _LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
 _METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
 
@@ -67,7 +69,8 @@ class TrainConfig:
     data: str = field(
         default="digits",
         metadata=about(
-            "built-in data set, path (IDX, IDX.gz, NPZ), package.module:factory or file.py:factory"
+            f"built-in data set ({', '.join(_DATA_SETS)}), path ({', '.join(_FORMATS)}), "
+            "package.module:factory or file.py:factory"
         ),
     )
     data_options: Options = field(default_factory=dict, metadata=about("arguments of the data's factory"))

@@ -1,26 +1,22 @@
-"""The built-in data sets."""
+"""scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from tutti.data.arrays import Array
 from tutti.data.contents import Contents
-from tutti.data.downloads import published_files
-from tutti.data.formats import Array, read_idx
 from tutti.data.splits import split
+from tutti.registry import part
 
-DIGITS = tuple(str(digit) for digit in range(10))
-CLOTHES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+LABELS = tuple(str(digit) for digit in range(10))
 
 
-def _digits() -> Contents:
+@part("digits")
+def digits() -> Contents:
     """1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; the test part is always the same."""
     table = _digits_table()
     inputs = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)
@@ -30,7 +26,7 @@ def _digits() -> Contents:
         "train": (inputs[train], targets[train]),
         "test": (inputs[test], targets[test]),
     }
-    return Contents("digits", parts, classes=10, labels=DIGITS)
+    return Contents("digits", parts, classes=10, labels=LABELS)
 
 
 def _digits_table() -> Array:
@@ -46,16 +42,3 @@ def _digits_table() -> Array:
 
     bunch = load_digits()
     return np.column_stack([bunch.data, bunch.target])
-
-
-def _published(name: str, labels: tuple[str, ...]) -> Contents:
-    x, y, x_test, y_test = (read_idx(path) for path in published_files(name).values())
-    return Contents(name, {"train": (x, y), "test": (x_test, y_test)}, classes=10, labels=labels)
-
-
-BUILT_IN: dict[str, Callable[[], Contents]] = {
-    "digits": _digits,
-    "mnist": partial(_published, "mnist", DIGITS),
-    "fashion-mnist": partial(_published, "fashion-mnist", CLOTHES),
-}
-"""Their readers by name."""
