@@ -7,7 +7,6 @@ each rank spends seconds on importing torch.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import traceback
@@ -20,7 +19,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage
 
 RANKS = 2
 BACKENDS = ("gloo", "tutti")
@@ -39,15 +37,6 @@ Without it they compute on the CPU, in float64: there backends may differ by the
 Check = Callable[[], dict[str, Tensor]]
 Outcome = dict[str, Tensor] | str
 """What a check returned, or the traceback of what it raised."""
-
-
-def pipelines_begin() -> bool:
-    """Whether pipelines of this torch get beyond their first message.
-
-    torch 2.9 sends a whole number there and receives it as a float of half the size, with which Gloo aborts.
-    """
-    first = getattr(PipelineStage, "_get_init_p2p_neighbors_ops", None)
-    return first is None or "dtype" in inspect.getsource(first)
 
 
 def main(program: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ecosystem.jobs import mpirun, python, torchrun
-from tests.ecosystem.outcomes import BACKENDS, assert_same_on_every_rank, pipelines_begin
+from tests.ecosystem.outcomes import BACKENDS, assert_same_on_every_rank
 from tests.mpi.mpirun import needs_mpirun
 
 pytestmark = pytest.mark.timeout(400)
@@ -76,16 +76,13 @@ def test_data_parallel_under_torchrun(under_torchrun, check):
 
 @pytest.fixture(scope="module")
 def under_mpirun(tmp_path_factory) -> Path:
-    checks = [check for check in MODEL_PARALLEL if pipelines_begin() or not check.startswith("pipeline")]
-    return outcomes(mpirun, "model_parallel.py", checks, tmp_path_factory.mktemp("mpirun"))
+    return outcomes(mpirun, "model_parallel.py", MODEL_PARALLEL, tmp_path_factory.mktemp("mpirun"))
 
 
 @needs_mpirun
 @pytest.mark.mpi
 @pytest.mark.parametrize("check", MODEL_PARALLEL)
 def test_model_parallel_under_mpirun(under_mpirun, check):
-    if check.startswith("pipeline") and not pipelines_begin():
-        pytest.skip("pipelines of this torch fail at their first message, with Gloo, too")
     assert_same_on_every_rank(under_mpirun, check)
 
 

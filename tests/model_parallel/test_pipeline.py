@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from torch.torch_version import TorchVersion
 
 from tests.model_parallel.runs import (
     CNN,
@@ -17,9 +16,7 @@ from tests.model_parallel.runs import (
     deviation,
     on_ranks,
 )
-from tutti.errors import BadOption
 from tutti.model_parallel.layout import SCHEDULES
-from tutti.model_parallel.pipeline import refuse_old_torch
 
 PIPELINE: Run = {"parallel": "pipeline"}
 DEEP: Run = MLP | PIPELINE | {"model_options": {"hidden": [24, 18, 16, 14, 12]}}
@@ -65,9 +62,3 @@ def test_teams_with_samples_of_their_own_follow_it_too() -> None:
     runs = {name: DEEP | scheduled(name) | {"parallel": "data=2,pipeline=2"} for name in ("1f1b", "zbv")}
     for name, found in on_ranks(4, runs).items():
         assert deviation(found, alone(runs[name])) < TOLERANCE
-
-
-def test_the_torch_whose_pipelines_go_wrong_is_refused() -> None:
-    with pytest.raises(BadOption, match=r"pipelines of torch 2\.9\.1.*install torch 2\.10"):
-        refuse_old_torch(TorchVersion("2.9.1+cu128"))
-    refuse_old_torch(TorchVersion("2.10.0"))

@@ -67,7 +67,7 @@ def handles() -> int:
     for _ in range(20):
         group = distributed.new_group()
         distributed.barrier(group)
-        found.add(group._departures._mpi.collectives.py2f())
+        found.add(group._remote_peers._mpi.collectives.py2f())
         distributed.destroy_process_group(group)
     return len(found)
 
@@ -77,7 +77,7 @@ def main() -> None:
     host = sys.argv[1][rank]
     tutti_group.host_key = lambda: host
     # So that vectors of this program have several.
-    hierarchical.PIECE = 1 << 18
+    hierarchical.PIECE_BYTES = 1 << 18
     distributed.init_process_group("tutti")
     gloo = distributed.new_group(backend="gloo")
     pairs = zip(every_operation(None), every_operation(gloo), strict=True)

@@ -8,7 +8,7 @@ from torch import distributed
 
 from tests.torch_backend.process_groups import Ranks
 from tutti.torch_backend import staging
-from tutti.torch_backend.staging import Loan
+from tutti.torch_backend.staging import Staging
 
 
 class OnDevice:
@@ -65,29 +65,29 @@ def pinned(monkeypatch, streams):
 
 
 def test_a_cuda_tensor_passes_through_pinned_host_memory(pinned):
-    tensor, loan = OnDevice(torch.arange(6.0).view(2, 3)), Loan()
-    vector = loan.take(tensor)
+    tensor, staging = OnDevice(torch.arange(6.0).view(2, 3)), Staging()
+    vector = staging.take(tensor)
     assert pinned == [True]
     assert vector.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     vector += 1
     assert tensor.held[0, 0] == 0.0
-    loan.give_back()
+    staging.write_back()
     assert tensor.held.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 
 
 def test_what_comes_back_is_copied_on_the_stream_of_the_caller(pinned, streams):
-    loan = Loan()
-    loan.take(OnDevice(torch.zeros(3)))
-    loan.take(torch.zeros(3, 3).T)
+    staging = Staging()
+    staging.take(OnDevice(torch.zeros(3)))
+    staging.take(torch.zeros(3, 3).T)
     assert streams == []
-    loan.give_back()
+    staging.write_back()
     assert streams == ["caller's on cuda:0"]
 
 
 def test_what_is_only_read_is_not_written_back(pinned):
-    tensor, loan = OnDevice(torch.zeros(3)), Loan()
-    loan.take(tensor, write=False).fill_(7)
-    loan.give_back()
+    tensor, staging = OnDevice(torch.zeros(3)), Staging()
+    staging.take(tensor, write=False).fill_(7)
+    staging.write_back()
     assert tensor.held.tolist() == [0.0] * 3
 
 
@@ -107,7 +107,7 @@ class Recorder:
 def test_tensors_of_a_device_with_a_backend_of_its_own_go_there():
     def work(rank):
         group, other = distributed.group.WORLD, Recorder()
-        group._routes._groups["meta"] = other
+        group._dispatch._groups["meta"] = other
         one, two = torch.zeros(2, device="meta"), torch.zeros(4, device="meta")
         distributed.all_reduce(one, async_op=True)
         distributed.broadcast(one, 0, async_op=True)
@@ -142,7 +142,7 @@ def test_a_missing_nccl_is_named_when_it_is_needed():
     def work(rank):
         group = distributed.group.WORLD
         try:
-            group._routes.other(group, torch.device("cuda"))
+            group._dispatch.backend_for(group, torch.device("cuda"))
         except RuntimeError as error:
             return str(error)
         return ""

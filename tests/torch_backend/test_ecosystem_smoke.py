@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from tests.ecosystem.outcomes import pipelines_begin
 from tests.torch_backend.process_groups import Ranks
 
 
@@ -140,9 +139,6 @@ def in_a_pipeline(rank):
     return [parameter.grad for parameter in part.parameters()]
 
 
-@pytest.mark.skipif(
-    not pipelines_begin(), reason="pipelines of this torch fail at their first message, with Gloo, too"
-)
 def test_a_pipeline_finds_the_gradients_of_the_whole_model(two):
     model, (x, y) = net(), batch()
     nn.functional.mse_loss(model(x), y).backward()

@@ -17,7 +17,7 @@ from tutti.comm.base import Communicator
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.torch_backend.errors import Unusable
-from tutti.torch_backend.rendezvous import Registry, share
+from tutti.torch_backend.rendezvous import GroupStore, share
 
 PROGRAM = Path(__file__).with_name("listening.py")
 LIMIT_S = 110
@@ -64,10 +64,10 @@ def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Pa
     theirs.write_bytes(b"\0" * (1 << 20))
     store = HashStore()
     with open(theirs, "r+b") as file:
-        registry = Registry(store, 0, (0, 1), timeout_s=5)
-        registry.tell("arena", f"{os.getpid()} {file.fileno()}")
-        registry.tell("opened", "fine")
+        group_store = GroupStore(store, 0, (0, 1), timeout_s=5)
+        group_store.tell("arena", f"{os.getpid()} {file.fileno()}")
+        group_store.tell("opened", "fine")
         with pytest.raises(Unusable, match="theirs"):
-            share(Registry(store, 1, (0, 1), timeout_s=5), rank=1, size=2, members=[0, 1])
+            share(GroupStore(store, 1, (0, 1), timeout_s=5), rank=1, size=2, members=[0, 1])
     assert not theirs.read_bytes().strip(b"\0")
     assert "theirs" not in Path("/proc/self/maps").read_text()

@@ -10,7 +10,7 @@ from torch import distributed
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from tests.torch_backend.process_groups import Ranks
-from tutti.torch_backend.cpp_stub import counterpart
+from tutti.torch_backend.cpp_stub import register_stub
 from tutti.torch_backend.group import TuttiGroup
 
 GROUPS = {"group", "pg", "process_group", "default_pg", "parent_pg", "split_pg", "group_to_use"}
@@ -43,13 +43,13 @@ def test_every_operation_that_torch_calls_on_a_group_is_there():
     assert called & names <= ours | left
 
 
-needs_counterpart = pytest.mark.skipif(
-    counterpart(ProcessGroup(0, 1), timedelta(seconds=1)) is None,
+needs_backend_stub = pytest.mark.skipif(
+    register_stub(ProcessGroup(0, 1), timedelta(seconds=1)) is None,
     reason="this torch splits groups, and has a monitored barrier, for its own backends alone",
 )
 
 
-@needs_counterpart
+@needs_backend_stub
 def test_torch_splits_a_group(three):
     def work(rank):
         part = distributed.split_group(split_ranks=[[0, 2]])
@@ -64,7 +64,7 @@ def test_torch_splits_a_group(three):
     assert three.run(work) == [(0, [0, 2], [2.0]), True, (1, [0, 2], [2.0])]
 
 
-@needs_counterpart
+@needs_backend_stub
 def test_the_monitored_barrier_of_torch_names_who_did_not_come():
     def work(rank):
         if rank == 1:
@@ -77,7 +77,7 @@ def test_the_monitored_barrier_of_torch_names_who_did_not_come():
         assert "rank 1 did not come within 0.5 s" in two.run(work)[0]
 
 
-@needs_counterpart
+@needs_backend_stub
 def test_a_device_given_at_the_beginning_changes_nothing():
     def work(rank, port):
         store = distributed.TCPStore("127.0.0.1", port, is_master=False)

@@ -1,10 +1,10 @@
-"""How far the clocks of hosts are apart, found by messages there and back.
+"""The offsets between the clocks of hosts, measured by messages there and back.
 
     rank 0                 v ──┐                         the answer was made between a and b; taking it to be
     leader of a host   a ──┘   └── b                     in the middle is wrong by at most (b - a) / 2
 
-Source: Cristian 1989, "Probabilistic clock synchronization", Distributed Computing 3: of many such questions
-the fastest is the best.
+Source: Cristian 1989, "Probabilistic clock synchronization", Distributed Computing 3: of many such
+exchanges the fastest is the best.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAG: Final = 7400
 
 
 def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> Reading | None:
-    """How far this rank's clock is ahead of that of rank 0 (collective); None on one host, which has one.
+    """Measure this rank's clock against that of rank 0 (collective); None on one host, which has one clock.
 
     Args:
         comm: all ranks.

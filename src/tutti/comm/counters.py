@@ -1,9 +1,9 @@
 """Counters: of the ranks of one host, in their shared memory, and of the ranks of several hosts.
 
-The latter lies in the shared memory of the host of rank 0. That host's ranks add to it directly; all others
-ask rank 0, where a thread answers them, whatever the rank itself does at the time.
+The latter is in the shared memory of the host of rank 0. That host's ranks add to it directly; all others ask
+rank 0, where a thread answers them, whatever the rank itself does at the time.
 
-    rank of another host  ── [number, amount] ──>  desk: a thread of rank 0  ── adds ──> the word in the arena
+    rank of another host  ── [number, amount] ──>  a thread of rank 0  ── adds ──> the word in the arena
                           <── [value before] ────
 """
 
@@ -22,8 +22,8 @@ from tutti.comm.base import Counter
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.liveness import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
 
-QUESTION: Final = 1
-ANSWER: Final = 2
+REQUEST: Final = 1
+REPLY: Final = 2
 
 
 class HostCounter(Counter):
@@ -40,8 +40,8 @@ class HostCounter(Counter):
         return before
 
 
-class GuardedCounter(Counter):
-    """A host's counter for a process of several threads: the kernel's locks exclude other processes alone."""
+class ThreadSafeCounter(Counter):
+    """A host's counter for several threads of a process: the kernel's locks exclude only other processes."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter, self._lock = counter, threading.Lock()
@@ -52,12 +52,12 @@ class GuardedCounter(Counter):
             return self._counter.add(amount)
 
 
-class DistantCounter(Counter):
+class RemoteCounter(Counter):
     """A counter on another host.
 
     Args:
-        ask: adds an amount to the counter of a number, over there; returns the value from before.
-        number: which counter it is.
+        ask: adds an amount to a numbered counter over there; returns the value from before.
+        number: the counter's.
     """
 
     def __init__(self, ask: Callable[[int, int], int], number: int) -> None:
@@ -69,11 +69,11 @@ class DistantCounter(Counter):
 
 
 class CounterServer:
-    """Where the ranks of other hosts have their additions done.
+    """The thread of rank 0 that adds to its counters for the ranks of other hosts.
 
     Args:
         mpi: the module `mpi4py.MPI`.
-        comm: an MPI communicator that is used for nothing else.
+        comm: an MPI communicator of its own.
         serves: whether this rank has the counters and answers; a thread does that until `close`.
     """
 
@@ -82,14 +82,14 @@ class CounterServer:
         self.comm = comm
         self._mpi = mpi
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="tutti counter desk", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="tutti counter server", daemon=True)
         if serves:
             self._thread.start()
             # MPI is finalised at exit too, and must find no thread inside.
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if not self._closing.is_set():
             self._closing.set()
             if self._thread.is_alive():
@@ -97,15 +97,15 @@ class CounterServer:
             atexit.unregister(self.close)
 
     def _serve(self) -> None:
-        question, answer, found = numpy.zeros(2, numpy.int64), numpy.zeros(1, numpy.int64), self._mpi.Status()
+        request, reply, found = numpy.zeros(2, numpy.int64), numpy.zeros(1, numpy.int64), self._mpi.Status()
         last = time.monotonic()
         try:
             while not self._closing.is_set():
-                if self.comm.Iprobe(self._mpi.ANY_SOURCE, QUESTION, found):
-                    asker = found.Get_source()
-                    self.comm.Recv(question, asker, QUESTION)
-                    answer[0] = self.counters[int(question[0])].add(int(question[1]))
-                    self.comm.Send(answer, asker, ANSWER)
+                if self.comm.Iprobe(self._mpi.ANY_SOURCE, REQUEST, found):
+                    sender = found.Get_source()
+                    self.comm.Recv(request, sender, REQUEST)
+                    reply[0] = self.counters[int(request[0])].add(int(request[1]))
+                    self.comm.Send(reply, sender, REPLY)
                     last = time.monotonic()
                 else:
                     nap_s = NAP_SHARE * (time.monotonic() - last)

@@ -1,4 +1,4 @@
-"""What communication costs: latency + bytes / bandwidth for a message, closed forms for collectives.
+"""The cost of communication: latency + bytes / bandwidth for a message, closed forms for collectives.
 
 The forms are those of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH", Int. Journal of High Performance Computing Applications 19(1), 2005 (below: TRG):
@@ -44,7 +44,7 @@ class Link:
 
 
 def rounds(ranks: int) -> int:
-    """⌈log2 p⌉: how many rounds a tree over `ranks` ranks takes."""
+    """The rounds of a tree over `ranks` ranks: ⌈log2 p⌉."""
     return (ranks - 1).bit_length()
 
 
@@ -143,7 +143,7 @@ class Network:
         return Link(self.local_latency_s, self.local_bandwidth_bytes_per_s)
 
     def barrier_s(self, hosts: Sequence[int]) -> float:
-        """Seconds of a barrier over hosts with that many ranks each: inside the hosts, then between them."""
+        """Seconds of a barrier over hosts of these numbers of ranks: inside the hosts, then between them."""
         return barrier_s(self.local, max(hosts)) + barrier_s(self.remote, len(hosts))
 
     def broadcast_s(self, hosts: Sequence[int], nbytes: float) -> float:

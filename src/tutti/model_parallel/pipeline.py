@@ -27,7 +27,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.torch_version import TorchVersion
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
@@ -59,14 +58,13 @@ class PipelinePortion(Portion):
 
     Raises:
         BadModel: the model's operations cannot be written down, or cut into so many stages.
-        BadOption: the microbatches do not fit the batch or the schedule, or torch is too old.
+        BadOption: the microbatches do not fit the batch or the schedule.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, comm: Communicator, workload: Workload) -> None:
         assert isinstance(layout.options, Pipeline)
         self._schedule, self._learning, self.parameters = layout.options.schedule, workload, count_of(module)
         _refuse_arithmetic(workload.arithmetic)
-        refuse_old_torch(torch.__version__)
         batch = workload.batch_size // layout.data
         self._microbatches = check_microbatches(layout.options, layout.team, batch)
         self._owners = owners(self._schedule, layout.team)
@@ -286,17 +284,4 @@ def _refuse_arithmetic(arithmetic: Arithmetic) -> None:
         raise BadOption(
             f"--layout {arithmetic.layout} does not go through a pipeline, whose stages send contiguous "
             "tensors; leave it out, or use another --parallel"
-        )
-
-
-def refuse_old_torch(version: TorchVersion) -> None:
-    """Refuse a torch whose pipelines go wrong.
-
-    Raises:
-        BadOption: it is 2.9, whose stages send int64 into memory of float32, over any backend.
-    """
-    if version < "2.10":
-        raise BadOption(
-            f"pipelines of torch {version} send numbers of one type into memory of another; install torch "
-            "2.10 or newer, or use --parallel tensor or sharded"
         )

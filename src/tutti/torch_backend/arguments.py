@@ -1,4 +1,4 @@
-"""What torch's callers give to the operations of a process group, in their several forms."""
+"""The arguments of a process group's operations, in the several forms that torch's callers give."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ Tensors = Sequence[Tensor] | Tensor
 
 
 def listed(tensors: Tensors) -> Sequence[Tensor]:
-    """Several tensors, or the only one."""
+    """The tensors as a sequence, also where only one was given."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def reduce_op(options: Any) -> Any:
-    """Of torch's options, or one that was given in their place; by default a sum."""
+    """The reduce operation of torch's options, or one given in their place; by default a sum."""
     return ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
 
 
 def root_of(options: Any) -> int:
-    """Of torch's options, or one that was given in their place; by default rank 0."""
+    """The root of torch's options, or a rank given in their place; by default rank 0."""
     return int(getattr(options, "rootRank", options or 0))
 
 
 def asynchronous(options: Any) -> bool:
-    """Whether the caller wants something to wait for, as who leaves the options out does."""
+    """Return whether the caller wants a work object; one who leaves the options out does."""
     return bool(getattr(options, "asyncOp", True))
 
 
 def check_whole(what: str, part: Tensor, whole: Tensor, size: int) -> None:
-    """See that a whole has one part for each rank.
+    """Check that a whole has one part for each rank.
 
     Raises:
-        Unusable: it has not.
+        Unusable: it does not.
     """
     if len(part) * size != len(whole) or part.dtype != whole.dtype:
         raise Unusable(
@@ -47,5 +47,5 @@ def check_whole(what: str, part: Tensor, whole: Tensor, size: int) -> None:
 
 
 def parts_of(parts: Sequence[Tensor], size: int) -> Sequence[Tensor]:
-    """As many parts as ranks, also where there is nothing to cut."""
+    """One part for each rank, also where the whole is empty."""
     return parts if len(parts) == size or any(map(len, parts)) else [parts[0]] * size

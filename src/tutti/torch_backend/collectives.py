@@ -24,37 +24,37 @@ from tutti.torch_backend.arguments import (
     reduce_op,
     root_of,
 )
-from tutti.torch_backend.device_dispatch import Routes, routed
+from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Unusable
-from tutti.torch_backend.hierarchical import Spread
+from tutti.torch_backend.hierarchical import HierarchicalCollectives
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.sparse import all_reduce_sparse
-from tutti.torch_backend.staging import Loan, is_plain
+from tutti.torch_backend.staging import Staging, is_plain
 from tutti.torch_backend.work import Operation
 
 
 class GroupCollectives(ProcessGroup):
-    """What all ranks of a group do together. Tensors have any shape; only their numbers of elements count."""
+    """The collectives of a group. Tensors may have any shape: only their numbers of elements count."""
 
     _rank: int
     _size: int
-    _transport: HostCollectives | Spread
+    _transport: HostCollectives | HierarchicalCollectives
     _hop: Callable[[Tensor, Reduction], Steps | None]
     _longest_hop = -1
     _progress: ProgressEngine
-    _routes: Routes
+    _dispatch: DeviceDispatch
 
     def _run(
-        self, what: str, steps: Sequence[Steps], outputs: Sequence[Tensor], loan: Loan, options: Any
+        self, what: str, steps: Sequence[Steps], outputs: Sequence[Tensor], staging: Staging, options: Any
     ) -> Operation | None:
-        one = steps[0] if len(steps) == 1 and not loan.copied else chain(steps, loan)
+        one = steps[0] if len(steps) == 1 and not staging.copied else chain(steps, staging)
         return self._progress.collective(one, outputs, what, asynchronous(options))
 
     # --- reductions
 
     def allreduce(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
-        """Overwrite each tensor on every rank with what the ranks' tensors make together."""
+        """Overwrite each tensor on every rank with the reduction of the ranks' tensors."""
         several, op = listed(tensors), reduce_op(options)
         if len(several) == 1 and is_plain(several[0]):
             tensor = several[0]
@@ -62,80 +62,76 @@ class GroupCollectives(ProcessGroup):
             if way.factor is not None:
                 tensor.mul_(way.factor)
             if tensor.nbytes <= self._longest_hop:
-                return self._progress.sudden(self._hop, tensor, way, "all_reduce", wanted)
+                return self._progress.immediate(self._hop, tensor, way, "all_reduce", wanted)
             steps = self._transport.all_reduce(tensor.view(-1), way)
             return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)
 
-    @routed("allreduce_coalesced")
+    @dispatched("allreduce_coalesced")
     def allreduce_coalesced(
         self, tensors: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
-        """Overwrite each tensor on every rank with what the ranks' tensors make together."""
+        """Overwrite each tensor on every rank with the reduction of the ranks' tensors."""
         return self._all_reduce_all(listed(tensors), options)
 
-    @routed("allreduce")
+    @dispatched("allreduce")
     def _all_reduce_all(self, several: Sequence[Tensor], options: Any) -> Operation | None:
-        op, loan, steps = reduce_op(options), Loan(), []
+        op, staging, steps = reduce_op(options), Staging(), []
         for tensor in several:
             if tensor.layout is torch.sparse_coo:
                 steps.append(all_reduce_sparse(self._transport, tensor, op))
                 continue
-            vector = loan.take(tensor)
+            vector = staging.take(tensor)
             way = reduction_of(op, vector.dtype)
             if way.factor is not None:
                 vector.mul_(way.factor)
             steps.append(self._transport.all_reduce(vector, way))
-        return self._run("all_reduce", steps, several, loan, options)
+        return self._run("all_reduce", steps, several, staging, options)
 
-    @routed("reduce")
+    @dispatched("reduce")
     def reduce(self, tensors: Tensors, options: Any = None, op: Any = None) -> Operation | None:
-        """Overwrite each tensor on the root with what the ranks' tensors make together."""
-        several, loan, root = listed(tensors), Loan(), root_of(options)
+        """Overwrite each tensor on the root with the reduction of the ranks' tensors."""
+        several, staging, root = listed(tensors), Staging(), root_of(options)
         op = reduce_op(options) if op is None else op
         steps = []
         for tensor in several:
-            vector = loan.take(tensor, write=root == self._rank)
+            vector = staging.take(tensor, write=root == self._rank)
             way = reduction_of(op, vector.dtype)
             if way.factor is not None:
                 vector = vector.mul_(way.factor) if root == self._rank else vector * way.factor
             steps.append(self._transport.reduce(vector, way, root))
-        return self._run("reduce", steps, several, loan, options)
+        return self._run("reduce", steps, several, staging, options)
 
-    @routed("reduce_scatter")
+    @dispatched("reduce_scatter")
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
-        """Overwrite this rank's output with what the ranks' inputs for it make together."""
-        several, loan = listed(outputs), Loan()
+        """Overwrite this rank's output with the reduction of the ranks' inputs for it."""
+        several, staging = listed(outputs), Staging()
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
         steps = [
             self._reduce_scatter(
-                loan.take(output, read=False), [loan.take(one, write=False) for one in parts], options
+                staging.take(output, read=False), [staging.take(one, write=False) for one in parts], options
             )
             for output, parts in zip(several, lists, strict=True)
         ]
-        return self._run("reduce_scatter", steps, several, loan, options)
+        return self._run("reduce_scatter", steps, several, staging, options)
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, options: Any = None) -> Operation | None:
-        """Overwrite this rank's output with what the ranks' parts for it make together."""
+        """Overwrite this rank's output with the reduction of the ranks' parts for it."""
         return self.reduce_scatter_single_coalesced([output], [source], options)
 
-    _reduce_scatter_base = reduce_scatter_single
-
-    @routed("reduce_scatter_single_coalesced")
+    @dispatched("reduce_scatter_single_coalesced")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
-        """Several of `reduce_scatter_single` in one."""
-        loan, steps = Loan(), []
+        """Run several `reduce_scatter_single` as one operation."""
+        staging, steps = Staging(), []
         for output, source in zip(outputs, inputs, strict=True):
-            vector, target = loan.take(source, write=False), loan.take(output, read=False)
+            vector, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("reduce_scatter", target, vector, self._size)
             steps.append(self._reduce_scatter(target, torch.split(vector, len(target) or 1), options))
-        return self._run("reduce_scatter_single", steps, outputs, loan, options)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+        return self._run("reduce_scatter_single", steps, outputs, staging, options)
 
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], options: Any) -> Steps:
         parts = parts_of(parts, self._size)
@@ -152,30 +148,32 @@ class GroupCollectives(ProcessGroup):
 
     # --- moves
 
-    @routed("broadcast")
+    @dispatched("broadcast")
     def broadcast(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
         """Overwrite each tensor on every rank with that of the root."""
-        several, loan, root = listed(tensors), Loan(), root_of(options)
+        several, staging, root = listed(tensors), Staging(), root_of(options)
         steps = [
             self._transport.broadcast(
-                loan.take(tensor, read=root == self._rank, write=root != self._rank), root
+                staging.take(tensor, read=root == self._rank, write=root != self._rank), root
             )
             for tensor in several
         ]
-        return self._run("broadcast", steps, several, loan, options)
+        return self._run("broadcast", steps, several, staging, options)
 
-    @routed("allgather")
+    @dispatched("allgather")
     def allgather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
         """Overwrite each list of outputs with the ranks' inputs, which may differ in size."""
         lists = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs]
-        loan = Loan()
+        staging = Staging()
         steps = [
-            self._all_gather(loan.take(source, write=False), [loan.take(out, read=False) for out in places])
+            self._all_gather(
+                staging.take(source, write=False), [staging.take(out, read=False) for out in places]
+            )
             for source, places in zip(listed(inputs), lists, strict=True)
         ]
-        return self._run("all_gather", steps, [out for places in lists for out in places], loan, options)
+        return self._run("all_gather", steps, [out for places in lists for out in places], staging, options)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: Any = None
@@ -187,23 +185,19 @@ class GroupCollectives(ProcessGroup):
         """Overwrite the output with the ranks' inputs, one after the other."""
         return self.all_gather_single_coalesced([output], [source], options)
 
-    _allgather_base = all_gather_single
-
-    @routed("all_gather_single_coalesced")
+    @dispatched("all_gather_single_coalesced")
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None
     ) -> Operation | None:
-        """Several of `all_gather_single` in one."""
-        loan, steps = Loan(), []
+        """Run several `all_gather_single` as one operation."""
+        staging, steps = Staging(), []
         for output, source in zip(outputs, inputs, strict=True):
-            vector, target = loan.take(source, write=False), loan.take(output, read=False)
+            vector, target = staging.take(source, write=False), staging.take(output, read=False)
             check_whole("all_gather", vector, target, self._size)
             steps.append(
                 self._all_gather(vector, parts_of(torch.split(target, len(vector) or 1), self._size))
             )
-        return self._run("all_gather_single", steps, outputs, loan, options)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+        return self._run("all_gather_single", steps, outputs, staging, options)
 
     def _all_gather(self, vector: Tensor, places: Sequence[Tensor]) -> Steps:
         if len(places) != self._size or len(places[self._rank]) != len(vector):
@@ -214,42 +208,44 @@ class GroupCollectives(ProcessGroup):
             )
         return self._transport.all_gather(vector, places)
 
-    @routed("gather")
+    @dispatched("gather")
     def gather(
         self, outputs: Sequence[Any], inputs: Tensors, options: Any = None, timeout: Any = None
     ) -> Operation | None:
         """Overwrite the root's outputs with the ranks' inputs."""
-        loan, root, (source,) = Loan(), root_of(options), listed(inputs)
+        staging, root, (source,) = Staging(), root_of(options), listed(inputs)
         lists = list(outputs[0] if outputs and not isinstance(outputs[0], Tensor) else outputs)
-        vector = loan.take(source, write=False)
-        places = [loan.take(out, read=False) for out in lists] if root == self._rank else []
+        vector = staging.take(source, write=False)
+        places = [staging.take(out, read=False) for out in lists] if root == self._rank else []
         self._check_root_lists("gather", vector, places, root)
-        return self._run("gather", [self._transport.gather(vector, places, root)], lists, loan, options)
+        return self._run("gather", [self._transport.gather(vector, places, root)], lists, staging, options)
 
-    @routed("gather_single")
+    @dispatched("gather_single")
     def gather_single(self, output: Tensor, source: Tensor, options: Any = None) -> Operation | None:
         """Overwrite the root's output with the ranks' inputs, one after the other."""
-        loan, root, places = Loan(), root_of(options), list[Tensor]()
-        vector = loan.take(source, write=False)
+        staging, root, places = Staging(), root_of(options), list[Tensor]()
+        vector = staging.take(source, write=False)
         if root == self._rank:
-            target = loan.take(output, read=False)
+            target = staging.take(output, read=False)
             check_whole("gather", vector, target, self._size)
             places += parts_of(torch.split(target, len(vector) or 1), self._size)
-        return self._run("gather", [self._transport.gather(vector, places, root)], [output], loan, options)
+        return self._run("gather", [self._transport.gather(vector, places, root)], [output], staging, options)
 
     gather_into_tensor = gather_single
 
-    @routed("scatter")
+    @dispatched("scatter")
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Any], options: Any = None, timeout: Any = None
     ) -> Operation | None:
-        """Overwrite each rank's output with what the root has for it."""
-        loan, root, (output,) = Loan(), root_of(options), listed(outputs)
+        """Overwrite each rank's output with the root's input for it."""
+        staging, root, (output,) = Staging(), root_of(options), listed(outputs)
         lists = inputs[0] if inputs and not isinstance(inputs[0], Tensor) else inputs
-        vector = loan.take(output, read=False)
-        sources = [loan.take(one, write=False) for one in lists] if root == self._rank else []
+        vector = staging.take(output, read=False)
+        sources = [staging.take(one, write=False) for one in lists] if root == self._rank else []
         self._check_root_lists("scatter", vector, sources, root)
-        return self._run("scatter", [self._transport.scatter(vector, sources, root)], [output], loan, options)
+        return self._run(
+            "scatter", [self._transport.scatter(vector, sources, root)], [output], staging, options
+        )
 
     def _check_root_lists(self, what: str, vector: Tensor, lists: Sequence[Tensor], root: int) -> None:
         if root == self._rank and [len(one) for one in lists] != [len(vector)] * self._size:
@@ -258,7 +254,7 @@ class GroupCollectives(ProcessGroup):
                 f"give {self._size} of {len(vector)}, one for each rank"
             )
 
-    @routed("all_to_all_single")
+    @dispatched("all_to_all_single")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -267,23 +263,21 @@ class GroupCollectives(ProcessGroup):
         input_splits: Sequence[int] = (),
         options: Any = None,
     ) -> Operation | None:
-        """Overwrite the output with what each rank has for this one.
+        """Overwrite the output with each rank's part for this one.
 
         Args:
-            output: what comes, in rank order.
-            source: what goes, in rank order.
+            output: receives the parts, in rank order.
+            source: the parts to send, in rank order.
             output_splits: how many rows come from each rank; none: equally many.
             input_splits: how many rows go to each rank; none: equally many.
             options: torch's.
         """
-        loan = Loan()
+        staging = Staging()
         steps = self._transport.all_to_all(
-            self._split(loan.take(source, write=False), source, input_splits),
-            self._split(loan.take(output, read=False), output, output_splits),
+            self._split(staging.take(source, write=False), source, input_splits),
+            self._split(staging.take(output, read=False), output, output_splits),
         )
-        return self._run("all_to_all_single", [steps], [output], loan, options)
-
-    alltoall_base = all_to_all_single
+        return self._run("all_to_all_single", [steps], [output], staging, options)
 
     def _split(self, vector: Tensor, tensor: Tensor, splits: Sequence[int]) -> Sequence[Tensor]:
         rows = tensor.shape[0] if tensor.dim() else 1
@@ -296,25 +290,26 @@ class GroupCollectives(ProcessGroup):
             )
         return torch.split(vector, [rows and len(vector) // rows * split for split in splits])
 
-    @routed("alltoall")
+    @dispatched("alltoall")
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: Any = None, timeout: Any = None
     ) -> Operation | None:
-        """Overwrite the outputs with what each rank has for this one."""
+        """Overwrite the outputs with each rank's input for this one."""
         if len(outputs) != self._size or len(inputs) != self._size:
             raise Unusable(
                 f"all_to_all got {len(inputs)} inputs and {len(outputs)} outputs; give one of each for every "
                 f"one of the {self._size} ranks"
             )
-        loan = Loan()
+        staging = Staging()
         steps = self._transport.all_to_all(
-            [loan.take(one, write=False) for one in inputs], [loan.take(one, read=False) for one in outputs]
+            [staging.take(one, write=False) for one in inputs],
+            [staging.take(one, read=False) for one in outputs],
         )
-        return self._run("all_to_all", [steps], outputs, loan, options)
+        return self._run("all_to_all", [steps], outputs, staging, options)
 
 
-def chain(steps: Iterable[Steps], loan: Loan) -> Steps:
-    """Several operations, one after the other; then what was lent goes back."""
+def chain(steps: Iterable[Steps], staging: Staging) -> Steps:
+    """Run several operations one after the other; then write the copies back."""
     for each in steps:
         yield from each
-    loan.give_back()
+    staging.write_back()

@@ -1,9 +1,9 @@
-"""What torch's C++ finds of a group that is written in Python: a backend with a name and no operations.
+"""The stub of a group in torch's C++: a backend with a name and no operations.
 
-Newer versions of torch ask a group's backends for more than the group: a flight recorder for their name,
-batched messages and `split_group` for what they can do. Older ones do not ask, nor let Python make a backend.
+Since version 2.14, torch asks a group's backends for more than the group: the flight recorder for their name,
+batched messages and `split_group` for their abilities. Version 2.13 does not ask, nor lets Python make one.
 
-Of an operation that is written in Python, C++ keeps only that part which is C++, which can do nothing alone.
+Of an operation that is written in Python, C++ keeps only the part that is C++, which can do nothing alone.
 """
 
 # torch's stubs have properties where these are plain values.
@@ -22,8 +22,8 @@ from tutti.torch_backend.registration import NAME
 from tutti.torch_backend.work import Operation
 
 
-class Counterpart(Backend):
-    """Stands for a group in C++; the group itself does all the work.
+class BackendStub(Backend):
+    """The stub of a group in C++; the group itself does all the work.
 
     Every property is here because those of C++ look for a Python one, find themselves, and so never end.
 
@@ -49,20 +49,20 @@ class Counterpart(Backend):
 
     @property
     def options(self) -> Backend.Options:
-        """What the group was made with."""
+        """The options that the group was made with."""
         return self._options
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Nothing: only its members make a part of a group."""
+        """Do nothing: only its members make a part of a group."""
 
 
-def counterpart(group: ProcessGroup, timeout: timedelta) -> Counterpart | None:
-    """Register a counterpart of a group for all its devices; None: this torch lets Python make none.
+def register_stub(group: ProcessGroup, timeout: timedelta) -> BackendStub | None:
+    """Register a stub of a group for all its devices; None with torch 2.13, which lets Python make none.
 
-    The caller keeps it: C++ keeps only that part of it which is C++.
+    The caller keeps it: C++ keeps only the part of it that is C++.
     """
     try:
-        made = Counterpart(group.rank(), group.size(), timeout)
+        made = BackendStub(group.rank(), group.size(), timeout)
     except TypeError:
         return None
     for device in group._device_types:

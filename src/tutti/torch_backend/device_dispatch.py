@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -14,16 +14,9 @@ from torch.distributed import PrefixStore, ProcessGroup, Store  # type: ignore[a
 from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.registration import NAME
 
-_FORMER: Final = {
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-}
-"""What torch before 2.13 calls its operations."""
 
-
-class Routes:
-    """Where the tensors of other devices go.
+class DeviceDispatch:
+    """The backends of the group's other devices.
 
     Args:
         store: of the group; the other backends meet in it.
@@ -36,8 +29,8 @@ class Routes:
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
         self._groups: dict[str, ProcessGroup | None] = {}
 
-    def other(self, group: ProcessGroup, device: torch.device) -> ProcessGroup | None:
-        """Who serves a device; None: `group` itself.
+    def backend_for(self, group: ProcessGroup, device: torch.device) -> ProcessGroup | None:
+        """The group that serves a device; None: `group` itself.
 
         Raises:
             Unusable: that backend is one that tutti cannot make.
@@ -86,29 +79,29 @@ class Routes:
         self._groups.clear()
 
 
-class Routed(Protocol):
-    """A group that has routes."""
+class Dispatching(Protocol):
+    """A group that dispatches by device."""
 
-    _routes: Routes
+    _dispatch: DeviceDispatch
 
 
-S = TypeVar("S", bound=Routed)
+S = TypeVar("S", bound=Dispatching)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def routed(
+def dispatched(
     name: str,
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Have an operation of a group, which torch calls `name`, done by whoever serves the tensors' device."""
+    """Have an operation of a group, which torch calls `name`, done by the backend of the tensors' device."""
 
     def decorate(operation: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             tensor = _first(args)
             if tensor is not None and not tensor.is_cpu:
-                other = self._routes.other(cast("ProcessGroup", self), tensor.device)
+                other = self._dispatch.backend_for(cast("ProcessGroup", self), tensor.device)
                 if other is not None:
-                    method = getattr(other, name, None) or getattr(other, _FORMER[name])
+                    method = getattr(other, name)
                     return cast("R", method(*(one for one in args if one is not None), **kwargs))
             return operation(self, *args, **kwargs)
 

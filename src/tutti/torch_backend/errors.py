@@ -1,4 +1,4 @@
-"""What goes wrong in a process group, as errors that both tutti and torch know."""
+"""The errors of a process group, which both tutti and torch know."""
 
 from __future__ import annotations
 

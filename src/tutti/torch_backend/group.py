@@ -1,4 +1,4 @@
-"""The process group that torch.distributed talks to: how it begins, who is in it, messages, how it ends."""
+"""The process group that torch.distributed talks to: its beginning, members, messages and end."""
 
 # torch's stubs list operations twice, as they are called from C++ and as they may be called from Python.
 # mypy: disable-error-code="override, assignment"
@@ -24,28 +24,26 @@ from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
 from tutti.torch_backend.arguments import Tensors, asynchronous, listed
 from tutti.torch_backend.collectives import GroupCollectives, chain
-from tutti.torch_backend.cpp_stub import counterpart
-from tutti.torch_backend.device_dispatch import Routes, routed
+from tutti.torch_backend.cpp_stub import register_stub
+from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
-from tutti.torch_backend.hierarchical import Spread
-from tutti.torch_backend.hierarchical_barrier import WideRollCall
-from tutti.torch_backend.host_state import Board
-from tutti.torch_backend.mpi_messages import DistantMessages
-from tutti.torch_backend.mpi_requests import Wire
+from tutti.torch_backend.hierarchical import HierarchicalCollectives
+from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier
+from tutti.torch_backend.host_state import HostState
+from tutti.torch_backend.mpi_transport import MpiMessages, MpiRequests, RemotePeers
 from tutti.torch_backend.progress import ProgressEngine
-from tutti.torch_backend.rendezvous import Place, Registry, host_key, join_by_mpi, share
-from tutti.torch_backend.shutdown import Departures
-from tutti.torch_backend.staging import Loan
+from tutti.torch_backend.rendezvous import GroupStore, HostMemory, host_key, join_by_mpi, share
+from tutti.torch_backend.staging import Staging
 from tutti.torch_backend.work import Operation
 
-SPREAD_NAP_S: Final = 100e-6
+REMOTE_NAP_S: Final = 100e-6
 """The longest nap of a rank that waits for other hosts: MPI moves data only when it is called."""
 
 _open: Final[weakref.WeakSet[TuttiGroup]] = weakref.WeakSet()
 
 
 def create(options: Any, backend_options: object) -> TuttiGroup:
-    """Make a group of the ranks that call this (what `torch.distributed` calls; collective).
+    """Make a group of the ranks that call this (called by `torch.distributed`; collective).
 
     Args:
         options: torch's `_DistributedBackendOptions`.
@@ -68,78 +66,81 @@ class TuttiGroup(GroupCollectives):
         TuttiError: a rank did not come, or the ranks share no memory.
     """
 
-    _messages: HostMessages | DistantMessages
-    _departures: Departures | None = None
+    _messages: HostMessages | MpiMessages
+    _remote_peers: RemotePeers | None = None
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
         size = len(names)
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._names, self._store = rank, size, tuple(names), store
         self._name, self._description, self._splits = "", "", 0
-        self._counterpart = counterpart(self, timeout)
-        self._owner, self._routes = os.getpid(), Routes(store, rank, size, timeout)
-        registry = Registry(store, rank, self._names, timeout.total_seconds())
-        keys = registry.gather("host", host_key())
+        self._stub = register_stub(self, timeout)
+        self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
+        group_store = GroupStore(store, rank, self._names, timeout.total_seconds())
+        keys = group_store.gather("host", host_key())
         here = [other for other, key in enumerate(keys) if key == keys[rank]]
-        place = share(registry, rank, size, here)
-        self._arena, self._here, self._words = place.arena, here, place.words
+        memory = share(group_store, rank, size, here)
+        self._arena, self._here, self._words = memory.arena, here, memory.words
         local, named = here.index(rank), [self._names[other] for other in here]
         try:
-            self._peers = Peers(place.words, local, len(here), named, timeout.total_seconds(), None)
+            self._peers = Peers(memory.words, local, len(here), named, timeout.total_seconds(), None)
         except PeerLost as error:
             raise RankLost(error.ranks, error.why) from error
         # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
         self._peers.crowded |= any(group._peers.crowded for group in _open)
         if len(here) == size:
-            self._stay_here(place)
+            self._connect_ranks(memory)
         else:
-            self._spread(registry, place, keys)
+            self._connect_hosts(group_store, memory, keys)
         self._progress = ProgressEngine(
             self._peers,
             self._names,
             self._transport.absent,
             self._has_left,
             timeout.total_seconds(),
-            LONGEST_NAP_S if len(here) == size else SPREAD_NAP_S,
+            LONGEST_NAP_S if len(here) == size else REMOTE_NAP_S,
         )
         _open.add(self)
 
-    def _stay_here(self, place: Place) -> None:
-        arena, block, words, crowded = place.arena, place.block, place.words, self._peers.crowded
+    def _connect_ranks(self, memory: HostMemory) -> None:
+        arena, block, words, crowded = memory.arena, memory.block, memory.words, self._peers.crowded
         rows = HostCollectives(arena, block, words, self._rank, self._names, crowded, Mismatch)
         self._transport, self._hop = rows, rows.hop
         self._longest_hop = ONE_HOP if self._size > 1 else -1
         self._messages = HostMessages(arena, block, words, self._rank, self._names, Mismatch)
 
-    def _spread(self, registry: Registry, place: Place, keys: Sequence[str]) -> None:
-        mpi = join_by_mpi(registry, self._names, [key.split()[0] for key in keys])
+    def _connect_hosts(self, group_store: GroupStore, memory: HostMemory, keys: Sequence[str]) -> None:
+        mpi = join_by_mpi(group_store, self._names, [key.split()[0] for key in keys])
         hosts = [[rank for rank, its in enumerate(keys) if its == key] for key in dict.fromkeys(keys)]
         here, names, words = self._here, self._names, self._words
         elsewhere = [rank for rank in range(self._size) if rank not in here]
         local, named = here.index(self._rank), [names[rank] for rank in here]
-        self._departures = Departures(
+        self._remote_peers = RemotePeers(
             mpi, names, elsewhere, partial(_all_have_left, words, len(here)), self._peers.report
         )
-        rows = HostCollectives(place.arena, place.block, words, local, named, self._peers.crowded, Mismatch)
-        wire, board = Wire(mpi, self._departures), Board(place.arena, place.board, len(here), self._size)
-        roll_call = WideRollCall(wire, rows, board, hosts, self._rank, names)
-        self._transport = Spread(wire, roll_call, rows, hosts, self._rank, names)
-        self._messages = DistantMessages(mpi, self._departures, self._rank, names)
+        rows = HostCollectives(memory.arena, memory.block, words, local, named, self._peers.crowded, Mismatch)
+        requests, state = (
+            MpiRequests(mpi, self._remote_peers),
+            HostState(memory.arena, memory.state, len(here), self._size),
+        )
+        barrier = HierarchicalBarrier(requests, rows, state, hosts, self._rank, names)
+        self._transport = HierarchicalCollectives(requests, barrier, rows, hosts, self._rank, names)
+        self._messages = MpiMessages(mpi, self._remote_peers, self._rank, names)
 
     def _has_left(self, rank: int) -> bool:
-        """Whether a rank has left."""
+        """Return whether a rank has left."""
         if rank not in self._here:
-            return self._departures is not None and self._departures.has_left(rank)
+            return self._remote_peers is not None and self._remote_peers.has_left(rank)
         return _has_left_host(self._words, len(self._here), self._here.index(rank))
 
-    # --- what it is called
+    # --- names
 
     def rank(self) -> int:
-        """Which number this process has in the group."""
+        """The number of this process in the group."""
         return self._rank
 
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._size
 
     def name(self) -> str:
@@ -155,11 +156,11 @@ class TuttiGroup(GroupCollectives):
         self._description = description
 
     def getGroupName(self) -> str:
-        """The group's name; what C++ asks for."""
+        """The group's name, for C++."""
         return self._name
 
     def getGroupDesc(self) -> str:
-        """The group's description; what C++ asks for."""
+        """The group's description, for C++."""
         return self._description
 
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc
@@ -168,7 +169,7 @@ class TuttiGroup(GroupCollectives):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors it takes; the first is preferred for what may lie anywhere."""
+        """The devices whose tensors it takes; the first is preferred where any would do."""
         accelerators = [torch.device("cuda")] if torch.cuda.is_available() else []
         return [torch.device("cpu"), *accelerators]
 
@@ -177,7 +178,7 @@ class TuttiGroup(GroupCollectives):
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing: mismatched calls are always found."""
+        """Do nothing: mismatched calls are always found."""
 
     def __repr__(self) -> str:
         return f"TuttiGroup(rank {self._rank} of {self._size}, ranks {list(self._names)} of the job)"
@@ -200,38 +201,38 @@ class TuttiGroup(GroupCollectives):
         return self._progress.collective(steps, (), "barrier", asynchronous(options), limit_s)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until every rank has come here; the error of those who wait in vain names who did not come."""
+        """Wait until every rank has come here; the error names those that did not come in time."""
         steps = self._transport.barrier()
         self._progress.collective(steps, (), "monitored_barrier", False, _limit_s(timeout))
 
     # --- messages
 
-    @routed("send")
+    @dispatched("send")
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Operation:
         """Send a tensor to a rank of the group."""
-        loan, (tensor,) = Loan(), listed(tensors)
+        staging, (tensor,) = Staging(), listed(tensors)
         self._check_rank("send", to)
-        vector = loan.take(tensor, write=False)
+        vector = staging.take(tensor, write=False)
         steps = self._messages.send(vector, to, tag)
         return self._progress.message(steps, [tensor], f"send to rank {self._names[to]}", lambda: [to])
 
-    @routed("recv")
+    @dispatched("recv")
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Operation:
         """Receive a tensor from a rank of the group."""
         self._check_rank("recv", source)
         what = f"recv from rank {self._names[source]}"
         return self._receive(tensors, Receiving(source, tag), what, [source])
 
-    @routed("recv_anysource")
+    @dispatched("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Operation:
         """Receive a tensor from whichever rank sends first."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return self._receive(tensors, Receiving(ANY, tag), "recv from any rank", others)
 
     def _receive(self, tensors: Tensors, receiving: Receiving, what: str, needed: list[int]) -> Operation:
-        loan, (tensor,) = Loan(), listed(tensors)
-        steps = self._messages.recv(loan.take(tensor, read=False), receiving)
-        return self._progress.message(chain([steps], loan), [tensor], what, lambda: needed, receiving)
+        staging, (tensor,) = Staging(), listed(tensors)
+        steps = self._messages.recv(staging.take(tensor, read=False), receiving)
+        return self._progress.message(chain([steps], staging), [tensor], what, lambda: needed, receiving)
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self._size:
@@ -263,19 +264,19 @@ class TuttiGroup(GroupCollectives):
         return part
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long an operation may take from now on."""
+        """Set how long an operation may take from now on."""
         self._progress.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave: what is under way fails, and the group gives back all that it holds."""
+        """Leave: operations under way fail, and the group frees all that it holds."""
         if self in _open:
             _open.discard(self)
             self._progress.close()
-            self._routes.close()
-            if self._departures is not None and isinstance(self._transport, Spread):
-                self._departures.leave(self._transport.done, self._lost())
+            self._dispatch.close()
+            if self._remote_peers is not None and isinstance(self._transport, HierarchicalCollectives):
+                self._remote_peers.leave(self._transport.done, self._lost())
             here = self._here
             self._words[ControlLayout(len(here)).line(here.index(self._rank)) + LEFT] = 1
             self._peers.close()
@@ -284,7 +285,7 @@ class TuttiGroup(GroupCollectives):
     abort = shutdown
 
     def _lost(self) -> Sequence[int]:
-        """Whom this rank has lost, if that is why the group cannot go on."""
+        """The ranks that this one has lost, if that is why the group cannot go on."""
         why = self._progress._broken
         return why.ranks if isinstance(why, PeerLost) else ()
 
@@ -295,7 +296,7 @@ def _limit_s(timeout: timedelta | None) -> float | None:
 
 
 def _has_left_host(words: memoryview, local_size: int, local_rank: int) -> bool:
-    """Whether a rank of this host has left a group."""
+    """Return whether a rank of this host has left a group."""
     return bool(words[ControlLayout(local_size).line(local_rank) + LEFT])
 
 

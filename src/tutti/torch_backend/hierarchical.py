@@ -1,14 +1,14 @@
-"""The collectives of ranks on several hosts: over rows inside each host, over MPI between them.
+"""The collectives of ranks on several hosts: through shared memory inside each host, over MPI between them.
 
-    host a   rank 0   sum slice 0 of a │ swap with rank 2, sum slice 0 of a and b │ give slice 0 to rank 1
-             rank 1   sum slice 1 of a │ swap with rank 3, sum slice 1 of a and b │ give slice 1 to rank 0
-    host b   rank 2   sum slice 0 of b │ swap with rank 0, sum slice 0 of a and b │ give slice 0 to rank 3
-             rank 3   sum slice 1 of b │ swap with rank 1, sum slice 1 of a and b │ give slice 1 to rank 2
+    host a   rank 0   sum slice 0 of a │ exchange with rank 2, sum slice 0 of a and b │ give slice 0 to rank 1
+             rank 1   sum slice 1 of a │ exchange with rank 3, sum slice 1 of a and b │ give slice 1 to rank 0
+    host b   rank 2   sum slice 0 of b │ exchange with rank 0, sum slice 0 of a and b │ give slice 0 to rank 3
+             rank 3   sum slice 1 of b │ exchange with rank 1, sum slice 1 of a and b │ give slice 1 to rank 2
 
 This is the hierarchical all-reduce: a sum crosses between two hosts once, not once for each of their ranks.
 Where hosts have unequally many ranks, as many slices are made as the smallest has ranks.
 
-All that MPI does is to move bytes; sums are formed by the same code as inside a host, in the order of a
+MPI only moves bytes; sums are formed by the same code as inside a host, in the order of a
 host's ranks and then of the hosts. So every dtype and every operation is the same with and without MPI.
 """
 
@@ -26,24 +26,24 @@ from tutti.comm.reductions import Reduction, rounds
 from tutti.comm.shm.barrier import BARRIER, Call, Kind, Steps, agree_on_lengths, check_sum
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.torch_backend.errors import Mismatch
-from tutti.torch_backend.hierarchical_barrier import Short, WideRollCall
-from tutti.torch_backend.host_state import SHORT
-from tutti.torch_backend.mpi_requests import Wire
+from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier, ShortVector
+from tutti.torch_backend.host_state import SHORT_BYTES
+from tutti.torch_backend.mpi_transport import MpiRequests
 
-PIECE: Final = 4 << 20
-"""Bytes of a vector that hosts swap at once: what is received for it needs as much memory again."""
+PIECE_BYTES: Final = 4 << 20
+"""Bytes of a vector that hosts exchange at once: receiving them needs as much memory again."""
 
 P = ParamSpec("P")
 
 
 def collective(
-    operation: Callable[Concatenate[Spread, P], Steps],
-) -> Callable[Concatenate[Spread, P], Steps]:
-    """Count how many collectives have been begun, and how many are done."""
+    operation: Callable[Concatenate[HierarchicalCollectives, P], Steps],
+) -> Callable[Concatenate[HierarchicalCollectives, P], Steps]:
+    """Count the collectives that have been begun, and those that are done."""
 
     @wraps(operation)
-    def counted(self: Spread, /, *args: P.args, **kwargs: P.kwargs) -> Steps:
-        self._roll_call.begun += 1
+    def counted(self: HierarchicalCollectives, /, *args: P.args, **kwargs: P.kwargs) -> Steps:
+        self._barrier.begun += 1
         try:
             yield from operation(self, *args, **kwargs)
         except Mismatch:
@@ -54,32 +54,32 @@ def collective(
     return counted
 
 
-class Spread:
-    """One group's ranks on several hosts, as one of them sees it.
+class HierarchicalCollectives:
+    """The collectives of a group whose ranks are on several hosts, in one of its ranks.
 
     Args:
-        wire: to the ranks of other hosts.
-        roll_call: how the ranks wait for each other.
-        rows: of the ranks of this host.
+        requests: moves vectors between this rank and those of other hosts.
+        barrier: of all ranks.
+        rows: the collectives of this host's ranks.
         hosts: the group's ranks on each host.
         rank: this process's number in the group.
-        names: what the group's ranks are called in errors: their numbers in the job.
+        names: the numbers of the group's ranks in the job, for errors.
 
     Attributes:
-        done: how many collectives this rank has finished.
+        done: the number of collectives that this rank has finished.
     """
 
     def __init__(
         self,
-        wire: Wire,
-        roll_call: WideRollCall,
+        requests: MpiRequests,
+        barrier: HierarchicalBarrier,
         rows: HostCollectives,
         hosts: Sequence[Sequence[int]],
         rank: int,
         names: Sequence[int],
     ) -> None:
         self.rank, self.size, self._names = rank, len(names), tuple(names)
-        self._wire, self._roll_call, self._rows, self._hosts = wire, roll_call, rows, hosts
+        self._requests, self._barrier, self._rows, self._hosts = requests, barrier, rows, hosts
         self._host = next(number for number, members in enumerate(hosts) if rank in members)
         self._here = hosts[self._host]
         self._lane = self._here.index(rank)
@@ -88,27 +88,27 @@ class Spread:
 
     def absent(self) -> list[int]:
         """The ranks that have not come where this one waits."""
-        return self._roll_call.absent()
+        return self._barrier.absent()
 
     @collective
     def barrier(self) -> Steps:
         """Wait until every rank has come here."""
-        yield from self._roll_call.meet(BARRIER)
+        yield from self._barrier.wait(BARRIER)
 
     # --- reductions
 
     @collective
     def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
-        """Overwrite `vector` on every rank with what the ranks' vectors make together."""
+        """Overwrite `vector` on every rank with the reduction of the ranks' vectors."""
         call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
-        # Short floats are rounded but once.
+        # Floats of 16 bits are rounded only once, at the end.
         wide = vector.float() if rounds(vector.dtype) else vector
-        if wide.nbytes <= SHORT:
-            short = Short(wide, way.partial.fold_into_first, self._last_fold(way))
-            vector.copy_((yield from self._roll_call.meet_with(call, short)))
+        if wide.nbytes <= SHORT_BYTES:
+            short = ShortVector(wide, way.partial.fold_into_first, self._last_fold(way))
+            vector.copy_((yield from self._barrier.wait_with(call, short)))
             return
-        yield from self._roll_call.meet(call)
-        for piece in torch.split(wide, PIECE * self._lanes // wide.itemsize):
+        yield from self._barrier.wait(call)
+        for piece in torch.split(wide, PIECE_BYTES * self._lanes // wide.itemsize):
             parts = [piece[place] for place in cut(len(piece), self._lanes)]
             parts += [piece[:0]] * (len(self._here) - self._lanes)
             own = parts[self._lane]
@@ -127,75 +127,75 @@ class Spread:
         return fold
 
     def _fold_rows(self, parts: Sequence[Tensor], own: Tensor, way: Reduction) -> Steps:
-        """Overwrite `own` with what this host's ranks have for this rank in `parts`."""
+        """Overwrite `own` with the reduction of this host's `parts` for this rank."""
         if len(self._here) > 1:
             yield from self._rows.reduce_scatter(parts, own, way.partial)
         else:
             own.copy_(parts[0])
 
     def _share_rows(self, own: Tensor, parts: Sequence[Tensor]) -> Steps:
-        """Overwrite `parts` with what each rank of this host has."""
+        """Overwrite `parts` with `own` of each rank of this host."""
         if len(self._here) > 1:
             yield from self._rows.all_gather(own, parts)
 
     def _fold_hosts(self, own: Tensor, way: Reduction) -> Steps:
-        """Overwrite `own` with what the ranks of this lane make together."""
+        """Overwrite `own` with the reduction over the ranks of this lane."""
         if not len(own):
             return
         if len(self._hosts) == 2:
-            yield from self._swap_and_fold(own, way)
+            yield from self._exchange_and_fold(own, way)
             return
         parts = [own[place] for place in cut(len(own), len(self._hosts))]
         mine = parts[self._host]
         found = [torch.empty_like(mine) for _ in self._hosts]
         found[self._host].copy_(mine)
-        counterparts = [members[self._lane] for members in self._hosts]
+        partners = [members[self._lane] for members in self._hosts]
         others = [host for host in range(len(self._hosts)) if host != self._host]
-        yield from self._wire.swap(
-            {counterparts[host]: parts[host] for host in others},
-            {counterparts[host]: found[host] for host in others},
+        yield from self._requests.exchange(
+            {partners[host]: parts[host] for host in others},
+            {partners[host]: found[host] for host in others},
         )
         if len(mine):
             way.partial.fold(found, mine)
             way.finish(mine, self.size)
-        yield from self._wire.swap(
-            {counterparts[host]: mine for host in others},
-            {counterparts[host]: parts[host] for host in others},
+        yield from self._requests.exchange(
+            {partners[host]: mine for host in others},
+            {partners[host]: parts[host] for host in others},
         )
 
-    def _swap_and_fold(self, own: Tensor, way: Reduction) -> Steps:
-        """Between two hosts: that both fold all of it costs no more bytes, and one step less."""
+    def _exchange_and_fold(self, own: Tensor, way: Reduction) -> Steps:
+        """Between two hosts: both reduce all of it, which moves no more bytes and takes one step less."""
         other = self._hosts[1 - self._host][self._lane]
         theirs = torch.empty_like(own)
-        yield from self._wire.swap({other: own}, {other: theirs})
+        yield from self._requests.exchange({other: own}, {other: theirs})
         found = [own, theirs] if self._host == 0 else [theirs, own]
         way.partial.fold(found, own)
         way.finish(own, self.size)
 
     @collective
     def reduce(self, vector: Tensor, way: Reduction, root: int) -> Steps:
-        """Overwrite `vector` on rank `root` with what the ranks' vectors make together."""
-        yield from self._roll_call.meet(
+        """Overwrite `vector` on rank `root` with the reduction of the ranks' vectors."""
+        yield from self._barrier.wait(
             Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=way.number, root=root)
         )
-        for piece in torch.split(vector, PIECE // vector.itemsize):
+        for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
             if self.rank != root:
-                yield from self._wire.swap({root: piece}, {})
+                yield from self._requests.exchange({root: piece}, {})
             elif len(piece):
                 found = [torch.empty_like(piece) for _ in range(self.size)]
                 found[root].copy_(piece)
-                yield from self._wire.swap({}, {rank: found[rank] for rank in self._others})
+                yield from self._requests.exchange({}, {rank: found[rank] for rank in self._others})
                 way.fold(found, piece)
 
     @collective
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, way: Reduction) -> Steps:
-        """Overwrite `output` with what the ranks' vectors for this rank make together.
+        """Overwrite `output` with the reduction of the ranks' vectors for this rank.
 
-        What a host has for a rank of another one is summed by the rank that has the same place there, and
-        travels as one vector.
+        A host's vectors for a rank of another host are summed by the rank that has the same place here, and
+        travel as one vector.
         """
         lengths = [len(vector) for vector in inputs]
-        yield from self._roll_call.meet(
+        yield from self._barrier.wait(
             Call.of(
                 Kind.REDUCE_SCATTER,
                 output.dtype,
@@ -209,7 +209,7 @@ class Spread:
         found = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
         sources = [members[self._lane % len(members)] for members in self._hosts]
         coming = {sources[host]: found[host] for host in range(len(self._hosts)) if host != self._host}
-        requests = self._wire.begin({}, coming)
+        requests = self._requests.begin({}, coming)
         for members in self._hosts:
             for owners in self._turns(members):
                 parts = [inputs[0][:0] if owner is None else inputs[owner] for owner in owners]
@@ -219,13 +219,13 @@ class Spread:
                 if owner == self.rank:
                     found[self._host] = part
                 elif owner is not None:
-                    requests += self._wire.begin({owner: part}, {})
-        yield from self._wire.finish(requests)
+                    requests += self._requests.begin({owner: part}, {})
+        yield from self._requests.finish(requests)
         if len(output):
             output.copy_(self._last_fold(way)(found))
 
     def _turns(self, members: Sequence[int]) -> list[list[int | None]]:
-        """The ranks of a host, as many at a time as this host has, None for those that it lacks."""
+        """The ranks of a host in turns of this host's number of ranks; the last is filled up with None."""
         width = len(self._here)
         turns = [list[int | None](members[begin : begin + width]) for begin in range(0, len(members), width)]
         return [turn + [None] * (width - len(turn)) for turn in turns]
@@ -237,12 +237,12 @@ class Spread:
         """Overwrite `vector` on every rank with that of rank `root`."""
         call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
-        if vector.nbytes <= SHORT:
+        if vector.nbytes <= SHORT_BYTES:
             place = self._hosts[home].index(root) if self._host == home else 0
-            short = Short(vector, lambda found: found[place], lambda found: found[home])
-            vector.copy_((yield from self._roll_call.meet_with(call, short)))
+            short = ShortVector(vector, lambda found: found[place], lambda found: found[home])
+            vector.copy_((yield from self._barrier.wait_with(call, short)))
             return
-        yield from self._roll_call.meet(call)
+        yield from self._barrier.wait(call)
         parts = [vector[place] for place in cut(len(vector), self._lanes)]
         parts += [vector[:0]] * (len(self._here) - self._lanes)
         if self._host == home and len(self._here) > 1:
@@ -253,19 +253,19 @@ class Spread:
             yield from self._share_rows(parts[self._lane], parts)
 
     def _pass_on(self, own: Tensor, home: int) -> Steps:
-        """Give `own` of a host to the ranks of this lane, along a binomial tree of hosts."""
+        """Send `own` from the host `home` to the ranks of this lane, along a binomial tree of hosts."""
         count = len(self._hosts)
         distance = (self._host - home) % count
         # A host hears from the one at its distance without its highest bit, and then tells farther ones.
         reach = 1 << distance.bit_length()
         if distance:
             parent = self._hosts[(home + distance - reach // 2) % count][self._lane]
-            yield from self._wire.swap({}, {parent: own})
+            yield from self._requests.exchange({}, {parent: own})
         children = []
         while distance + reach < count:
             children.append(self._hosts[(home + distance + reach) % count][self._lane])
             reach *= 2
-        yield from self._wire.swap(dict.fromkeys(children, own), {})
+        yield from self._requests.exchange(dict.fromkeys(children, own), {})
 
     @collective
     def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
@@ -275,16 +275,16 @@ class Spread:
         """
         lengths = [len(output) for output in outputs]
         call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
-        yield from self._roll_call.meet(call)
+        yield from self._barrier.wait(call)
         elsewhere = [members for members in self._hosts if members is not self._here]
         mine = [turn[self._lane] for members in elsewhere for turn in self._turns(members)]
-        requests = self._wire.begin(
+        requests = self._requests.begin(
             {members[self._lane % len(members)]: vector for members in elsewhere},
             {rank: outputs[rank] for rank in mine if rank is not None},
         )
         outputs[self.rank].copy_(vector)
         yield from self._share_rows(outputs[self.rank], [outputs[rank] for rank in self._here])
-        yield from self._wire.finish(requests)
+        yield from self._requests.finish(requests)
         for members in elsewhere:
             for turn in self._turns(members):
                 places = [vector[:0] if rank is None else outputs[rank] for rank in turn]
@@ -293,36 +293,36 @@ class Spread:
     @collective
     def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
-        yield from self._roll_call.meet(Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root))
+        yield from self._barrier.wait(Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root))
         if self.rank != root:
-            yield from self._wire.swap({root: vector}, {})
+            yield from self._requests.exchange({root: vector}, {})
         else:
             outputs[root].copy_(vector)
-            yield from self._wire.swap({}, {rank: outputs[rank] for rank in self._others})
+            yield from self._requests.exchange({}, {rank: outputs[rank] for rank in self._others})
 
     @collective
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
-        """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        yield from self._roll_call.meet(Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root))
+        """Overwrite `vector` with the one of rank `root`'s `inputs` for this rank; all are of one length."""
+        yield from self._barrier.wait(Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root))
         if self.rank != root:
-            yield from self._wire.swap({}, {root: vector})
+            yield from self._requests.exchange({}, {root: vector})
         else:
             vector.copy_(inputs[root])
-            yield from self._wire.swap({rank: inputs[rank] for rank in self._others}, {})
+            yield from self._requests.exchange({rank: inputs[rank] for rank in self._others}, {})
 
     @collective
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
-        """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
-        yield from self._roll_call.meet(Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
+        """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
+        yield from self._barrier.wait(Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
         mine = torch.tensor([len(one) for one in (*inputs, *outputs)], device="cpu")
         table = [torch.empty_like(mine) for _ in range(self.size)]
         table[self.rank] = mine
-        yield from self._wire.swap(
+        yield from self._requests.exchange(
             dict.fromkeys(self._others, mine), {rank: table[rank] for rank in self._others}
         )
         agree_on_lengths([row.tolist() for row in table], self._names, Mismatch)
         outputs[self.rank].copy_(inputs[self.rank])
-        yield from self._wire.swap(
+        yield from self._requests.exchange(
             {rank: inputs[rank] for rank in self._others}, {rank: outputs[rank] for rank in self._others}
         )
 

@@ -1,12 +1,12 @@
-"""How ranks on several hosts wait for each other, each saying what it calls.
+"""The barrier of ranks on several hosts, at which each says which collective it calls.
 
     host a   rank 0 ┐         ┌ tells host b what its ranks call ┐         ┌ all see what all have called
              rank 1 ┴ barrier ┤                                  ├ barrier ┤
     host b   rank 2 ┐         ├ tells host a what its ranks call ┤         │
              rank 3 ┴ barrier ┴                                  ┴ barrier ┴
 
-So two messages cross, whatever the number of ranks. A short vector travels with the call: what a host's ranks
-make together is made by the first of them, and what the hosts make together on every host, in their order.
+So only two messages cross, for any number of ranks. A short vector travels with the call: the first
+rank of each host reduces those of its host, and then those of all hosts, in their order.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tutti.comm.shm.barrier import Call, Steps, disagreement
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.comm.shm.rings import as_bytes
 from tutti.torch_backend.errors import Mismatch
-from tutti.torch_backend.host_state import SHORT, Board
-from tutti.torch_backend.mpi_requests import HEADERS, Request, Wire
+from tutti.torch_backend.host_state import SHORT_BYTES, HostState
+from tutti.torch_backend.mpi_transport import HEADERS, MpiRequests, Request
 
 PATIENCE_S: Final = 0.02
-"""How long to wait for a host's own ranks before the others are told who has come so far."""
+"""How long to wait for a host's own ranks before the other hosts are told which have come so far."""
 
 _ABSENT: Final = -1
 
 Fold = Callable[[Sequence[Tensor]], Tensor]
-"""Makes one short vector of several, in the place of one of them."""
+"""Reduces several short vectors to one, in the place of one of them."""
 
 
-class Short(NamedTuple):
-    """What travels with a call.
+class ShortVector(NamedTuple):
+    """A short vector that travels with a call, and how it is reduced.
 
     Attributes:
-        vector: this rank's, of up to SHORT bytes; all ranks' are of one length.
-        here: makes one vector of those of a host's ranks.
-        everywhere: makes the result of those of the hosts, in their order.
+        vector: this rank's, of up to SHORT_BYTES; those of all ranks have one length.
+        here: reduces those of a host's ranks.
+        everywhere: reduces those of the hosts, in their order, to the result.
     """
 
     vector: Tensor
@@ -49,37 +49,43 @@ class Short(NamedTuple):
     everywhere: Fold
 
 
-class WideRollCall:
-    """The meetings of a group's ranks, as one of them sees them.
+class HierarchicalBarrier:
+    """The barrier of a group whose ranks are on several hosts, in one of its ranks.
 
     Args:
-        wire: to the ranks of other hosts.
-        rows: of this host's ranks.
-        board: of this host.
+        requests: moves vectors between this rank and those of other hosts.
+        rows: the collectives of this host's ranks.
+        state: the memory that the ranks of this host share.
         hosts: the group's ranks on each host.
         rank: this process's number in the group.
-        names: what the group's ranks are called in errors: their numbers in the job.
+        names: the numbers of the group's ranks in the job, for errors.
 
     Attributes:
-        begun: how many collectives this rank has begun.
+        begun: the number of collectives that this rank has begun.
     """
 
     def __init__(
         self,
-        wire: Wire,
+        requests: MpiRequests,
         rows: HostCollectives,
-        board: Board,
+        state: HostState,
         hosts: Sequence[Sequence[int]],
         rank: int,
         names: Sequence[int],
     ) -> None:
-        self._wire, self._rows, self._board, self._hosts, self._rank = wire, rows, board, hosts, rank
+        self._requests, self._rows, self._host_state, self._hosts, self._rank = (
+            requests,
+            rows,
+            state,
+            hosts,
+            rank,
+        )
         self._here = next(members for members in hosts if rank in members)
         self._leads, self._names = rank == self._here[0], tuple(names)
         self._leaders = {members[0]: members for members in hosts if members is not self._here}
-        self._outbox = numpy.zeros(8 * len(self._here) + SHORT, numpy.uint8)
+        self._outbox = numpy.zeros(8 * len(self._here) + SHORT_BYTES, numpy.uint8)
         self._inboxes = {
-            leader: numpy.zeros(8 * len(members) + SHORT, numpy.uint8)
+            leader: numpy.zeros(8 * len(members) + SHORT_BYTES, numpy.uint8)
             for leader, members in self._leaders.items()
         }
         self._complete = True
@@ -87,101 +93,101 @@ class WideRollCall:
 
     def absent(self) -> list[int]:
         """The ranks that are not, or will never be, where this one waits."""
-        early = self._wire.departures.early(self.begun)
+        early = self._requests.remote_peers.early(self.begun)
         here = [self._here[local] for local in self._rows.absent()]
         if early or not self._complete:
             return early or here
-        arrivals = self._board.arrivals
+        arrivals = self._host_state.arrivals
         late = [rank for rank in range(len(self._names)) if arrivals[rank] < self.begun]
-        return late or here or self._wire.awaited
+        return late or here or self._requests.awaited
 
-    def meet(self, call: Call) -> Steps:
-        """Wait for all ranks, and see that they have called the same.
+    def wait(self, call: Call) -> Steps:
+        """Wait for all ranks, and check that they have called the same.
 
         Raises:
-            Mismatch: somebody has called something else.
+            Mismatch: a rank has called something else.
         """
-        yield from self._meet(call, None)
+        yield from self._wait(call, None)
 
-    def meet_with(self, call: Call, short: Short) -> Generator[bool, None, Tensor]:
-        """As `meet`; returns what is made of the short vectors, valid until the next meeting."""
-        board = self._board
-        board.short(self._here.index(self._rank), short.vector).copy_(short.vector)
-        yield from self._meet(call, short)
-        return board.result(short.vector)
+    def wait_with(self, call: Call, short: ShortVector) -> Generator[bool, None, Tensor]:
+        """As `wait`; returns the reduction of the short vectors, valid until the next barrier."""
+        state = self._host_state
+        state.short(self._here.index(self._rank), short.vector).copy_(short.vector)
+        yield from self._wait(call, short)
+        return state.result(short.vector)
 
-    def _meet(self, call: Call, short: Short | None) -> Steps:
-        board, alone = self._board, len(self._here) == 1
-        board.claims[self._here.index(self._rank)] = call
+    def _wait(self, call: Call, short: ShortVector | None) -> Steps:
+        state, alone = self._host_state, len(self._here) == 1
+        state.claims[self._here.index(self._rank)] = call
         self._complete = alone
         if not alone:
-            yield from self._assemble()
+            yield from self._wait_for_host()
             self._complete = True
         if self._leads:
-            yield from self._confer(short)
+            yield from self._exchange_calls(short)
         if not alone:
             yield from self._rows.barrier()
-        for rank, theirs in enumerate(board.calls):
+        for rank, theirs in enumerate(state.calls):
             if theirs != call:
                 raise Mismatch(disagreement(self._names[self._rank], call, self._names[rank], Call(theirs)))
 
-    def _assemble(self) -> Steps:
-        """Wait for the ranks of this host; meanwhile tell the other hosts who has come."""
+    def _wait_for_host(self) -> Steps:
+        """Wait for the ranks of this host; meanwhile tell the other hosts which have come."""
         told, since = list[int](), time.monotonic()
         for moved in self._rows.barrier():
             if self._leads and time.monotonic() - since > PATIENCE_S:
                 absent = self._rows.absent()
                 if absent and absent != told:
                     told = absent
-                    yield from self._wire.finish(self._tell(absent, None))
+                    yield from self._requests.finish(self._send_calls(absent, None))
             yield moved
 
-    def _tell(self, absent: Sequence[int], vector: Tensor | None) -> list[Request]:
-        """Begin to tell the other hosts what this one's ranks call, and _ABSENT for who has not come."""
-        count, board = len(self._here), self._board
-        words = [_ABSENT if local in absent else claim for local, claim in enumerate(board.claims)]
+    def _send_calls(self, absent: Sequence[int], vector: Tensor | None) -> list[Request]:
+        """Begin to send the calls of this host's ranks to the others; _ABSENT where one has not come."""
+        count, state = len(self._here), self._host_state
+        words = [_ABSENT if local in absent else claim for local, claim in enumerate(state.claims)]
         self._outbox[: 8 * count].view(numpy.int64)[:] = words
         length = 8 * count
         if vector is not None:
             torch.from_numpy(self._outbox)[length : length + vector.nbytes].copy_(as_bytes(vector))
             length += vector.nbytes
-        return [self._wire.send(self._outbox[:length], leader, HEADERS) for leader in self._leaders]
+        return [self._requests.send(self._outbox[:length], leader, HEADERS) for leader in self._leaders]
 
-    def _confer(self, short: Short | None) -> Steps:
-        """On the first rank of each host: learn what the ranks of the others call."""
-        coming = [self._wire.recv(inbox, leader, HEADERS) for leader, inbox in self._inboxes.items()]
-        board, own = self._board, None
-        if short is not None and len(set(board.claims)) == 1:
-            shorts = [board.short(local, short.vector) for local in range(len(self._here))]
+    def _exchange_calls(self, short: ShortVector | None) -> Steps:
+        """Exchange the calls of all ranks between the first ranks of the hosts."""
+        coming = [self._requests.recv(inbox, leader, HEADERS) for leader, inbox in self._inboxes.items()]
+        state, own = self._host_state, None
+        if short is not None and len(set(state.claims)) == 1:
+            shorts = [state.short(local, short.vector) for local in range(len(self._here))]
             own = short.here(shorts) if len(shorts) > 1 else shorts[0]
-        going = self._tell((), own)
-        self._note(self._here, board.claims)
+        going = self._send_calls((), own)
+        self._record(self._here, state.claims)
         for leader, request in zip(self._leaders, coming, strict=True):
-            yield from self._hear(leader, request)
-        yield from self._wire.finish(going)
-        if short is not None and own is not None and len(set(board.calls)) == 1:
+            yield from self._receive_calls(leader, request)
+        yield from self._requests.finish(going)
+        if short is not None and own is not None and len(set(state.calls)) == 1:
             found = [self._found(members, own) for members in self._hosts]
-            board.result(own).copy_(short.everywhere(found))
+            state.result(own).copy_(short.everywhere(found))
 
-    def _hear(self, leader: int, request: Request) -> Steps:
-        """Wait for what the ranks of a host call."""
+    def _receive_calls(self, leader: int, request: Request) -> Steps:
+        """Wait for the calls of another host's ranks."""
         members, inbox = self._leaders[leader], self._inboxes[leader]
         words = inbox[: 8 * len(members)].view(numpy.int64)
         while True:
-            yield from self._wire.finish([request])
-            self._note(members, words.tolist())
+            yield from self._requests.finish([request])
+            self._record(members, words.tolist())
             if (words != _ABSENT).all():
                 return
-            request = self._wire.recv(inbox, leader, HEADERS)
+            request = self._requests.recv(inbox, leader, HEADERS)
 
-    def _note(self, members: Sequence[int], words: Sequence[int] | memoryview) -> None:
-        """Write on the board what the ranks of a host call; _ABSENT for who has not come."""
+    def _record(self, members: Sequence[int], words: Sequence[int] | memoryview) -> None:
+        """Record the calls of a host's ranks; _ABSENT for ranks that have not come."""
         for rank, word in zip(members, words, strict=True):
             if word != _ABSENT:
-                self._board.calls[rank], self._board.arrivals[rank] = word, self.begun
+                self._host_state.calls[rank], self._host_state.arrivals[rank] = word, self.begun
 
     def _found(self, members: Sequence[int], own: Tensor) -> Tensor:
-        """What the ranks of a host have made of their short vectors."""
+        """The reduced short vectors of a host's ranks."""
         if members is self._here:
             return own
         inbox: Any = self._inboxes[members[0]]

@@ -1,4 +1,4 @@
-"""What torch's profiler records of an operation: the events that it has of torch's own backends.
+"""The events of an operation in torch's profiler, like those of torch's own backends.
 
 c10d::allreduce_    the call
 tutti:all_reduce    the operation, from the call until it is over, also where it goes on in another thread
@@ -37,7 +37,7 @@ _IN_TORCH: Final = {
     "send": "send",
     "recv": "recv_",
 }
-"""What torch's dispatcher calls the operations."""
+"""The operations' names in torch's dispatcher."""
 
 
 def profiled(what: str, tensors: Sequence[Tensor], call: Callable[[], Returned]) -> Returned:

@@ -1,4 +1,4 @@
-"""Who runs a group's operations, and how it waits.
+"""The progress engine of a group: it runs the operations, and waits for the other ranks.
 
     caller      │ starts an operation ── runs it as long as nobody has to be waited for long ──▶ done
                 │                                    │ else, without async_op
@@ -7,8 +7,8 @@
                 │ with async_op: goes on
     progress    │ . . . . . . . . . . . runs what nobody waits for, naps between
 
-Collectives run one after the other, in the order of the calls; messages run beside them. Whoever has the lock
-runs. The thread is started when it is first needed.
+Collectives run one after the other, in the order of the calls; messages run beside them. The thread
+that holds the lock runs them. The progress thread is started when it is first needed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from tutti.comm.shm.point_to_point import Receiving
 
 SPIN_S: Final = 200e-6
-"""How long whoever starts an operation runs it without letting go of the core."""
+"""How long the caller runs an operation before it yields the core."""
 
 CHECK_S: Final = LONGEST_NAP_S / NAP_SHARE
-"""After how long a wait begins to look for dead ranks."""
+"""How long a wait takes before it begins to look for dead ranks."""
 
 
 class ProgressEngine:
@@ -51,10 +51,10 @@ class ProgressEngine:
         absent: tells who has not come to the collective under way, by rank in the group.
         has_left: tells whether a rank of the group has left.
         timeout_s: how long an operation may take.
-        nap_s: how long a nap may be: what moves only when it is asked after must be asked often.
+        nap_s: the longest nap: MPI moves data only when it is called, so it must be called often.
 
     Attributes:
-        lock: held by whoever runs operations.
+        lock: held by the thread that runs operations.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class ProgressEngine:
         """Run a collective after those before it.
 
         Args:
-            steps: what is to be done.
+            steps: the operation.
             outputs: the tensors that hold its result.
             what: its name in errors.
-            asynchronous: whether the caller goes on as soon as somebody has to be waited for.
+            asynchronous: whether the caller goes on as soon as another rank has to be waited for.
             timeout_s: how long it may take; None: as long as the group allows.
 
         Returns:
@@ -117,7 +117,7 @@ class ProgressEngine:
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:
-                    if self._sprint(steps):
+                    if self._spin(steps):
                         return Operation.over(outputs) if asynchronous else None
                 except Exception as error:
                     return _fail(error, asynchronous)
@@ -141,14 +141,14 @@ class ProgressEngine:
         operation = Operation(self, steps, outputs, what, self._absent, limit_s)
         self._collectives.append(operation)
         if asynchronous:
-            self._rouse()
+            self._wake_thread()
         return operation
 
     def _check(self, what: str) -> None:
         if self._broken is not None:
             raise Closed(f"{what}: this process group cannot go on: {self._broken}") from self._broken
 
-    def sudden(
+    def immediate(
         self,
         begin: Callable[[Tensor, Reduction], Steps | None],
         tensor: Tensor,
@@ -156,12 +156,12 @@ class ProgressEngine:
         what: str,
         asynchronous: bool,
     ) -> Operation | None:
-        """Run a collective that is as a rule over before anybody could wait for it.
+        """Run a collective that as a rule is over at once.
 
         Args:
-            begin: begins it, with `tensor` and `way`; returns what is left to be done, or None.
-            tensor: what it works on.
-            way: how.
+            begin: begins it, with `tensor` and `way`; returns the steps that are left, or None.
+            tensor: the tensor to reduce.
+            way: the reduction.
             what: its name in errors.
             asynchronous: as in `collective`.
         """
@@ -211,11 +211,11 @@ class ProgressEngine:
             self._advance(operation, ended)
             if not operation.done:
                 self._messages.append(operation)
-                self._rouse()
+                self._wake_thread()
         return operation
 
-    def _sprint(self, steps: Steps) -> bool:
-        """Run an operation while others are at it too; whether it is done."""
+    def _spin(self, steps: Steps) -> bool:
+        """Run an operation while others are at it too; return whether it is done."""
         started = 0.0
         for tries, moves in enumerate(steps):
             if moves:
@@ -228,7 +228,7 @@ class ProgressEngine:
         return True
 
     def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
-        """Return when an operation is over; run it, and all others, meanwhile."""
+        """Wait until an operation is over; run it, and all others, meanwhile."""
         this = threading.current_thread()
         with self.lock:
             self._waiting.append(this)
@@ -246,10 +246,10 @@ class ProgressEngine:
             with self.lock:
                 self._waiting.remove(this)
                 if not self._waiting and (self._collectives or self._messages):
-                    self._rouse()
+                    self._wake_thread()
 
     def _run(self) -> bool:
-        """Run what can go on; whether anything did."""
+        """Run the operations that can go on; return whether any did."""
         moved, ended = False, list[Operation]()
         with self.lock:
             while self._collectives and self._advance(self._collectives[0], ended):
@@ -265,12 +265,12 @@ class ProgressEngine:
         return moved
 
     def _publish(self, ended: Sequence[Operation]) -> None:
-        """Resolve the futures of what has ended.
+        """Resolve the futures of operations that have ended.
 
-        Their callbacks may wait for further operations in ways that run none: somebody else must then do so.
+        Their callbacks may wait for other operations in ways that run none: another thread must then do so.
         """
-        heard = [operation for operation in ended if operation.heard]
-        if not heard:
+        observed = [operation for operation in ended if operation.has_future]
+        if not observed:
             return
         this = threading.current_thread()
         with self.lock:
@@ -279,9 +279,9 @@ class ProgressEngine:
             if serves:
                 self._thread = None
             if self._collectives or self._messages:
-                self._rouse()
+                self._wake_thread()
         try:
-            for operation in heard:
+            for operation in observed:
                 operation.publish()
         finally:
             with self.lock:
@@ -291,7 +291,7 @@ class ProgressEngine:
 
     def _advance(self, operation: Operation, ended: list[Operation]) -> bool:
         try:
-            # Tensors of inference mode can be written in that mode alone, and all others in it as well.
+            # Tensors of inference mode can be written only in that mode, and all others in it as well.
             with torch.inference_mode():
                 moved = operation.advance()
             if operation.done:
@@ -308,17 +308,17 @@ class ProgressEngine:
         return moved
 
     def _rest(self, pause: _Backoff) -> None:
-        """Wait a moment; notice who is dead, has left, or is late."""
+        """Wait a moment; notice ranks that are dead, have left, or are late."""
         try:
             long = pause.rest()
             if long:
-                self._look_around()
+                self._check_peers()
         except (RankLost, Absent) as error:
             self.fail(error)
         except PeerLost as error:
             self.fail(RankLost(error.ranks, error.why))
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         self._peers.check()
         with self.lock:
             heads = [*list(self._collectives)[:1], *self._messages]
@@ -326,7 +326,7 @@ class ProgressEngine:
         for operation in heads:
             missing = operation.absent()
             left = [rank for rank in missing if self._has_left(rank)]
-            # Whoever has left may have done what we wait for with its last breath.
+            # A rank may have sent what we wait for just before it left.
             if left and set(left) >= set(operation.absent()) and not self._run() and not operation.done:
                 raise RankLost(self._named(left), "it left while others still waited for it")
             if operation.deadline_s and now > operation.deadline_s and not operation.done:
@@ -336,7 +336,7 @@ class ProgressEngine:
         return [self._names[rank] for rank in ranks]
 
     def fail(self, error: BaseException) -> None:
-        """End all that is under way with an error; nothing can follow."""
+        """End all operations under way with an error; no other can follow."""
         with self.lock:
             self._broken = self._broken or error
             ended = [*self._collectives, *self._messages]
@@ -348,8 +348,8 @@ class ProgressEngine:
 
     # --- the thread
 
-    def _rouse(self) -> None:
-        """See that somebody runs what is under way; with the lock."""
+    def _wake_thread(self) -> None:
+        """Have a thread run the operations under way; with the lock."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="tutti progress", daemon=True)
             self._threads = [*(thread for thread in self._threads if thread.is_alive()), self._thread]
@@ -375,7 +375,7 @@ class ProgressEngine:
                     self._rest(pause)
 
     def close(self) -> None:
-        """Stop: what is under way fails, the thread ends."""
+        """Stop: operations under way fail, the thread ends."""
         self.fail(Closed("it was destroyed"))
         with self.lock:
             self._stopped = True
@@ -406,7 +406,7 @@ class _Backoff:
         self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
 
     def rest(self) -> bool:
-        """Let others work; whether the wait is a long one by now."""
+        """Let others work; return whether the wait is a long one by now."""
         waited_s = time.monotonic() - self._started
         if waited_s < self._yield_s:
             os.sched_yield()

@@ -1,4 +1,4 @@
-"""Makes the name "tutti" known to torch.distributed, without importing torch before somebody else does.
+"""Makes the name "tutti" known to torch.distributed, without importing torch before the program does.
 
 An entry point of the group "torch.backends" registers it whenever torch is imported. Where entry points are
 not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD=0, tutti on the path without being installed), `import tutti`
@@ -21,21 +21,21 @@ from urllib.parse import parse_qsl, urlsplit
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
-Meet = Callable[[float], int | None]
-"""Waits so many seconds for the ranks of a host to meet.
+Rendezvous = Callable[[float], int | None]
+"""The rendezvous of a host's ranks, within a number of seconds.
 
-Gives the descriptor of the file that their store is in, or None: they meet where the environment says.
+Returns the descriptor of the file that holds their store, or None: the environment says where they meet.
 """
 
 NAME = "tutti"
 _HOME = "torch.distributed.distributed_c10d"
-_RENDEZVOUS = "torch.distributed.rendezvous"
+_RENDEZVOUS_MODULE = "torch.distributed.rendezvous"
 _TRACE_RULES = "torch._dynamo.trace_rules"
 _UNTRACED = ("tutti.torch_backend", "tutti.comm")
 _PLACE = ("rank", "world_size")
 
-_meet: Meet | None = None
-_meetings = count()
+_rendezvous: Rendezvous | None = None
+_generations = count()
 
 
 def register() -> None:
@@ -44,39 +44,39 @@ def register() -> None:
     backend = getattr(c10d, "Backend", None)
     if backend is not None and NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-        _meet_before_env()
+        _rendezvous_before_env()
         _when_imported(_TRACE_RULES, _keep_untraced)
 
 
 def _keep_untraced() -> None:
-    """Have the compiler call what a group does, as it calls other groups' C++, instead of tracing it."""
+    """Have the compiler call a group's operations, as it calls other groups' C++, instead of tracing them."""
     for package in _UNTRACED:
         sys.modules[_TRACE_RULES].add(package)
 
 
-def _meet_before_env() -> None:
-    """Have the ranks meet in a file where that can be, before torch reads the environment (env://)."""
-    handlers = sys.modules[_RENDEZVOUS]._rendezvous_handlers
+def _rendezvous_before_env() -> None:
+    """Make the ranks' rendezvous a file where possible, before torch reads the environment (env://)."""
+    handlers = sys.modules[_RENDEZVOUS_MODULE]._rendezvous_handlers
     read = handlers["env"]
 
-    def meet_or_read(url: str, timeout: timedelta, **rest: Any) -> Iterator[tuple[Store, int, int]]:
-        file = None if _meet is None else _meet(timeout.total_seconds())
+    def rendezvous_or_read(url: str, timeout: timedelta, **rest: Any) -> Iterator[tuple[Store, int, int]]:
+        file = None if _rendezvous is None else _rendezvous(timeout.total_seconds())
         if file is not None and _as_described(url):
-            yield _met(file, timeout)
+            yield _store_of(file, timeout)
         else:
             yield from read(url, timeout=timeout, **rest)
 
-    handlers["env"] = meet_or_read
+    handlers["env"] = rendezvous_or_read
 
 
 def _as_described(url: str) -> bool:
-    """Whether the caller of `init_process_group` gives no other rank or size than the environment."""
+    """Return whether `init_process_group` got no other rank or size than the environment has."""
     given = dict(parse_qsl(urlsplit(url).query))
     return all(given.get(name, os.environ[name.upper()]) == os.environ[name.upper()] for name in _PLACE)
 
 
-def _met(file: int, timeout: timedelta) -> tuple[Store, int, int]:
-    """The store in a file; each time that the ranks meet, its keys are new."""
+def _store_of(file: int, timeout: timedelta) -> tuple[Store, int, int]:
+    """The store in a file; its keys are new at each rendezvous."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     from tutti.torch_backend.rendezvous import store_in
@@ -84,18 +84,18 @@ def _met(file: int, timeout: timedelta) -> tuple[Store, int, int]:
     rank, size = (int(os.environ[name.upper()]) for name in _PLACE)
     store = store_in(file, size)
     store.set_timeout(timeout)
-    return PrefixStore(str(next(_meetings)), store), rank, size
+    return PrefixStore(str(next(_generations)), store), rank, size
 
 
-def register_with_torch(meet: Meet) -> None:
+def register_with_torch(rendezvous: Rendezvous) -> None:
     """Register the backend as soon as torch.distributed is there.
 
     Args:
-        meet: finds where the ranks meet; under launchers that torch does not know, it sets the variables that
-            `env://` reads.
+        rendezvous: finds the ranks' store; under launchers that torch does not know, it sets the variables
+            that `env://` reads.
     """
-    global _meet
-    _meet = meet
+    global _rendezvous
+    _rendezvous = rendezvous
     _when_imported(_HOME, register)
 
 

@@ -4,8 +4,8 @@
     rank 1   store: host ─────────┴ opens /proc/PID/fd/N ────┴── somebody could not ─▶ all say so
 
 On one host the store is in an anonymous file (`tutti.comm.shm.memfd`). torch's TCPStore listens on all
-interfaces, whatever host it is given, and asks nobody who they are. A file of this user without a name needs
-no port, and nothing of it is left behind.
+interfaces, whatever host it is given, and authenticates nobody. An anonymous file of this user needs no port,
+and nothing of it is left behind.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tutti.comm.shm.arena import FIRST, PAGE, Arena
 from tutti.comm.shm.layout import ControlLayout, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.torch_backend.errors import Absent, Unusable
-from tutti.torch_backend.host_state import board_bytes
+from tutti.torch_backend.host_state import host_state_bytes
 
 
 def store_in(descriptor: int, size: int) -> FileStore:
-    """The store in a file.
+    """Open the store in a file.
 
     Args:
         descriptor: of the file; to be kept open, as C++ may use the store for as long as the process lives.
-        size: how many ranks meet there.
+        size: the number of ranks that meet there.
     """
     return FileStore(f"/proc/self/fd/{descriptor}", size)
 
@@ -50,17 +50,17 @@ _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
 _TAGS = 16_000
 
 
-class Place(NamedTuple):
-    """Where a group's shared memory is: its control block, its board, and the words of the block."""
+class HostMemory(NamedTuple):
+    """The memory of a group on one host: offsets of its control block and state, and the block's words."""
 
     arena: Arena
     block: int
-    board: int
+    state: int
     words: memoryview
 
 
-class Registry:
-    """What the ranks of a group tell each other through a store.
+class GroupStore:
+    """The values that the ranks of a group exchange through a store, while the group is made.
 
     A store may outlive a group (torchrun keeps its own), and the next group may have the same name: each
     generation of a group has keys of its own.
@@ -74,14 +74,14 @@ class Registry:
         self._timeout_s = timeout_s
 
     def tell(self, what: str, value: str) -> None:
-        """Say something to the others."""
+        """Publish a value of this rank."""
         self._store.set(f"{what}/{self._rank}", value)
 
     def ask(self, what: str, rank: int) -> str:
-        """What a rank says; waits for it.
+        """Wait for a value of a rank.
 
         Raises:
-            Absent: it did not say so in time.
+            Absent: it did not publish it in time.
         """
         left_s = max(0.001, self._deadline - time.monotonic())
         key = f"{what}/{rank}"
@@ -95,7 +95,7 @@ class Registry:
         return found.decode()
 
     def gather(self, what: str, value: str) -> list[str]:
-        """What each rank says, in rank order."""
+        """Publish a value, and wait for those of all ranks, in rank order."""
         self.tell(what, value)
         return [self.ask(what, rank) for rank in range(len(self._names))]
 
@@ -106,32 +106,32 @@ def host_key() -> str:
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def share(registry: Registry, rank: int, size: int, members: Sequence[int]) -> Place:
-    """Make, or find, the shared memory of the ranks of one host (collective over the group).
+def share(group_store: GroupStore, rank: int, size: int, members: Sequence[int]) -> HostMemory:
+    """Make or open the shared memory of the ranks of one host (collective over the group).
 
     Args:
-        registry: of the group.
+        group_store: of the group.
         rank: this process's number in the group.
         size: how many ranks the group has.
         members: the group's ranks on this host.
 
     Raises:
-        Unusable: a rank cannot open what another one made.
+        Unusable: a rank cannot open the memory of another one.
         Absent: a rank did not come.
     """
     local_size, leader, outcome = len(members), members[0], _FINE
-    # Where things lie is known to all: the store, which others may write to, says nothing about it.
-    block, board = FIRST, FIRST + -(-control_bytes(local_size) // PAGE) * PAGE
+    # All ranks compute the offsets alike: the store, which others may write to, has none.
+    block, state = FIRST, FIRST + -(-control_bytes(local_size) // PAGE) * PAGE
     if rank == leader:
         arena = Arena.create()
-        arena.allocate(board + board_bytes(local_size, size) - FIRST)
-        registry.tell("arena", str(arena.address))
+        arena.allocate(state + host_state_bytes(local_size, size) - FIRST)
+        group_store.tell("arena", str(arena.address))
     else:
         try:
-            arena = Arena.open(FileAddress.parse(registry.ask("arena", leader)))
+            arena = Arena.open(FileAddress.parse(group_store.ask("arena", leader)))
         except (OSError, ValueError) as error:
             arena, outcome = Arena.create(), str(error)
-    outcomes = registry.gather("opened", outcome)
+    outcomes = group_store.gather("opened", outcome)
     for other, said in enumerate(outcomes):
         if said != _FINE:
             arena.close()
@@ -139,21 +139,21 @@ def share(registry: Registry, rank: int, size: int, members: Sequence[int]) -> P
                 f"rank {other} cannot open the shared memory of its host: {said}; start all ranks of a host "
                 "as one user, in one container"
             )
-    return Place(arena, block, board, arena.words(block, ControlLayout(local_size).words))
+    return HostMemory(arena, block, state, arena.words(block, ControlLayout(local_size).words))
 
 
-def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:
-    """MPI communicators for ranks on several hosts (collective).
+def join_by_mpi(group_store: GroupStore, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:
+    """Make the MPI communicators of ranks on several hosts (collective).
 
     Args:
-        registry: of the group.
+        group_store: of the group.
         names: the ranks' numbers in the job.
         hosts: a name of the host of each rank.
 
     Raises:
         Unusable: MPI did not start the ranks.
     """
-    places = registry.gather("mpi", _mpi_place(len(names)))
+    places = group_store.gather("mpi", _mpi_place(len(names)))
     for name, host, place in zip(names, hosts, places, strict=True):
         if not place.isdecimal():
             raise Unusable(
@@ -161,12 +161,12 @@ def join_by_mpi(registry: Registry, names: Sequence[int], hosts: Sequence[str]) 
                 f"{host} cannot reach the others with MPI: {place}. Start them all with the mpirun of the "
                 "MPI library that mpi4py uses, or take the backend gloo"
             )
-    tag = zlib.crc32(f"{registry.generation} {names}".encode()) % _TAGS
+    tag = zlib.crc32(f"{group_store.generation} {names}".encode()) % _TAGS
     return group_of([int(place) for place in places], tag)
 
 
 def _mpi_place(size: int) -> str:
-    """Which rank this process is in MPI's world, or why it is none that is of use."""
+    """Return this process's rank in MPI's world, or the reason why MPI cannot be used."""
     if not any(name in os.environ for name in _LAUNCHERS):
         return "it was not started by mpirun or srun"
     if importlib.util.find_spec("mpi4py") is None:

@@ -16,25 +16,25 @@ from tutti.comm.reductions import rounds
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.torch_backend.errors import Mismatch, Unusable
-from tutti.torch_backend.hierarchical import Spread
+from tutti.torch_backend.hierarchical import HierarchicalCollectives
 from tutti.torch_backend.reduce_ops import reduction_of
-from tutti.torch_backend.staging import Loan
+from tutti.torch_backend.staging import Staging
 
 _SUMS: Final = ("sum", "avg", "premul_sum")
 
 
-def all_reduce_sparse(transport: HostCollectives | Spread, tensor: Tensor, op: Any) -> Steps:
+def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tensor: Tensor, op: Any) -> Steps:
     """Overwrite a sparse tensor (COO) on every rank with the sum, or the mean, of the ranks' tensors.
 
     The ranks' tensors have one shape, and any number of elements, any indices. The result is coalesced.
 
     Args:
-        transport: how the ranks' vectors travel.
+        transport: the collectives of the group.
         tensor: this rank's.
         op: a `ReduceOp`.
 
     Raises:
-        Unusable: the operation is no sum.
+        Unusable: the operation is not a sum.
         Mismatch: the ranks' tensors differ in shape.
     """
     way = reduction_of(op, tensor.dtype)
@@ -47,7 +47,11 @@ def all_reduce_sparse(transport: HostCollectives | Spread, tensor: Tensor, op: A
 
 
 def _gather_and_sum(
-    transport: HostCollectives | Spread, tensor: Tensor, indices: Tensor, values: Tensor, mean: bool
+    transport: HostCollectives | HierarchicalCollectives,
+    tensor: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    mean: bool,
 ) -> Steps:
     own = torch.tensor([len(values), tensor.sparse_dim(), *tensor.shape], device="cpu")
     found = [torch.empty_like(own) for _ in range(transport.size)]
@@ -62,7 +66,7 @@ def _gather_and_sum(
     counts = [form[0] for form in forms]
     all_indices = yield from _gather_rows(transport, indices.t(), counts)
     all_values = yield from _gather_rows(transport, values, counts)
-    # What is made here becomes part of the user's tensor, and must not be of inference mode alone.
+    # These become part of the user's tensor, and must be usable outside of inference mode.
     with torch.inference_mode(False), torch.no_grad():
         wide = all_values.float() if rounds(values.dtype) else all_values.clone()
         total = torch.sparse_coo_tensor(
@@ -74,11 +78,11 @@ def _gather_and_sum(
 
 
 def _gather_rows(
-    transport: HostCollectives | Spread, own: Tensor, counts: list[int]
+    transport: HostCollectives | HierarchicalCollectives, own: Tensor, counts: list[int]
 ) -> Generator[bool, None, Tensor]:
-    """All ranks' rows of a tensor, one after the other, in rank order."""
-    loan = Loan()
+    """Gather all ranks' rows of a tensor, one after the other, in rank order."""
+    staging = Staging()
     whole = torch.empty((sum(counts), *own.shape[1:]), dtype=own.dtype, device="cpu")
-    places = [loan.take(place, read=False) for place in torch.split(whole, counts)]
-    yield from transport.all_gather(loan.take(own, write=False), places)
+    places = [staging.take(place, read=False) for place in torch.split(whole, counts)]
+    yield from transport.all_gather(staging.take(own, write=False), places)
     return whole

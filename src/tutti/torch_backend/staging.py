@@ -1,4 +1,4 @@
-"""Any tensor as a flat vector on the CPU: itself where it is one, else a copy that is written back."""
+"""Any tensor as a flat vector on the CPU, itself where possible, else a copy that is written back."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 from tutti.torch_backend.errors import Unusable
 
 
-class Loan:
-    """The vectors that one operation works on, and where they belong.
+class Staging:
+    """The vectors that one operation works on, and the tensors that they are copies of.
 
-    What is contiguous and on the CPU is worked on where it lies. All else is copied, at once: an
-    accelerator's tensors into pinned host memory.
+    Contiguous tensors on the CPU are worked on in place. All others are copied, at once: those of an
+    accelerator into pinned host memory.
     """
 
     def __init__(self) -> None:
         self._copies: list[tuple[Tensor, Tensor, torch.cuda.Stream | None]] = []
 
     def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
-        """The elements of a tensor as a vector.
+        """Return the elements of a tensor as a vector.
 
         Args:
             tensor: of any shape; complex numbers come as pairs of real ones.
-            read: whether what the tensor holds is needed.
-            write: whether the vector's elements go back into the tensor with `give_back`.
+            read: whether the tensor's values are needed.
+            write: whether the vector's elements go back into the tensor with `write_back`.
 
         Raises:
             Unusable: the tensor is on a device without memory, or sparse.
@@ -53,22 +53,22 @@ class Loan:
             )
         return vector
 
-    def give_back(self) -> None:
-        """Copy what was written back to where it belongs."""
+    def write_back(self) -> None:
+        """Copy the vectors back into their tensors."""
         for tensor, vector, stream in self._copies:
-            # This may be another thread, and the caller's stream may still have to do with the tensor.
+            # This may be another thread, and the caller's stream may still use the tensor.
             with nullcontext() if stream is None else torch.cuda.stream(stream):
                 tensor.copy_(vector.view(tensor.shape))
         self._copies.clear()
 
     @property
     def copied(self) -> bool:
-        """Whether `give_back` has something to do."""
+        """Tell whether `write_back` has anything to do."""
         return bool(self._copies)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor can be worked on where it lies, in its own shape: a short way to what `Loan` finds."""
+    """Return whether a tensor can be worked on in place, in its own shape: a quick test before `Staging`."""
     return (
         tensor.is_cpu
         and not tensor.requires_grad

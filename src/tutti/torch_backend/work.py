@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Operation(Work):
-    """What `async_op=True` returns.
+    """The work object that `async_op=True` returns.
 
     Args:
-        progress: what runs it.
-        steps: what is to be done.
+        progress: runs it.
+        steps: the operation, as a generator.
         outputs: the tensors that hold its result.
         what: its name in errors.
-        absent: tells who has not come, by rank in the group.
+        absent: tells the ranks of the group that have not come.
         timeout_s: how long it may take, once it is its turn.
-        receiving: for a receive, what it waits for.
+        receiving: for a receive, the message that it waits for.
 
     Attributes:
         done: whether it is over.
@@ -62,7 +62,7 @@ class Operation(Work):
 
     @classmethod
     def over(cls, outputs: Sequence[Tensor]) -> Operation:
-        """One that is done."""
+        """Make one that is done."""
         operation = cls.__new__(cls)
         Work.__init__(operation)
         operation.done, operation._outputs = True, outputs
@@ -70,15 +70,15 @@ class Operation(Work):
 
     @classmethod
     def failed(cls, error: BaseException) -> Operation:
-        """One that has failed."""
+        """Make one that has failed."""
         operation = cls.over(())
         operation.error = error
         return operation
 
-    # --- for who runs it
+    # --- for the progress engine
 
     def advance(self) -> bool:
-        """Go on until it would have to wait; whether anything moved or it ended."""
+        """Go on until it would have to wait; return whether anything moved or it ended."""
         assert self._steps is not None
         moved = False
         for moves in self._steps:
@@ -89,19 +89,19 @@ class Operation(Work):
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """Be over; `publish` is to follow, outside of all locks."""
+        """End it; `publish` is to follow, outside of all locks."""
         self.done, self.error = True, error
         if error is not None and self._steps is not None:
             self._steps.close()
         self._steps = None
 
     @property
-    def heard(self) -> bool:
-        """Whether anybody has asked for the future."""
+    def has_future(self) -> bool:
+        """Tell whether anybody has asked for the future."""
         return self._source is not None
 
     def publish(self) -> None:
-        """Tell whoever waits for the future."""
+        """Resolve the future, if anybody has asked for it."""
         if self._source is not None:
             self._source.set_result(list(self._outputs) if self.error is None else self.error)
 
@@ -127,11 +127,11 @@ class Operation(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
+        """Return whether it is over."""
         return self.done
 
     def is_success(self) -> bool:
-        """Whether it is over and did not fail."""
+        """Return whether it is over and did not fail."""
         return self.done and self.error is None
 
     def exception(self) -> BaseException | None:
@@ -143,7 +143,7 @@ class Operation(Work):
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """Who sent what was received."""
+        """Return the sender of the message that was received."""
         return self._receiving.sender if self._receiving is not None else -1
 
     _source_rank = source_rank
@@ -162,7 +162,7 @@ class Operation(Work):
         return self.outcome()
 
     def outcome(self) -> Future[Any]:
-        """What `get_future` gives, without waiting for anything."""
+        """The future that `get_future` gives, without waiting for anything."""
         if self._future is None:
             source: Future[Any] = Future()
             with self._progress.lock if self._progress is not None else _nothing:

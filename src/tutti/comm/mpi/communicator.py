@@ -5,8 +5,8 @@
     rank 1 ──── cross ───── rank 3       one lane per local rank, then inside each host again
       node                    node
 
-MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then asked
-after, at first quickly, then with naps. Importing `mpi4py.MPI` initialises MPI: only functions that need it
+MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then tested,
+at first quickly, then with naps. Importing `mpi4py.MPI` initialises MPI: only functions that need it
 do that.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, Counter, cut
-from tutti.comm.counters import ANSWER, QUESTION, CounterServer, DistantCounter, GuardedCounter
+from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
 from tutti.comm.mpi.discovery import join_host
 from tutti.comm.mpi.failures import MpiJob, guarded
 from tutti.comm.mpi.group import MpiGroup
@@ -47,7 +47,7 @@ def library() -> str:
 
 
 def has_ulfm() -> bool:
-    """Whether the MPI library can go on after a rank died: ULFM (initialises MPI)."""
+    """Return whether the MPI library can go on after a rank died: ULFM (initialises MPI)."""
     from mpi4py import MPI
 
     try:
@@ -80,7 +80,7 @@ def world_place() -> tuple[int, int, bool]:
 
 
 def from_all(value: object) -> list[Any]:
-    """What each rank of MPI's world gives, by rank (collective; costs little while it waits)."""
+    """Gather a value of each rank of MPI's world (collective; naps while it waits)."""
     from mpi4py import MPI
 
     request = MPI.COMM_WORLD.Ibarrier()
@@ -108,7 +108,7 @@ class MpiCommunicator(Communicator):
         self._host_of = {rank: host for host, ranks in enumerate(members) for rank in ranks}
         self._lanes = min(len(ranks) for ranks in members)
         self._even = all(len(ranks) == self._lanes for ranks in members)
-        self._desk: CounterServer | None = None
+        self._counter_server: CounterServer | None = None
         self._counters = 0
         self._cross = self._make_cross()
 
@@ -168,7 +168,7 @@ class MpiCommunicator(Communicator):
     def all_reduce(self, vector: Tensor) -> None:
         self._check(vector)
         if vector.is_floating_point() and vector.itemsize < 4:
-            # MPI cannot add these; and so they are rounded but once.
+            # MPI cannot add these; and so they are rounded only once.
             wide = vector.float()
             self._all_reduce(wide)
             vector.copy_(wide)
@@ -280,7 +280,7 @@ class MpiCommunicator(Communicator):
         try:
             self._receive(incoming, source, tag, outgoing.nbytes)
         except ValueError:
-            # What came in did not fit: nothing is wrong with what goes out.
+            # The incoming message did not fit; nothing is wrong with the outgoing one.
             self._member.complete(request, to, outgoing.nbytes)
             raise
         self._member.complete(request, to, outgoing.nbytes)
@@ -305,17 +305,17 @@ class MpiCommunicator(Communicator):
     def counter(self) -> Counter:
         """A counter at zero, in the memory of the host of rank 0, which must stay until the last addition."""
         self.barrier()
-        if self._desk is None:
-            self._desk = self._open_desk()
+        if self._counter_server is None:
+            self._counter_server = self._open_counter_server()
         number, self._counters = self._counters, self._counters + 1
-        counter: Counter = DistantCounter(self._ask, number)
+        counter: Counter = RemoteCounter(self._ask, number)
         if self._host_of[self.rank] == 0:
-            counter = GuardedCounter(self._node.counter())
-            self._desk.counters[number] = counter
+            counter = ThreadSafeCounter(self._node.counter())
+            self._counter_server.counters[number] = counter
         self.barrier()
         return counter
 
-    def _open_desk(self) -> CounterServer:
+    def _open_counter_server(self) -> CounterServer:
         mpi = self._job.mpi
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise TuttiError(
@@ -326,15 +326,15 @@ class MpiCommunicator(Communicator):
 
     @guarded
     def _ask(self, number: int, amount: int) -> int:
-        """Have a counter of rank 0 added to."""
-        comm = cast("CounterServer", self._desk).comm
-        question, answer = (
+        """Add to a counter of rank 0."""
+        comm = cast("CounterServer", self._counter_server).comm
+        request, reply = (
             torch.tensor([number, amount], device="cpu"),
             torch.zeros(1, dtype=torch.int64, device="cpu"),
         )
-        self._member.complete(comm.Isend(self._buffer(question), 0, QUESTION), 0)
-        self._member.complete(comm.Irecv(self._buffer(answer), 0, ANSWER), 0)
-        return int(answer)
+        self._member.complete(comm.Isend(self._buffer(request), 0, REQUEST), 0)
+        self._member.complete(comm.Irecv(self._buffer(reply), 0, REPLY), 0)
+        return int(reply)
 
     @override
     @guarded
@@ -379,9 +379,9 @@ class MpiCommunicator(Communicator):
 
     @override
     def close(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+        if self._counter_server is not None:
+            self._counter_server.close()
+            self._counter_server = None
         if self._cross is not None and self._cross is not self:
             self._cross.close()
         if self._node._whole:

@@ -1,8 +1,8 @@
-"""Finding out which ranks of a job share a host's memory, when somebody else (MPI) started them.
+"""The discovery of the ranks that share a host's memory, when MPI started them.
 
-Whoever started the ranks says which of them seem to be on one host. The lowest of these offers an arena; who
-can open it through /proc and finds the secret word in it is on that host indeed. Those who cannot (they run
-in a container of their own) are tried again among themselves, until everyone has a host.
+MPI says which of the ranks seem to be on one host. The lowest of these offers an arena; a rank that can open
+it through /proc and finds the secret word in it is on that host. Those that cannot (they run in a container
+of their own) try again among themselves, until each rank has a host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Gather = Callable[[object], list[object]]
 
 @dataclass(frozen=True)
 class ArenaOffer:
-    """An arena that other ranks may open, and how to know it: the word at `offset` is `secret`."""
+    """An arena that other ranks may open; its word at `offset` is `secret`."""
 
     address: FileAddress
     offset: int

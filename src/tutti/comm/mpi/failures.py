@@ -1,4 +1,4 @@
-"""What all MPI communicators of a process have in common: how they wait, and what they make of dead ranks."""
+"""The state that all MPI communicators of a process share: waiting, leaving, and the failures of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 import numpy
 
-from tutti.comm.mpi.farewells import Farewells, free_later, free_what_is_over
+from tutti.comm.mpi.leave_notices import LeaveNotices, free_later, free_what_is_over
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.liveness import LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
 from tutti.errors import PeerLost
@@ -20,11 +20,11 @@ CHECK_AFTER_S: Final = 0.01
 SLOWEST_BYTES_PER_S: Final = 1e8
 """While a transfer may still go on at this speed, naps stay short: MPI moves data only when it is called."""
 
-OBITUARY: Final = 32_767
-"""The tag, on MPI's own world, of a message that says who died; no other message uses that communicator."""
+DEATH_TAG: Final = 32_767
+"""The tag, on MPI's own world, of a message that names a dead rank; no other message uses it."""
 
 TOLD_WITHIN_S: Final = 1.0
-"""How long to wait for MPI to say who died, when all it said is that somebody did."""
+"""How long to wait until MPI says which rank died, when all it said is that one did."""
 
 
 class MpiJob:
@@ -62,7 +62,7 @@ class MpiJob:
             member.leave()
             # Freeing needs the others, and they may be gone.
             if not self.revoked:
-                free_later(member.farewells.all_over, member.comm.Free)
+                free_later(member.leave_notices.all_over, member.comm.Free)
                 free_what_is_over(self.mpi.Exception)
 
     def leave(self) -> None:
@@ -72,7 +72,7 @@ class MpiJob:
                 member.leave()
 
     def give_up(self, lost: Sequence[int]) -> None:
-        """Tell everyone whom this rank lost; every operation on its communicators fails, in all ranks."""
+        """Name a lost rank to all others; every operation on its communicators fails, in all ranks."""
         if self.revoked:
             return
         self.revoked = True
@@ -88,10 +88,10 @@ class MpiJob:
 
     def _tell(self, rank: int, lost: int) -> None:
         try:
-            # So short a message is on its way when this returns; nobody waits for it.
-            self._notes.append(self.mpi.COMM_WORLD.Isend(numpy.array([lost]), rank, OBITUARY))
+            # A message this short is on its way when this returns; nobody waits for it.
+            self._notes.append(self.mpi.COMM_WORLD.Isend(numpy.array([lost]), rank, DEATH_TAG))
         except self.mpi.Exception as error:
-            # That one may be dead too; all the others are still to be told.
+            # That rank may be dead too; the others are still to be told.
             if not self._means_death(error):
                 raise
 
@@ -100,7 +100,7 @@ class MpiJob:
         if not self._ulfm:
             return False
         if kind == mpi.ERR_OTHER:
-            # All that a collective says that was under way just then.
+            # A collective that was under way reports only this.
             return (
                 any(member.comm.Is_revoked() for member in self.members)
                 or mpi.COMM_WORLD.Get_failed().size > 0
@@ -120,14 +120,14 @@ class MpiJob:
         return PeerLost(lost, "on another host" if lost else "a rank of another host gave up")
 
     def _dead(self) -> list[int]:
-        """Who is dead, as far as MPI and the other ranks have told, numbered in the job."""
+        """The ranks, numbered in the job, that MPI or another rank has reported dead."""
         world, mpi = self.mpi.COMM_WORLD, self.mpi
         failed = world.Get_failed()
         ranks = [int(rank) for rank in failed.Translate_ranks(range(failed.size), world.Get_group())]
         try:
-            if not ranks and world.Iprobe(mpi.ANY_SOURCE, OBITUARY):
+            if not ranks and world.Iprobe(mpi.ANY_SOURCE, DEATH_TAG):
                 name = numpy.zeros(1, numpy.int64)
-                world.Recv(name, mpi.ANY_SOURCE, OBITUARY)
+                world.Recv(name, mpi.ANY_SOURCE, DEATH_TAG)
                 ranks = [int(name[0])]
         except mpi.Exception as error:
             # Just now MPI has noticed a death, which `Get_failed` will name.
@@ -136,7 +136,7 @@ class MpiJob:
         return ranks
 
     def look(self) -> None:
-        """Notice dead ranks of this host, at most every `CHECK_AFTER_S`: for who asks MPI without waiting."""
+        """Notice dead ranks of this host, at most every `CHECK_AFTER_S`: for callers that do not wait."""
         now = time.monotonic()
         if now >= self._next_look_s:
             self._next_look_s = now + CHECK_AFTER_S
@@ -145,12 +145,12 @@ class MpiJob:
     def wait(
         self, ready: Callable[[], bool], nbytes: int = 0, gone: Callable[[], Sequence[int]] = tuple
     ) -> None:
-        """Return when `ready()`; costs little while that takes long, and notices dead ranks of this host.
+        """Wait until `ready()`, with naps once that takes long; notice dead ranks of this host.
 
         Args:
-            ready: what to wait for.
-            nbytes: how much is moved meanwhile.
-            gone: tells the ranks, numbered in the job, that have left, and without which it cannot be ready.
+            ready: the condition.
+            nbytes: the bytes that are moved meanwhile.
+            gone: tells the ranks, numbered in the job, that are needed and have left.
 
         Raises:
             PeerLost: a rank of this host died, or ranks are gone.
@@ -170,7 +170,7 @@ class MpiJob:
 
 
 class Membership:
-    """A rank's part in an MPI communicator: what it does there with others, who may leave.
+    """A rank's membership of an MPI communicator: its collectives and messages with others, which may leave.
 
     Args:
         job: the job's state.
@@ -180,13 +180,15 @@ class Membership:
     def __init__(self, job: MpiJob, comm: Any) -> None:
         self.comm, self._job = comm, job
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
-        self.farewells = Farewells(job.mpi, comm, [rank for rank in range(self._size) if rank != self._rank])
+        self.leave_notices = LeaveNotices(
+            job.mpi, comm, [rank for rank in range(self._size) if rank != self._rank]
+        )
         self._begun = self._done = 0
 
     def together(self, request: Any, nbytes: int = 0) -> None:
         """Wait for the next collective, of all ranks, which moves `nbytes`."""
         self._begun += 1
-        self._job.wait(request.Test, nbytes, lambda: self._named(self._early()))
+        self._job.wait(request.Test, nbytes, lambda: self._named(self._left_early()))
         self._done = self._begun
 
     def complete(self, request: Any, rank: int, nbytes: int = 0) -> None:
@@ -194,26 +196,26 @@ class Membership:
         self.wait(request.Test, rank, nbytes)
 
     def wait(self, ready: Callable[[], bool], rank: int, nbytes: int = 0) -> None:
-        """Wait for something that needs another rank, or, if `rank` is negative, any other."""
+        """Wait for a condition that needs another rank, or, if `rank` is negative, any other."""
         needed = [rank] if rank >= 0 else [other for other in range(self._size) if other != self._rank]
         self._job.wait(ready, nbytes, lambda: self._named(self._gone(needed)))
 
     def leave(self) -> None:
         """Tell the others that this rank has left."""
         try:
-            self.farewells.say(self._done)
+            self.leave_notices.send(self._done)
         except self._job.mpi.Exception:
             # Somebody is dead, and MPI tells the others.
             return
 
-    def _early(self) -> list[int]:
-        self.farewells.look()
-        return self.farewells.early(self._begun)
+    def _left_early(self) -> list[int]:
+        self.leave_notices.look()
+        return self.leave_notices.early(self._begun)
 
     def _gone(self, needed: Sequence[int]) -> Sequence[int]:
-        """All of the ranks, if all of them have left."""
-        self.farewells.look()
-        return needed if needed and all(map(self.farewells.has_left, needed)) else ()
+        """Return the ranks, if all of them have left."""
+        self.leave_notices.look()
+        return needed if needed and all(map(self.leave_notices.has_left, needed)) else ()
 
     def _named(self, ranks: Sequence[int]) -> list[int]:
         """The ranks' numbers in the job."""
@@ -224,7 +226,7 @@ class Membership:
 
 
 class InJob(Protocol):
-    """Anything that belongs to a job."""
+    """An object that belongs to a job."""
 
     _job: MpiJob
 

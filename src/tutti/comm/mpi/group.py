@@ -1,4 +1,4 @@
-"""MPI communicators for some ranks of the job, and when they can be freed."""
+"""MPI communicators for some ranks of the job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, cast
 
 
 class MpiGroup:
-    """Two MPI communicators of some ranks of the job, and what of MPI is needed to use them (collective over
-    these ranks).
+    """Two MPI communicators of some ranks of the job, with the names of MPI that their users need.
+
+    Making one is collective over these ranks.
 
     Args:
         mpi: the module `mpi4py.MPI`.
@@ -18,8 +19,8 @@ class MpiGroup:
 
     Attributes:
         module: the module `mpi4py.MPI`.
-        collectives: the one for what all ranks do together.
-        messages: the one for messages between two.
+        collectives: the one for collectives.
+        messages: the one for messages between two ranks.
         ulfm: whether the library can go on after a rank died.
     """
 
@@ -49,6 +50,6 @@ class MpiGroup:
         return [int(rank) for rank in found]
 
     def free(self) -> None:
-        """Give the communicators back; nothing may be under way on them, in any rank."""
+        """Free the communicators; nothing may be under way on them, in any rank."""
         self.collectives.Free()
         self.messages.Free()
