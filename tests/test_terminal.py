@@ -14,8 +14,8 @@ import pytest
 
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder, UserError, no_room
+from tutti.records.run_folder import RunFolder, check_writable
 from tutti.terminal import LastingFile
-from tutti.training.run_folder import RunFolder, check_writable
 
 TUTTI = f"{sys.executable} -m tutti"
 TRAIN = f"{TUTTI} train mlp --model.hidden 8 --epochs 2 --out run"

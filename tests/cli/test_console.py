@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.training.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder
 
 TUTTI = str(Path(sys.executable).with_name("tutti"))
 TRAIN = ("train", "mlp", "--model.hidden", "16", "--epochs", "2", "--optimizer", "adamw", "--clip-norm", "1")

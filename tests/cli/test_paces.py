@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.main import main
-from tutti.training.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder
 
 SMALL = ("--model.hidden", "16", "--epochs", "4", "--lr", "0.01", "--batch-size", "128")
 

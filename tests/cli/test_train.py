@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tutti.cli.main import main
-from tutti.training.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -28,13 +28,13 @@ from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import Json, decode, parse_record
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
+from tutti.records.run_folder import TrainedOn
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import advice
 from tutti.reports.figures import FIGURES
 from tutti.reports.results import read_results
 from tutti.reports.text import show
 from tutti.run.config import TrainConfig
-from tutti.training.run_folder import TrainedOn
 from tutti.watching.follow import Printer
 from tutti.watching.follow import show as show_run
 from tutti.watching.health import Limits, examine

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tutti.records.json_lines import append_line, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World, now
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.usage import UsageRecord, usage_file
 
 SAMPLES = 1000
@@ -67,7 +68,7 @@ def write_run(
     if config is not None:
         (path / "config.json").write_text(to_json(config))
     if labels is not None:
-        (path / "data.json").write_text(to_json({"labels": labels}))
+        RunFolder(path).write_data(TrainedOn("digits", len(labels), tuple(labels), (64,), (), ()))
     if finished:
         summary = Summary.of(history, test, 7, World())
         (path / "summary.json").write_text(to_json(summary.as_json()))

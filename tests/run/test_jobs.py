@@ -17,11 +17,11 @@ from tutti.cli.main import main
 from tutti.errors import PeerLost
 from tutti.launch.hosts import Host
 from tutti.launch.mpirun import command_line, find_mpirun, settings
+from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import run
 from tutti.run.rollback import take_back_after_me
 from tutti.run.train_job import TrainJob
-from tutti.training.run_folder import RunFolder
 
 KILLED = """
 import os, signal

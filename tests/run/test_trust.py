@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.main import main
+from tutti.records.run_folder import CONFIG, SEAL, WEIGHTS, RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.trust import Untrusted, code_named, seal, state_folder
-from tutti.training.run_folder import CONFIG, SEAL, WEIGHTS, RunFolder
 
 CODE = "code_of_somebody.py"
 MODEL = """from pathlib import Path

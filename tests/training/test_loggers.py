@@ -15,10 +15,10 @@ from tutti.cli.main import main
 from tutti.errors import UnknownName, UserError
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.records.run_folder import RunFolder
 from tutti.training import loggers
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters
-from tutti.training.run_folder import RunFolder
 
 CONFIG: Json = {
     "model": "mlp",

@@ -12,6 +12,7 @@ import pytest
 from tests.watching.seen import NOW, beat, epoch, usage, write_run
 from tutti.errors import BadRunFolder
 from tutti.records.json_lines import append_line
+from tutti.records.run_folder import RunFolder
 from tutti.records.usage import usage_file
 from tutti.watching.snapshot import Watched
 
@@ -48,7 +49,7 @@ def test_a_history_that_did_not_change_is_not_read_again(
 ) -> None:
     watched = Watched(write_run(tmp_path / "run", beat(0), epochs=1))
     first = watched.read(NOW)
-    monkeypatch.setattr("tutti.watching.snapshot.read_history", None)
+    monkeypatch.setattr(RunFolder, "history", None)
     assert watched.read(NOW).history == first.history
 
 

@@ -16,9 +16,9 @@ from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.heartbeat import FINISHED, read_heartbeats
+from tutti.records.run_folder import RunFolder
 from tutti.records.usage import read_usage, usage_files
 from tutti.run import recording
-from tutti.training.run_folder import RunFolder
 
 TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "1", "--model.hidden", "16"]
 

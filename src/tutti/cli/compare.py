@@ -11,13 +11,13 @@ from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.records.comparison import CPU, FILE, LAYOUT, SCALINGS, Comparison
+from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.text import show
 from tutti.run.config import Options
 from tutti.studies.compare import Question, compare, plan_comparison
-from tutti.training.run_folder import folder_name
 
 FOLDER = Path("comparisons")
 """Where comparisons go that the user gave no folder for."""

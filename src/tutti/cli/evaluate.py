@@ -8,11 +8,11 @@ from typing import Any
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, add_config_options, add_trust_option, config_from
 from tutti.launch.cores import allowed_cores
+from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
 from tutti.run.evaluate_job import PARTS, EvaluateJob
 from tutti.run.jobs import run as run_job
-from tutti.training.run_folder import RunFolder
 
 KEPT = ("data", "workers", "hosts", "threads", "device")
 """The options of a training run that an evaluation may change."""

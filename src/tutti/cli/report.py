@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
+from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import Results, read_results
 from tutti.reports.text import show
 from tutti.run.config import Options
-from tutti.training.run_folder import folder_name
 
 FOLDER = Path("reports")
 """Where the page of several runs goes that the user gave no place for."""

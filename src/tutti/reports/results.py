@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import APART, FILE, Combination, Comparison, error_file, run_folder
+from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.untrusted import printable, read_file
-from tutti.reports.runs import SUMMARY, Run
+from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
 
 SAME: Final = ("model", "model_options", "data", "data_options")
@@ -95,7 +96,7 @@ def read_comparison(folder: Path) -> Results:
             path, problem = run_folder(folder, one, repeat), error_file(folder, one, repeat)
             if problem.exists():
                 errors.setdefault(one.folder, _text(problem))
-            if (path / SUMMARY).exists():
+            if RunFolder(path).finished:
                 try:
                     runs[one.folder].append(Run.read(path))
                 except BadRunFolder as error:
@@ -118,7 +119,7 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
     found = [Run.read(path) for path in paths]
     for run in found:
         if not run.config:
-            raise BadRunFolder(f"{run.path} has no config.json; give the folder that 'tutti train' wrote")
+            raise BadRunFolder(f"{run.path} has no {CONFIG}; give the folder that 'tutti train' wrote")
         if not force:
             _refuse_stranger(found[0], run)
     names = [printable(path.resolve().name) for path in paths]
@@ -155,7 +156,7 @@ def _combination(name: str, run: Run) -> Combination:
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadRunFolder(
-            f"{run.path / 'config.json'} is not what 'tutti train' wrote ({type(error).__name__}: {error}); "
+            f"{run.path / CONFIG} is not what 'tutti train' wrote ({type(error).__name__}: {error}); "
             "train again"
         ) from error
 

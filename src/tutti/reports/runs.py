@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tutti.errors import BadRunFolder
-from tutti.records.json_lines import Json, read_record
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import STAGES, EpochRecord, Summary, read_history
+from tutti.records.run import STAGES, EpochRecord, Summary
+from tutti.records.run_folder import CONFIG, DATA, PIPELINE, RunFolder
 from tutti.records.usage import UsageRecord, read_usage
 from tutti.reports.advice import stages_by_rank
-
-SUMMARY = "summary.json"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,24 +47,25 @@ class Run:
         Raises:
             BadRunFolder: it has no records, or holds something else under the name of one of its files.
         """
-        if (path / "config.json").exists() and not (path / "history.jsonl").exists():
+        folder = RunFolder(path)
+        if folder.has(CONFIG) and not folder.begun:
             raise BadRunFolder(
                 f"the run {path} has not come to the end of its first epoch, so there is nothing to report; "
                 f"'tutti watch {path}' says how it is"
             )
-        history = read_history(path / "history.jsonl")
+        history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        labels, usage = _if_there(path / "data.json", _labels) or (), read_usage(path)
+        usage = read_usage(path)
         return cls(
             path=path,
             history=tuple(history.records),
             damage=(*history.damage, *usage.damage),
-            summary=_if_there(path / SUMMARY, Summary.from_json),
-            config=_if_there(path / "config.json", dict) or {},
-            labels=labels,
+            summary=folder.summary() if folder.finished else None,
+            config=folder.config() if folder.has(CONFIG) else {},
+            labels=folder.data().labels if folder.has(DATA) else (),
             usage=tuple(usage.records),
-            pipeline=_if_there(path / "pipeline.json", PipelineRecord.from_json),
+            pipeline=folder.pipeline() if folder.has(PIPELINE) else None,
         )
 
     @property
@@ -172,16 +169,3 @@ def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tup
 
 def _training_s(record: EpochRecord) -> float:
     return record.seconds["total"] - record.seconds["validation"]
-
-
-def _if_there(path: Path, parse: Callable[[Json], T]) -> T | None:
-    """Read a file that holds one record; None if there is no such file."""
-    return read_record(path, parse) if path.exists() else None
-
-
-def _labels(data: Json) -> tuple[str, ...]:
-    """Take the names of the classes from `data.json`."""
-    found = data.get("labels", ())
-    if not isinstance(found, list):
-        raise TypeError(f"its labels are a {type(found).__name__}, not a list")
-    return tuple(map(str, found))

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
 from tutti.models import MODELS
+from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.run_folder import CONFIG
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""

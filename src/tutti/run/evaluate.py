@@ -8,12 +8,13 @@ from tutti.comm.base import Communicator
 from tutti.data import DataSet, Part, Scale
 from tutti.errors import BadData
 from tutti.records.run import Evaluation
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, part_sizes, seeded
 from tutti.run.evaluate_job import EvaluateJob
 from tutti.run.jobs import load_job
 from tutti.run.task import prepare_task
-from tutti.training.run_folder import RunFolder, TrainedOn
+from tutti.training.weights import load_weights
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -39,7 +40,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
             have = ", ".join(part_sizes(dataset))
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset)
-        folder.load_weights(task.module)
+        load_weights(task.module, folder.weights)
         result = task.evaluate(getattr(task.dataset, job.part), comm)
     assert result is not None
     if comm.rank == 0:

@@ -19,12 +19,12 @@ from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.traced import traced
 from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.usage_sampler import Sampler
+from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.trace import Lane, Reading, Trace, write_trace
 from tutti.records.usage import usage_file
 from tutti.run.train_job import TrainJob
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.profiling import Profile, Profiler
-from tutti.training.run_folder import CONFIG, RunFolder
 from tutti.training.trainer import Trainer
 
 

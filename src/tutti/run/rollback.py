@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tutti.training.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder
 
 _PROGRAM: Final = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "

@@ -23,6 +23,7 @@ from tutti.model_parallel.layout import Layout
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import Summary, World
+from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -49,8 +50,8 @@ from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.progress import Several, Silent, progress_on
-from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
 from tutti.training.trainer import Trainer, run_length
+from tutti.training.weights import weights_to_bytes
 
 
 def captured_by(
@@ -242,7 +243,7 @@ def _run(
         def keep() -> None:
             state.update(portion.state())
             if folder is not None:
-                folder.write_weights(state)
+                folder.write_weights(weights_to_bytes(state))
 
         trainer.checkpoint, trainer.on_epoch = keep, book.epoch
         trainer.progress = Several(trainer.progress, heart)

@@ -15,10 +15,10 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
 from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import RunFolder, check_writable
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
 from tutti.training.loggers import logger_names
-from tutti.training.run_folder import RunFolder, check_writable
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from typing import Any, Final
 from tutti.errors import UserError
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
+from tutti.records.run_folder import SEAL
 from tutti.records.untrusted import printable, read_file
-from tutti.training.run_folder import SEAL
 
 KEY_BYTES: Final = 32
 

@@ -30,12 +30,12 @@ from tutti.records.comparison import (
     run_folder,
 )
 from tutti.records.run import Summary
+from tutti.records.run_folder import RunFolder
 from tutti.run import summary_lines
 from tutti.run.checks import check_names, check_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import run
 from tutti.run.train_job import TrainJob
-from tutti.training.run_folder import SUMMARY, RunFolder
 
 CROSSED: Final = {
     "strategy": "--strategies",
@@ -216,7 +216,7 @@ def compare(
     left = [
         (repeat, one)
         for repeat, one in itertools.product(range(comparison.repeats), comparison.combinations)
-        if not (run_folder(folder, one, repeat) / SUMMARY).exists()
+        if not RunFolder(run_folder(folder, one, repeat)).finished
     ]
     for number, (repeat, one) in enumerate(left, start=1):
         said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")

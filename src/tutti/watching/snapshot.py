@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
+from tutti.records import comparison
 from tutti.records.heartbeat import EVERY_S, RANKS, Heartbeat, read_heartbeats
-from tutti.records.json_lines import Json, JsonLinesFile, last_record, parse_record, read_record
-from tutti.records.run import EpochRecord, Summary, read_history
-from tutti.records.untrusted import MOST_RANKS, read_file
+from tutti.records.json_lines import Json, JsonLinesFile, last_record
+from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import CONFIG, HISTORY, RunFolder
+from tutti.records.untrusted import MOST_RANKS
 from tutti.records.usage import RankUsage, UsageRecord, usage_files
-
-CONFIG: Final = "config.json"
-HISTORY: Final = "history.jsonl"
-SUMMARY: Final = "summary.json"
-COMPARISON: Final = "comparison.json"
 
 SIGNS: Final = 2
 """The heartbeats that a rank must have missed in a row to be looked for among the processes."""
@@ -88,7 +85,7 @@ class Watched:
         if not folder.is_dir():
             what = "is a file, not a folder" if folder.exists() else "does not exist"
             raise BadRunFolder(f"run folder {folder} {what}; give the folder that 'tutti train' writes")
-        if (folder / COMPARISON).is_file():
+        if (folder / comparison.FILE).is_file():
             runs = sorted(path.parent for path in folder.glob(f"*/*/{CONFIG}"))
             newest = max(runs, key=lambda run: (run / CONFIG).stat().st_mtime, default=None)
             such = f", such as {newest}" if newest else ""
@@ -113,12 +110,12 @@ class Watched:
             raise BadRunFolder(f"run folder {self.folder} is gone: a run that fails early takes it back")
         self._read_history()
         beats = read_heartbeats(self.folder)
-        summary, damage = _summary(self.folder / SUMMARY)
+        summary, damage = _summary(RunFolder(self.folder))
         return Snapshot(
             folder=self.folder,
             now=now,
             written=_newest(self.folder),
-            config=_config(self.folder / CONFIG),
+            config=_config(RunFolder(self.folder)),
             history=tuple(self._history.records),
             summary=summary,
             beats=tuple(beats.records),
@@ -131,7 +128,7 @@ class Watched:
         path = self.folder / HISTORY
         size = path.stat().st_size if path.exists() else 0
         if size != self._size:
-            self._history, self._size = read_history(path), size
+            self._history, self._size = RunFolder(self.folder).history(), size
 
 
 def _ended(beats: Sequence[Heartbeat], now: float) -> frozenset[int]:
@@ -153,23 +150,19 @@ def _newest(folder: Path) -> float | None:
     return max(times, default=None)
 
 
-def _config(path: Path) -> Json | None:
+def _config(folder: RunFolder) -> Json | None:
     """Read the configuration; None as long as there is none that can be read."""
     with suppress(BadRunFolder):
-        return read_record(path, dict)
+        return folder.config()
     return None
 
 
-def _summary(path: Path) -> tuple[Summary | None, list[str]]:
+def _summary(folder: RunFolder) -> tuple[Summary | None, list[str]]:
     """Read the summary of a finished run, and return a sentence if it is there but cannot be read."""
     try:
-        return parse_record(read_file(path), Summary.from_json), []
-    except FileNotFoundError:
-        return None, []
-    except OSError as error:
-        return None, [f"{path} cannot be read ({error.strerror})"]
-    except ValueError as error:
-        return None, [f"{path} is no summary of a run ({error})"]
+        return folder.summary() if folder.finished else None, []
+    except BadRunFolder as error:
+        return None, [str(error)]
 
 
 def _usage(folder: Path) -> tuple[UsageRecord, ...]:

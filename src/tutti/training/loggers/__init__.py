@@ -14,8 +14,8 @@ from tutti.errors import UnknownName, UserError
 from tutti.registry import Registry
 
 if TYPE_CHECKING:
+    from tutti.records.run_folder import RunFolder
     from tutti.training.loggers.base import Logger
-    from tutti.training.run_folder import RunFolder
 
 LOGGERS: Final[Registry[type[Logger]]] = Registry("tutti.training.loggers", "logger")
 

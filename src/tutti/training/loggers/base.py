@@ -11,7 +11,7 @@ from typing import ClassVar
 from tutti.errors import TuttiError, UserError
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, Summary
-from tutti.training.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder
 
 
 class Logger(ABC):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 
 from tutti.records.run import EpochRecord
+from tutti.records.run_folder import CSV, RunFolder
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, figures_of
-from tutti.training.run_folder import CSV, RunFolder
 
 
 @part("csv")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
-from tutti.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

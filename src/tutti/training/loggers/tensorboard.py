@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import TENSORBOARD, RunFolder
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
-from tutti.training.run_folder import TENSORBOARD, RunFolder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""The folder of a run.
+"""The folder of a run: the names of its files, their writing and their reading.
 
     config.json           the resolved configuration, which is enough to repeat the run
     config.seal           proof that this user has written it, if it names code: `tutti.run.trust`
@@ -6,6 +6,7 @@
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
     tensorboard/          event files, with --log tensorboard
+    trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`
     ranks/0.json          the newest heartbeat of rank 0, and so on: `tutti.records.heartbeat`
     usage.jsonl           samples of cores and memory: `tutti.records.usage`
     summary.json          the finished run: `Summary`
@@ -13,7 +14,7 @@
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
 
 Files that are not appended to are written under another name, flushed to the disk and renamed: they are whole
-or not there. Only the weights need torch.
+or not there. Needs neither torch nor MPI.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import re
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.heartbeat import RANKS
@@ -37,9 +38,6 @@ from tutti.records.json_lines import Json, JsonLinesFile, append_line, decode, r
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Summary, read_history
 from tutti.records.usage import usage_files
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CONFIG: Final = "config.json"
 DATA: Final = "data.json"
@@ -162,6 +160,14 @@ class RunFolder:
         """
         self._write(DATA, to_json(asdict(trained_on), indent=2).encode() + b"\n")
 
+    def config(self) -> Json:
+        """Read the resolved configuration, as JSON values.
+
+        Raises:
+            BadRunFolder: it cannot be read.
+        """
+        return read_record(self.path / CONFIG, dict)
+
     def data(self) -> TrainedOn:
         """Read the data as the model saw them.
 
@@ -224,27 +230,18 @@ class RunFolder:
         """Free the reserved room, of a run that will have no weights."""
         _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
 
-    def write_weights(self, state: Mapping[str, object]) -> None:
-        """Write the weights of a model, as its `state_dict` gives them.
+    def write_weights(self, content: bytes) -> None:
+        """Write the weights of a model, as a safetensors file.
 
         Raises:
             BadRunFolder: they cannot be written.
-            BadModel: the state has a value that is no tensor.
         """
-        from tutti.training.weights import weights_to_bytes
+        self._write(WEIGHTS, content)
 
-        self._write(WEIGHTS, weights_to_bytes(state))
-
-    def load_weights(self, module: nn.Module) -> None:
-        """Set the weights of `module`, in place, to the trained ones.
-
-        Raises:
-            BadRunFolder: they cannot be read.
-            BadModel: they are not those of this module.
-        """
-        from tutti.training.weights import load_weights
-
-        load_weights(module, self.path / WEIGHTS)
+    @property
+    def weights(self) -> Path:
+        """The file of the trained weights."""
+        return self.path / WEIGHTS
 
     def write_pipeline(self, record: PipelineRecord) -> None:
         """Write the record of a pipeline.
@@ -254,10 +251,27 @@ class RunFolder:
         """
         self._write(PIPELINE, to_json(record.as_json()).encode() + b"\n")
 
+    def pipeline(self) -> PipelineRecord:
+        """Read the record of a pipeline.
+
+        Raises:
+            BadRunFolder: it cannot be read.
+        """
+        return read_record(self.path / PIPELINE, PipelineRecord.from_json)
+
+    def has(self, name: str) -> bool:
+        """Tell whether the run has left a file, such as `CONFIG`."""
+        return (self.path / name).exists()
+
     @property
     def begun(self) -> bool:
         """True if the run has completed an epoch."""
-        return (self.path / HISTORY).exists()
+        return self.has(HISTORY)
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has come to its end."""
+        return self.has(SUMMARY)
 
     def remove(self) -> None:
         """Undo a run that failed early: delete its files, and the folder if nothing else is in it."""

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tutti.errors import BadModel, BadRunFolder
+from tutti.records import run_folder
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
+from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
 from tutti.replica import Replica
-from tutti.training import run_folder
-from tutti.training.run_folder import RunFolder, TrainedOn, check_writable
-from tutti.training.weights import weights_to_bytes
+from tutti.training.weights import load_weights, weights_to_bytes
 
 RECORD = EpochRecord(
     1, 8, True, Evaluation(10, 0.5), None, {"validation": 0.0, "total": 1.0}, 10.0, 0.1, "now"
@@ -57,10 +57,10 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder.write_data(TRAINED_ON)
     folder.append(RECORD)
     summary = Summary.of([RECORD], RECORD.train, 15, World())
-    folder.write_weights(module.state_dict())
+    folder.write_weights(weights_to_bytes(module.state_dict()))
     folder.write_summary(summary)
     again, other = RunFolder.open(folder.path), nn.Linear(4, 3)
-    again.load_weights(other)
+    load_weights(other, again.weights)
     assert json.loads((again.path / run_folder.CONFIG).read_text()) == {"model": "mlp", "lr": None}
     assert again.data() == TRAINED_ON
     assert again.history().records == [RECORD]
@@ -75,8 +75,8 @@ def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> 
     module, other = Tied(), Tied()
     Replica(module)
     replica = Replica(other)
-    folder.write_weights(module.state_dict())
-    folder.load_weights(other)
+    folder.write_weights(weights_to_bytes(module.state_dict()))
+    load_weights(other, folder.weights)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
     assert other.second.weight is other.first.weight
@@ -87,8 +87,8 @@ def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> 
 def test_channels_last_weights_are_stored_as_they_are_read(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "cnn", "digits")
     module, other = nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last), nn.Conv2d(3, 5, 2)
-    folder.write_weights(module.state_dict())
-    folder.load_weights(other)
+    folder.write_weights(weights_to_bytes(module.state_dict()))
+    load_weights(other, folder.weights)
     assert torch.equal(module.weight, other.weight)
 
 
@@ -96,7 +96,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
     module = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
     module[1].weight = module[0].weight
-    folder.write_weights(module.state_dict())
+    folder.write_weights(weights_to_bytes(module.state_dict()))
     assert (folder.path / run_folder.WEIGHTS).stat().st_size < 1.5 * 200 * 200 * 4
 
 
@@ -176,11 +176,11 @@ def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
 
 def test_broken_weights_are_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_weights(nn.Linear(4, 3).state_dict())
+    folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))
     path = tmp_path / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
-        folder.load_weights(nn.Linear(4, 3))
+        load_weights(nn.Linear(4, 3), folder.weights)
 
 
 @pytest.mark.parametrize("tied", ["[1]", '{"bias": "nowhere"}', '{"bias": 3}', "[" * 100_000, "no JSON"])
@@ -188,7 +188,7 @@ def test_weights_with_odd_metadata_are_named(tmp_path: Path, tied: str) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({"weight": torch.zeros(3, 4)}, path, metadata={"tied": tied})
     with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
-        RunFolder(tmp_path).load_weights(nn.Linear(4, 3))
+        load_weights(nn.Linear(4, 3), RunFolder(tmp_path).weights)
 
 
 def test_the_weights_have_room_from_the_start_on(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_the_weights_have_room_from_the_start_on(tmp_path: Path) -> None:
     (reserved,) = tmp_path.iterdir()
     before = reserved.stat()
     assert before.st_blocks * 512 >= needed
-    folder.write_weights(state)
+    folder.write_weights(weights_to_bytes(state))
     (written,) = tmp_path.iterdir()
     assert written.stat().st_ino == before.st_ino
     assert written.read_bytes() == weights_to_bytes(state)
@@ -213,13 +213,13 @@ def test_room_that_is_not_needed_is_given_back(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_weights(nn.Linear(4, 3).state_dict())
+    folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))
     with pytest.raises(BadModel, match=r"'weight' has shape \(3, 4\) there, and shape \(2, 4\) in this one"):
-        folder.load_weights(nn.Linear(4, 2))
+        load_weights(nn.Linear(4, 2), folder.weights)
     with pytest.raises(BadModel, match=r"'0\.weight' is not in the file"):
-        folder.load_weights(nn.Sequential(nn.Linear(4, 3)))
+        load_weights(nn.Sequential(nn.Linear(4, 3)), folder.weights)
     with pytest.raises(BadModel, match=r"(?s)do not fit the model: .*Unexpected key.*bias"):
-        folder.load_weights(nn.Linear(4, 3, bias=False))
+        load_weights(nn.Linear(4, 3, bias=False), folder.weights)
 
 
 def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
             return {"count": 3}
 
     with pytest.raises(BadModel, match="_extra_state"):
-        RunFolder(tmp_path).write_weights(Extra(2, 2).state_dict())
+        RunFolder(tmp_path).write_weights(weights_to_bytes(Extra(2, 2).state_dict()))
 
 
 def test_a_run_that_came_to_nothing_is_taken_back(tmp_path: Path) -> None:
@@ -253,5 +253,5 @@ def test_numbers_that_json_does_not_know_are_written_as_strings(tmp_path: Path) 
 
 
 def test_reading_a_run_folder_needs_no_torch() -> None:
-    program = "import sys, tutti.training.run_folder; sys.exit('torch' in sys.modules)"
+    program = "import sys, tutti.records.run_folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
