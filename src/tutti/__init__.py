@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tutti.launch.environment import rendezvous_file
 from tutti.launch.orphans import follow_launcher
+from tutti.launch.rendezvous import rendezvous_file
 from tutti.torch_backend.registration import register_with_torch
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import torch
 from tutti.comm.base import Communicator
 from tutti.errors import BadData
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import Placement
-from tutti.launch.servers import split_off_servers
+from tutti.launch.placement import Placement, split_off_servers
 from tutti.launch.start import start
 from tutti.launch.world import join
 

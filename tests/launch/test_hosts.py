@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import BadOption
-from tutti.launch.hosts import Host, read_hosts
+from tutti.launch.placement import Host, read_hosts
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,10 @@ from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
 from tutti.launch.exit_reports import Report
-from tutti.launch.hosts import Host
 from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
-from tutti.launch.placement import make_plan
+from tutti.launch.placement import Host, make_plan
 from tutti.launch.start import start
 
 HERE = Path(__file__).parent

@@ -16,8 +16,8 @@ import pytest
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tutti.launch import orphans
-from tutti.launch.hosts import Host
 from tutti.launch.mpirun import command_line, find_mpirun, settings
+from tutti.launch.placement import Host
 
 HERE = Path(__file__).parent
 

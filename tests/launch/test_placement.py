@@ -9,9 +9,8 @@ import pytest
 
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores
-from tutti.launch.hosts import Host
 from tutti.launch.launcher import Launcher
-from tutti.launch.placement import RANK_BYTES, make_plan, share_host
+from tutti.launch.placement import RANK_BYTES, Host, make_plan, share_host
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None) -> Cores:

@@ -10,10 +10,8 @@ from tests.launch.processes import wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadOption, PeerLost
 from tutti.launch.cores import Cores, allowed_cores
-from tutti.launch.hosts import Host
 from tutti.launch.mpi_rank import workers_here
-from tutti.launch.placement import make_plan
-from tutti.launch.servers import choose_servers, servers_per_host
+from tutti.launch.placement import Host, choose_servers, make_plan, servers_per_host
 from tutti.launch.start import start
 
 TWO = Cores(((0,), (1,)))

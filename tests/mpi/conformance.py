@@ -22,7 +22,7 @@ from tests.contracts.strategy import NAMES, brisk, learning, on_several_hosts, s
 from tests.contracts.training import needs_centre, train
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.communicator import MpiCommunicator
-from tutti.launch.servers import split_off_servers
+from tutti.launch.placement import split_off_servers
 from tutti.strategies import STRATEGIES
 
 EPOCHS = 4

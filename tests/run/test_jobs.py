@@ -15,8 +15,8 @@ import pytest
 from tests.mpi.mpirun import needs_mpirun
 from tutti.cli.main import main
 from tutti.errors import PeerLost
-from tutti.launch.hosts import Host
 from tutti.launch.mpirun import command_line, find_mpirun, settings
+from tutti.launch.placement import Host
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import run

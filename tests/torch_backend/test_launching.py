@@ -13,7 +13,7 @@ import torch.multiprocessing
 
 from tests.mpi.mpirun import mpirun, needs_mpirun
 from tests.ports import held_ports
-from tutti.launch.environment import describe_mpi_rank
+from tutti.launch.rendezvous import describe_mpi_rank
 
 PROGRAM = Path(__file__).with_name("summing.py")
 LIMIT_S = 110

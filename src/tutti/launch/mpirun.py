@@ -27,11 +27,10 @@ from tutti.errors import TuttiError, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by
 from tutti.launch.guard import JOB, Guard, wait_for_exit
-from tutti.launch.hosts import Host
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
-from tutti.launch.placement import Placement
+from tutti.launch.placement import Host, Placement
 from tutti.launch.signals import SignalWatch, act_on
 
 EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"

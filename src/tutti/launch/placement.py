@@ -1,20 +1,42 @@
-"""The placement of ranks: hosts, threads, and cores."""
+"""The placement of ranks: hosts, threads, cores, and which of them are servers. Imports no torch by itself.
+
+--hosts a:2,b:2 --servers 3        host a   worker  worker  server  server
+                                   host b   worker  worker  server
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
 
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores, allowed_cores
-from tutti.launch.hosts import Host, read_hosts
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.servers import servers_per_host
+
+if TYPE_CHECKING:
+    from tutti.comm.base import Communicator
 
 RANK_BYTES: Final = 128 << 20
 """A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many ranks it gets.
+
+    Attributes:
+        name: its name in the network, or its IPv4 address.
+        ranks: the number of ranks that run there.
+    """
+
+    name: str
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -236,3 +258,113 @@ def _ranges(cpus: Sequence[int]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def read_hosts(given: str) -> tuple[Host, ...]:
+    """The hosts that the option `--hosts` names.
+
+    Args:
+        given: "a:4,b:4" (a host without a number gets one rank), or the path of a host file, whose lines read
+            "a slots=4", "a:4" or "a"; a # begins a comment.
+
+    Returns:
+        The hosts in the order given.
+
+    Raises:
+        BadOption: there is no host in it, a name or number cannot be used, or a host is named twice.
+    """
+    path = Path(given)
+    if path.is_file() or "/" in given:
+        entries = _lines_of(path)
+    else:
+        entries = [(f"--hosts '{given}'", entry.strip()) for entry in given.split(",")]
+    hosts = tuple(_host(where, entry) for where, entry in entries)
+    if not hosts:
+        raise BadOption(
+            f"the host file {path} names no host; write one on each line, such as 'node1 slots=4'"
+        )
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadOption(
+                f"--hosts names '{name}' {names.count(name)} times; name it once, with all its ranks"
+            )
+    return hosts
+
+
+def _lines_of(path: Path) -> list[tuple[str, str]]:
+    """(where it stands, the text) of each line of a host file that is not empty."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption(
+            f"cannot read the host file {path}: {error}; give a file with a line such as 'node1 slots=4' "
+            "for each host, or --hosts node1:4,node2:4"
+        ) from None
+    texts = [(f"{path}, line {number}", line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
+    return [(where, text) for where, text in texts if text]
+
+
+def _host(where: str, entry: str) -> Host:
+    name, _, number = re.sub(r"\s+slots\s*=\s*", ":", entry).partition(":")
+    if not _HOST_NAME.fullmatch(name) or not (number or ":" not in entry):
+        raise BadOption(
+            f"{where}: '{entry}' is not a host; write a name and its number of ranks, such as node1:4"
+        )
+    if number and not (number.isdecimal() and int(number) >= 1):
+        raise BadOption(
+            f"{where}: '{name}' has '{number}' ranks; give a whole number of at least 1: {name}:4"
+        )
+    return Host(name, int(number or 1))
+
+
+def servers_per_host(hosts: int, servers: int) -> list[int]:
+    """Return the number of servers of each host, which get them in turn."""
+    return [servers // hosts + (host < servers % hosts) for host in range(hosts)]
+
+
+def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
+    """Choose the ranks to be servers: the last ones of each host, the hosts taken in turn.
+
+    Args:
+        homes: for each rank a number that stands for its host.
+        servers: how many to choose; fewer than there are ranks.
+
+    Returns:
+        Their ranks in order. A host keeps a worker as long as another one has several ranks left; rank 0 is
+        always a worker.
+    """
+    left: dict[int, list[int]] = {}
+    for rank, home in enumerate(homes):
+        left.setdefault(home, []).append(rank)
+    chosen: list[int] = []
+    while len(chosen) < servers:
+        several = [ranks for ranks in left.values() if len(ranks) > 1]
+        for ranks in several or list(left.values())[:0:-1]:
+            if len(chosen) < servers:
+                chosen.append(ranks.pop())
+        left = {home: ranks for home, ranks in left.items() if ranks}
+    return sorted(chosen)
+
+
+def split_off_servers(
+    comm: Communicator, servers: int, levels: int = 1, climb_every: int = 10
+) -> Communicator:
+    """Keep the last ranks of every host for the parameter centre (collective).
+
+    Args:
+        comm: all ranks of the job.
+        servers: how many of them are to be servers.
+        levels: of centres, as in `Servers`.
+        climb_every: how often the lower level meets the upper one, as in `Servers`.
+
+    Returns:
+        The workers' communicator, or the servers' on a server; `comm` itself where there are no servers.
+    """
+    from tutti.comm.base import keep_servers
+
+    if not servers:
+        return comm
+    leader = comm.node.broadcast_object(comm.rank)
+    homes = cast("list[int]", comm.all_gather_objects(leader))
+    return keep_servers(comm, choose_servers(homes, servers), levels, climb_every)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import BadOption
-from tutti.launch.environment import LOOPBACK, reserved_port, set_rendezvous_file, variables
 from tutti.launch.launcher import LaunchContext, started_by
 from tutti.launch.placement import make_plan
+from tutti.launch.rendezvous import LOOPBACK, reserved_port, set_rendezvous_file, variables
 from tutti.launch.start import start
 from tutti.run.jobs import announce
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.launch.servers import split_off_servers
+from tutti.launch.placement import split_off_servers
 from tutti.run.build import build_optimizer
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job

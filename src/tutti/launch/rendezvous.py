@@ -1,0 +1,362 @@
+"""The rendezvous of ranks that somebody else started, for torch.distributed and what builds on it.
+
+These read a process's place from environment variables (`env://`). Where a launcher does not set them, they
+are set here:
+
+one host        no address is needed: all ranks get one anonymous file, and torch's store is in that.
+
+                rank 0   creates it, listens on a Unix socket named after the job ──descriptor──▶ the others
+
+                The socket is in the abstract namespace, so that no file is left behind. The kernel tells each
+                side which user owns the process at the other end: other users get nothing, and nothing is
+                accepted from them.
+
+several hosts   Slurm lists them. Else rank 0 broadcasts its addresses by MPI:
+
+                rank 0   listens ── addresses, a port, a token ──▶ all ranks: connect to one address after the
+                                                                   other, until the answer is that token
+
+                A host may have addresses that others cannot reach, or that on other hosts are their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import os
+import re
+import secrets
+import socket
+import socketserver
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.comm.shm import memfd
+from tutti.errors import PeerLost, UserError
+from tutti.launch.launcher import LaunchContext, mpi_place
+
+LOOPBACK: Final = "127.0.0.1"
+_JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
+_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PORTS: Final = range(20_000, 32_000)
+"""Below those that systems give to whoever asks for any."""
+
+CONNECT_S: Final = 2.0
+"""How long an address may take to answer."""
+
+RETRY_S: Final = 0.01
+"""How long a rank waits before it looks again whether rank 0 is there."""
+
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The addresses at which a rank may be reached.
+
+    Attributes:
+        addresses: of its host, the likeliest first.
+        port: where it listens.
+        token: its answer.
+    """
+
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+@contextmanager
+def listening(interface: str = "") -> Iterator[Offer]:
+    """Answer connections to an address of this host, by default to any, while the context lasts."""
+    token = secrets.token_hex(16)
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(token.encode())
+
+    with socketserver.ThreadingTCPServer((interface, 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield Offer(addresses_here(), server.server_address[1], token)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def addresses_here() -> tuple[str, ...]:
+    """The IPv4 addresses of this host: first what its name stands for, last those that only it knows."""
+    import psutil
+
+    try:
+        named = [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    except socket.gaierror:
+        named = []
+    of_interfaces = [
+        one.address
+        for several in psutil.net_if_addrs().values()
+        for one in several
+        if one.family == socket.AF_INET
+    ]
+    return tuple(sorted(dict.fromkeys(named + of_interfaces), key=lambda one: one.startswith("127.")))
+
+
+def reach(offer: Offer) -> str | None:
+    """Return the first address at which the rank that made the offer answers; None if it does at none."""
+    for address in offer.addresses:
+        with suppress(OSError), socket.create_connection((address, offer.port), CONNECT_S) as connection:
+            if connection.recv(len(offer.token), socket.MSG_WAITALL) == offer.token.encode():
+                return address
+    return None
+
+
+def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
+    """Find an address at which this rank reaches rank 0, and a port that is free there (collective).
+
+    Args:
+        size: how many ranks the launcher started.
+        port: on rank 0 one that is free here; of others it does not count.
+
+    Returns:
+        Address and port; None if the ranks cannot talk by MPI.
+
+    Raises:
+        UserError: a rank reaches rank 0 nowhere; on every rank.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    from tutti.comm.mpi.communicator import from_all, world_place
+
+    rank, found, _ = world_place()
+    if found != size:
+        return None
+    with nullcontext() if rank else listening() as own:
+        offer, port = from_all((own, port))[0]
+        reached = from_all((socket.gethostname(), reach(offer)))
+    for host, address in reached:
+        if address is None:
+            raise UserError(
+                f"{host} cannot reach rank 0 at any address of its host ({', '.join(offer.addresses)}); "
+                "say which one to take: mpirun -x MASTER_ADDR=ADDRESS ..."
+            )
+    return reached[rank][1], port
+
+
+def variables(place: LaunchContext, address: str, port: int) -> dict[str, str]:
+    """Return the variables that torchrun would set.
+
+    Args:
+        place: this process among those of the job.
+        address: of the host of rank 0.
+        port: one that is free there.
+    """
+    found = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_RANK": place.rank if place.local_rank is None else place.local_rank,
+        "LOCAL_WORLD_SIZE": place.size if place.local_size is None else place.local_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
+def describe_mpi_rank(
+    environ: MutableMapping[str, str] = os.environ,
+    find: Callable[[int, int], tuple[str, int] | None] = find_first_rank,
+) -> LaunchContext | None:
+    """Under mpirun or srun, set what torch needs and nobody has set; else do nothing.
+
+    Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
+    address is that of the first in Slurm's list; under mpirun the ranks find it out together.
+
+    Args:
+        environ: what is read and set.
+        find: called on all ranks, with their number and, on rank 0, a free port; finds rank 0's address
+            and port.
+
+    Returns:
+        This process's place, where all was left to us; None where somebody has said where the ranks meet.
+
+    Raises:
+        UserError: this rank reaches rank 0 nowhere.
+    """
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return None
+    try:
+        place = mpi_place(environ)
+    except UserError:
+        # Whoever starts something in parallel is told; an import is no place for it.
+        return None
+    if place is None:
+        return None
+    told = "MASTER_ADDR" in environ
+    port = _PORTS[zlib.crc32(_job(environ).encode()) % len(_PORTS)]
+    address = LOOPBACK if place.local_size == place.size else _first_of_slurm(environ)
+    if not address and "MASTER_ADDR" not in environ:
+        # Only rank 0's port counts. It is reserved as long as the process lives: torch listens there later.
+        free = 0 if place.rank else _until_exit.enter_context(reserved_port())
+        address, port = find(place.size, free) or (address, port)
+    for name, value in variables(place, address, port).items():
+        if value:
+            environ.setdefault(name, value)
+    return None if told else place
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The rendezvous of the ranks of a job that is on one host.
+
+    Attributes:
+        process: this one; a fork of it is no rank.
+        file: the descriptor of the store's file.
+        variables: what the environment said then; if it has changed since, the user wants another rendezvous.
+    """
+
+    process: int
+    file: int
+    variables: dict[str, str]
+
+
+_rendezvous: Rendezvous | None = None
+_until_exit: Final = ExitStack()
+atexit.register(_until_exit.close)
+
+
+def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Have this process, a rank as `environ` says, use the store in a file for its rendezvous."""
+    global _rendezvous
+    _rendezvous = Rendezvous(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
+
+
+def rendezvous_file(timeout_s: float) -> int | None:
+    """Describe this rank to torch, if it is one and nobody has, and find the ranks' rendezvous (collective).
+
+    Args:
+        timeout_s: how long to wait for rank 0.
+
+    Returns:
+        The descriptor of the store's file; None: the rendezvous is where the environment says.
+
+    Raises:
+        UserError: this rank reaches rank 0 nowhere.
+        PeerLost: rank 0 did not come.
+    """
+    place = describe_mpi_rank()
+    if place is not None and place.local_size == place.size:
+        set_rendezvous_file(shared_file(_job(os.environ), place.rank, place.size, timeout_s))
+    if _rendezvous is None or _rendezvous.process != os.getpid():
+        return None
+    changed = any(os.environ.get(name, "") != value for name, value in _rendezvous.variables.items())
+    return None if changed else _rendezvous.file
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """Return the names that tell a job of this user from all others."""
+    return " ".join(environ.get(name, "") for name in (*_JOB_NAMES, "SLURM_STEP_ID"))
+
+
+def _first_of_slurm(environ: Mapping[str, str]) -> str:
+    """The first host of a list such as "gpu[03-07,12],cpu1"; nothing if there is none."""
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    # Commas inside of brackets do not end a name, and a name may have several pairs of them.
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", listed)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+@contextmanager
+def reserved_port(interface: str = "") -> Iterator[int]:
+    """Yield a port of an interface (by default of all) that the system gives to no other who asks for any.
+
+    A socket is bound to it that does not listen: so torch can listen there, as its stores set SO_REUSEADDR.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((interface, 0))
+        yield int(holder.getsockname()[1])
+
+
+def shared_file(job: str, rank: int, size: int, timeout_s: float) -> int:
+    """Return a descriptor of the anonymous file that all ranks of a job on this host share (collective).
+
+    Args:
+        job: equal on all ranks of the job, and on no others of this user.
+        rank: this process's number among them.
+        size: their number.
+        timeout_s: how long to wait for rank 0.
+
+    Raises:
+        UserError: the socket's name is taken, or belongs to another user.
+        PeerLost: rank 0 did not come.
+    """
+    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
+    if rank == 0:
+        file = memfd.make("store")
+        _offer(name, file, size - 1)
+        return file
+    return _take(name, timeout_s)
+
+
+def _offer(name: str, file: int, others: int) -> None:
+    """Hand the file to `others` processes of this user, in a thread."""
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(name)
+    except OSError as error:
+        server.close()
+        raise UserError(
+            "another process of this host has the name under which the ranks of this job would meet; start "
+            "one job after the other, or say where they are to meet: MASTER_ADDR and MASTER_PORT"
+        ) from error
+    server.listen(others)
+
+    def serve() -> None:
+        left = others
+        with server:
+            while left:
+                connection, _ = server.accept()
+                with connection:
+                    if _user_of(connection) == os.geteuid():
+                        # A rank that was interrupted connects again.
+                        with suppress(OSError):
+                            socket.send_fds(connection, [b"."], [file])
+                            left -= 1
+
+    threading.Thread(target=serve, name="tutti-handing", daemon=True).start()
+
+
+def _take(name: str, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(max(RETRY_S, deadline - time.monotonic()))
+            try:
+                connection.connect(name)
+                owner = _user_of(connection)
+                if owner != os.geteuid():
+                    raise UserError(
+                        f"user {owner} has taken the name under which the ranks of this job would meet; say "
+                        "where they are to meet: MASTER_ADDR and MASTER_PORT"
+                    )
+                _, files, _, _ = socket.recv_fds(connection, 1, 1)
+            except OSError:
+                time.sleep(RETRY_S)
+                continue
+        if files:
+            os.set_inheritable(files[0], False)
+            memfd.check(files[0])
+            return files[0]
+    raise PeerLost([0], f"it did not come within {timeout_s:g} s")
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the user whose process is at the other end, as the kernel reports it."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[1])
