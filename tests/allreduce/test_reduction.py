@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from tutti.allreduce import (
     ALGORITHMS,
-    Adaptive,
+    Adasum,
     ByMessages,
     Compressed,
     GradientLayout,
     GradientReduction,
     Layer,
-    LowRank,
     Native,
+    PowerSGD,
 )
 from tutti.allreduce.compression import Sign, TopK
 from tutti.comm.base import Communicator
@@ -28,10 +28,10 @@ from tutti.replica import Replica
 MAKERS = {
     "native": Native,
     "ring": partial(ByMessages, algorithm=ALGORITHMS["ring"]),
-    "adasum": Adaptive,
+    "adasum": Adasum,
     "top_k": partial(Compressed, codec=TopK(0.5)),
     "sign": partial(Compressed, codec=Sign()),
-    "power_sgd": partial(LowRank, rank=1),
+    "power_sgd": partial(PowerSGD, rank=1),
 }
 
 
@@ -115,7 +115,7 @@ def test_low_rank_sends_one_factor_alone_of_what_is_not_finite() -> None:
     def program(comm: Communicator) -> tuple[bool, int]:
         layout = GradientLayout(60, torch.float32, (Layer(slice(0, 60), (10, 6)),))
         vector = torch.full((60,), math.inf)
-        sent = LowRank(comm, layout, rank=1).all_reduce(vector, 1 / comm.size)
+        sent = PowerSGD(comm, layout, rank=1).all_reduce(vector, 1 / comm.size)
         return bool(vector.isnan().all()), sent
 
     assert VirtualWorld(3).run(program) == [(True, 2 * 2 * 4 * 10 // 3)] * 3
@@ -127,7 +127,7 @@ def test_adasum_of_one_workers_samples_is_their_mean_gradient(ranks: int) -> Non
 
     def reduce(comm: Communicator) -> list[float]:
         vector = torch.tensor([3.0, -4.0] if comm.rank == ranks // 2 else [0.0, 0.0])
-        Adaptive(comm, GradientLayout(2, torch.float32, (Layer(slice(0, 2), (2,)),))).all_reduce(
+        Adasum(comm, GradientLayout(2, torch.float32, (Layer(slice(0, 2), (2,)),))).all_reduce(
             vector, float(comm.rank == ranks // 2)
         )
         return vector.tolist()
@@ -139,9 +139,7 @@ def test_adasum_combines_means_over_samples_whatever_the_workers_shares() -> Non
     def reduce(comm: Communicator) -> list[float]:
         share, mean = ((0.75, [1.0, 0.0]), (0.25, [2.0, 2.0]))[comm.rank]
         vector = torch.tensor(mean, dtype=torch.float64) * share
-        Adaptive(comm, GradientLayout(2, torch.float64, (Layer(slice(0, 2), (2,)),))).all_reduce(
-            vector, share
-        )
+        Adasum(comm, GradientLayout(2, torch.float64, (Layer(slice(0, 2), (2,)),))).all_reduce(vector, share)
         return vector.tolist()
 
     # a.b = 2, |a|^2 = 1, |b|^2 = 8: (1 - 2/2) a + (1 - 2/16) b.

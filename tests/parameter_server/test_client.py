@@ -16,7 +16,15 @@ from tests.comm.ranks import World
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual.world import Fault, Network, VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.parameter_server import AddRule, ElasticRule, OptimizerRule, Rule, join_centre, serve, visitors
+from tutti.parameter_server import (
+    AddRule,
+    ElasticRule,
+    OptimizerRule,
+    Rule,
+    join_centre,
+    serve,
+    workers_of_centre,
+)
 from tutti.parameter_server.rules import Hyperparameters
 from tutti.replica import Replica
 from tutti.strategies.base import Home
@@ -165,7 +173,7 @@ def two_levels(comm: Communicator, steps: int) -> list[float]:
         serve(comm.servers, Replica(module), ElasticRule(0.8, 1))
         return []
     replica = place(module, comm, Home.PRIVATE)
-    centre = join_centre(comm, replica, ElasticRule(0.8, visitors(comm)))
+    centre = join_centre(comm, replica, ElasticRule(0.8, workers_of_centre(comm)))
     weights = replica.flats[0].weights
     found = []
     for _ in range(steps):

@@ -17,9 +17,9 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.parameter_server import (
     AddRule,
     Centre,
-    Desk,
     OptimizerRule,
     Outcome,
+    Push,
     Receipt,
     Remedy,
     Rule,
@@ -53,9 +53,9 @@ class Slow(AddRule):
         super().__init__()
         self._comm, self.optimizes = comm, optimizes
 
-    def apply(self, desk: Desk) -> Outcome:
+    def apply(self, push: Push) -> Outcome:
         self._comm.compute(2.0)
-        return super().apply(desk)
+        return super().apply(push)
 
 
 @dataclass
@@ -362,7 +362,7 @@ def test_slices_of_the_same_vectors_are_made_once() -> None:
 
 def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
     class Silent(Rule):
-        def apply(self, desk: Desk) -> Outcome:
+        def apply(self, push: Push) -> Outcome:
             return Outcome.DROPPED
 
         def above(self, hosts: int) -> Rule:
@@ -371,7 +371,7 @@ def test_a_rule_that_says_nothing_of_itself_uses_nothing() -> None:
     rule = Silent()
     assert not any((rule.compares, rule.remembers, rule.consumes, rule.brings_weights, rule.optimizes))
     assert (rule.most_slots(), rule.inbox(0), rule.settings()) == (None, None, [])
-    assert Desk(0, (), (), None).staleness == 0
+    assert Push(0, (), (), None).staleness == 0
     assert (Remedy.compares, Remedy.scales) == (False, False)
 
 

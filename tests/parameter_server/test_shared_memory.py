@@ -13,7 +13,7 @@ from tests.comm.ranks import World
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.parameter_server import AddRule, Desk, ElasticRule, OptimizerRule, Outcome, Rule
+from tutti.parameter_server import AddRule, ElasticRule, OptimizerRule, Outcome, Push, Rule
 from tutti.parameter_server.base import cut_slots
 from tutti.parameter_server.shared_memory import SMALLEST_SLOT, SharedCentre, slots_for
 from tutti.replica import Replica
@@ -327,8 +327,8 @@ def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
 
 def test_a_rule_of_ones_own_needs_one_method_and_its_upper_form() -> None:
     class Largest(Rule):
-        def apply(self, desk: Desk) -> Outcome:
-            for centre, message in zip(desk.centre, desk.message, strict=True):
+        def apply(self, push: Push) -> Outcome:
+            for centre, message in zip(push.centre, push.message, strict=True):
                 torch.maximum(centre, message, out=centre)
             return Outcome.APPLIED
 

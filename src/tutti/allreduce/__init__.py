@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tutti.allreduce.adasum import Adaptive
+from tutti.allreduce.adasum import Adasum
 from tutti.allreduce.base import GradientLayout, GradientReduction, Layer
 from tutti.allreduce.compression import Compressed
 from tutti.allreduce.exact import ByMessages, Native
-from tutti.allreduce.powersgd import LowRank
+from tutti.allreduce.powersgd import PowerSGD
 from tutti.allreduce.ranks import AllReduce
 from tutti.registry import Registry
 
@@ -15,12 +15,12 @@ ALGORITHMS: Registry[AllReduce] = Registry("tutti.allreduce", "all-reduce")
 
 __all__ = [
     "ALGORITHMS",
-    "Adaptive",
+    "Adasum",
     "ByMessages",
     "Compressed",
     "GradientLayout",
     "GradientReduction",
     "Layer",
-    "LowRank",
     "Native",
+    "PowerSGD",
 ]

@@ -52,7 +52,7 @@ def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
         a.mul_(of_a).add_(b, alpha=of_b)
 
 
-class Adaptive(GradientReduction):
+class Adasum(GradientReduction):
     """Adasum over the ranks by recursive doubling, for each layer by itself.
 
         p = 6     0 <- 4, 1 <- 5     the ranks beyond the largest power of two, to a partner below it

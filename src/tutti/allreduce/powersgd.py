@@ -83,7 +83,7 @@ class _Matrix:
     right: Tensor
 
 
-class LowRank(GradientReduction):
+class PowerSGD(GradientReduction):
     """Sums of gradient matrices by their factors, in two all-reduces; of all else as it is.
 
         message 1   all left factors, and the layers that are no matrix or too small to gain from this

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tutti.parameter_server.base import Centre, Desk, Outcome, Receipt, Rule, Slot, Vectors
-from tutti.parameter_server.connect import join_centre, serve, visitors
+from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule, Slot, Vectors
+from tutti.parameter_server.connect import join_centre, serve, workers_of_centre
 from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule, Rounds
 from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
 
@@ -13,10 +13,10 @@ __all__ = [
     "Centre",
     "Compensation",
     "Damping",
-    "Desk",
     "ElasticRule",
     "OptimizerRule",
     "Outcome",
+    "Push",
     "Receipt",
     "Remedy",
     "Rounds",
@@ -25,5 +25,5 @@ __all__ = [
     "Vectors",
     "join_centre",
     "serve",
-    "visitors",
+    "workers_of_centre",
 ]

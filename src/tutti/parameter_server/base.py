@@ -48,7 +48,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Desk:
+class Push:
     """A message for one slot, with all that a rule needs to apply it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Rule(ABC):
     """The use that a centre makes of a message. One object for each process that applies it.
 
     Attributes:
-        compares: whether `Desk.then` is wanted.
+        compares: whether `Push.then` is wanted.
         remembers: whether a worker's last message may be applied again.
         consumes: whether a message is used up: it is zero afterwards, unless the answer was written there.
         brings_weights: whether the messages are weights; else they are moves or gradients.
@@ -112,13 +112,13 @@ class Rule(ABC):
         return None
 
     @abstractmethod
-    def apply(self, desk: Desk) -> Outcome:
-        """Move `desk.centre` by `desk.message`, in place. The message may be overwritten."""
+    def apply(self, push: Push) -> Outcome:
+        """Move `push.centre` by `push.message`, in place. The message may be overwritten."""
 
-    def answer(self, desk: Desk) -> None:
-        """Write the answer into `desk.reply`: the centre's weights, unless a rule says otherwise."""
-        assert desk.reply is not None
-        for reply, centre in zip(desk.reply, desk.centre, strict=True):
+    def answer(self, push: Push) -> None:
+        """Write the answer into `push.reply`: the centre's weights, unless a rule says otherwise."""
+        assert push.reply is not None
+        for reply, centre in zip(push.reply, push.centre, strict=True):
             reply.copy_(centre)
 
     def settings(self) -> list[float]:

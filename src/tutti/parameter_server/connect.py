@@ -36,7 +36,7 @@ def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
     return ServedCentre(comm, servers, replica.flats, rule)
 
 
-def visitors(comm: Communicator) -> int:
+def workers_of_centre(comm: Communicator) -> int:
     """Return the number of workers at this one's centre: all, or with two levels those of its host."""
     return comm.node.size if comm.servers is not None and comm.servers.levels > 1 else comm.size
 

@@ -23,7 +23,7 @@ from tutti.optim.clipping import clip
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.runs import is_parameterwise
 from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
-from tutti.parameter_server.base import Allocate, Desk, Outcome, Rule, Slot, Vectors
+from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
 from tutti.parameter_server.optimizer_state import (
     BY_ITSELF,
     Holder,
@@ -52,9 +52,9 @@ class AddRule(Rule):
         self._remedy = remedy
 
     @override
-    def apply(self, desk: Desk) -> Outcome:
-        rate = 1.0 if self._remedy is None else self._remedy.rate(desk)
-        for centre, message in zip(desk.centre, desk.message, strict=True):
+    def apply(self, push: Push) -> Outcome:
+        rate = 1.0 if self._remedy is None else self._remedy.rate(push)
+        for centre, message in zip(push.centre, push.message, strict=True):
             centre.add_(message, alpha=rate)
         return Outcome.APPLIED
 
@@ -80,16 +80,16 @@ class ElasticRule(Rule):
         self._force, self._rate = force, force / workers
 
     @override
-    def apply(self, desk: Desk) -> Outcome:
-        for centre, message in zip(desk.centre, desk.message, strict=True):
+    def apply(self, push: Push) -> Outcome:
+        for centre, message in zip(push.centre, push.message, strict=True):
             attract(message, centre, self._rate)
         return Outcome.APPLIED
 
     @override
-    def answer(self, desk: Desk) -> None:
+    def answer(self, push: Push) -> None:
         """The worker's weights, moved."""
-        assert desk.reply is not None
-        for reply, message in zip(desk.reply, desk.message, strict=True):
+        assert push.reply is not None
+        for reply, message in zip(push.reply, push.message, strict=True):
             if reply is not message:
                 reply.copy_(message)
 
@@ -255,19 +255,19 @@ class OptimizerRule(Rule):
         )
 
     @override
-    def apply(self, desk: Desk) -> Outcome:
+    def apply(self, push: Push) -> Outcome:
         if self._remedy is not None:
-            self._remedy.apply(desk)
-        for own, other in zip(self._views[desk.slot], desk.message, strict=True):
+            self._remedy.apply(push)
+        for own, other in zip(self._views[push.slot], push.message, strict=True):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
-        with _scaled(self._optimizer, self._remedy.rate(desk) if self._remedy is not None else 1.0):
-            self._step(desk.slot)
+        with _scaled(self._optimizer, self._remedy.rate(push) if self._remedy is not None else 1.0):
+            self._step(push.slot)
         return Outcome.APPLIED
 
     @override
-    def answer(self, desk: Desk) -> None:
-        super().answer(desk)
+    def answer(self, push: Push) -> None:
+        super().answer(push)
         if self._own is not None:
             self._own.forget()
 
@@ -468,22 +468,22 @@ class Rounds(Rule):
         self._brought = dict(zip(numbers, brought, strict=True))
 
     @override
-    def apply(self, desk: Desk) -> Outcome:
+    def apply(self, push: Push) -> Outcome:
         for total, edit in zip(self._edits, self.edits, strict=False):
             total.add_(edit)
         self.edits = ()
-        if int(self._closed[desk.slot]) != self.round:
+        if int(self._closed[push.slot]) != self.round:
             return Outcome.DROPPED
-        for total, message in zip(self._inner.inbox(desk.slot), desk.message, strict=True):
+        for total, message in zip(self._inner.inbox(push.slot), push.message, strict=True):
             total.add_(message)
-        self._brought[desk.slot] |= self._present()
-        self._came[desk.slot] += 1
-        self._spoiled[desk.slot] |= self.spoiled
-        self._shares[desk.slot] += self.share
-        self._weights[desk.slot] += self.weight
-        if not self._is_complete(desk.slot):
+        self._brought[push.slot] |= self._present()
+        self._came[push.slot] += 1
+        self._spoiled[push.slot] |= self.spoiled
+        self._shares[push.slot] += self.share
+        self._weights[push.slot] += self.weight
+        if not self._is_complete(push.slot):
             return Outcome.HELD
-        self._close(desk)
+        self._close(push)
         return Outcome.APPLIED
 
     def _present(self) -> Tensor:
@@ -498,33 +498,33 @@ class Rounds(Rule):
             return True
         return self._quorum < 1 and float(self._shares[slot]) >= self._quorum - ROUNDING
 
-    def _close(self, desk: Desk) -> None:
+    def _close(self, push: Push) -> None:
         # Not before: others may be waiting to read what the round before has led to.
-        for centre, edit in zip(desk.centre, self._edits, strict=False):
+        for centre, edit in zip(push.centre, self._edits, strict=False):
             centre.add_(edit)
             edit.zero_()
-        totals, weight = self._inner.inbox(desk.slot), float(self._weights[desk.slot])
+        totals, weight = self._inner.inbox(push.slot), float(self._weights[push.slot])
         # Without any sample there is nothing to learn, and no mean.
-        if weight > 0 and not self._spoiled[desk.slot]:
+        if weight > 0 and not self._spoiled[push.slot]:
             if abs(weight - 1) > EPSILON:
                 for total in totals:
                     total.div_(weight)
             clip(totals, self._norm, self._value)
-            brought = zip(self._inner.parameters, self._brought[desk.slot].tolist(), strict=True)
+            brought = zip(self._inner.parameters, self._brought[push.slot].tolist(), strict=True)
             self.missing = frozenset(parameter for parameter, has in brought if not has)
-            self._inner.apply(Desk(desk.slot, desk.centre, totals, None))
+            self._inner.apply(Push(push.slot, push.centre, totals, None))
         for total in totals:
             total.zero_()
-        self._brought[desk.slot].zero_()
-        self._came[desk.slot].zero_()
-        self._spoiled[desk.slot].zero_()
-        self._shares[desk.slot].zero_()
-        self._weights[desk.slot].zero_()
-        self._closed[desk.slot] += 1
+        self._brought[push.slot].zero_()
+        self._came[push.slot].zero_()
+        self._spoiled[push.slot].zero_()
+        self._shares[push.slot].zero_()
+        self._weights[push.slot].zero_()
+        self._closed[push.slot] += 1
 
     @override
-    def answer(self, desk: Desk) -> None:
-        self._inner.answer(desk)
+    def answer(self, push: Push) -> None:
+        self._inner.answer(push)
 
     def adopt(self) -> None:
         """Go on from the state that the user's optimizer has been given in its loop (collective)."""

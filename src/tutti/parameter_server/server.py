@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator, Servers
-from tutti.parameter_server.base import Desk, Outcome, Rule, Slot, cut_slots
+from tutti.parameter_server.base import Outcome, Push, Rule, Slot, cut_slots
 from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS, Request, receive_all, send_all
 from tutti.parameter_server.ssp_clock import GONE, may_go_on
 from tutti.replica import Replica
@@ -127,8 +127,8 @@ class Server:
         client.staleness = self._version - client.seen
         self._rule.use(settings)
         reply = self._reply if wants_answer else None
-        desk = Desk(self._number, self._own, self._message, reply, self._then, client.staleness)
-        outcome = self._rule.apply(desk)
+        push = Push(self._number, self._own, self._message, reply, self._then, client.staleness)
+        outcome = self._rule.apply(push)
         if outcome is Outcome.HELD:
             if wants_answer:
                 self._held.append(worker)
@@ -137,8 +137,8 @@ class Server:
             self._version += 1
             client.seen += 1
         if wants_answer:
-            self._rule.answer(desk)
-            self._answer(worker, desk.staleness, self._reply, late=outcome is Outcome.DROPPED)
+            self._rule.answer(push)
+            self._answer(worker, push.staleness, self._reply, late=outcome is Outcome.DROPPED)
         if outcome is Outcome.APPLIED:
             self._release()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.parameter_server.base import Allocate, Centre, Desk, Outcome, Receipt, Rule, Vectors, cut_slots
+from tutti.parameter_server.base import Allocate, Centre, Outcome, Push, Receipt, Rule, Vectors, cut_slots
 from tutti.parameter_server.ssp_clock import SharedSteps
 from tutti.replica import Flat
 
@@ -105,14 +105,14 @@ class SharedCentre(Centre):
         held, dropped, then = [], False, self.views(at) if at else None
         for number in self._order:
             answer = replies[number] if replies is not None else None
-            desk = Desk(number, self._at[number], messages[number], answer, then[number] if then else None)
+            push = Push(number, self._at[number], messages[number], answer, then[number] if then else None)
             came = clock()
             with self._locks[number]:
                 entered = clock()
                 wait_s += entered - came
-                desk.staleness = self._versions[number] - self._seen[number]
-                staleness = max(staleness, desk.staleness)
-                outcome = rule.apply(desk)
+                push.staleness = self._versions[number] - self._seen[number]
+                staleness = max(staleness, push.staleness)
+                outcome = rule.apply(push)
                 if rule.optimizes:
                     update_s += clock() - entered
                 sleepers = []
@@ -122,32 +122,32 @@ class SharedCentre(Centre):
                     sleepers = self._wake(number)
                 dropped = dropped or outcome is Outcome.DROPPED
                 if answer is not None and outcome is not Outcome.HELD:
-                    self._answer(desk)
-            if rule.consumes and answer is not desk.message:
-                for part in desk.message:
+                    self._answer(push)
+            if rule.consumes and answer is not push.message:
+                for part in push.message:
                     part.zero_()
             for sleeper in sleepers:
                 self._comm.send(self._note, sleeper, tag=CLOSED_TAG + number)
             if outcome is Outcome.HELD and answer is not None:
-                held.append(desk)
-        for desk in held:
-            wait_s += self._wait(desk)
+                held.append(push)
+        for push in held:
+            wait_s += self._wait(push)
         self._staleness, age_s = staleness, clock() - self._seen_at
         if replies is not None:
             self._seen_at = clock()
         return Receipt(staleness, age_s, wait_s, 0 if again else self._nbytes, dropped, update_s)
 
-    def _answer(self, desk: Desk) -> None:
-        self._rule.answer(desk)
-        self._seen[desk.slot] = self._versions[desk.slot]
+    def _answer(self, push: Push) -> None:
+        self._rule.answer(push)
+        self._seen[push.slot] = self._versions[push.slot]
 
-    def _wait(self, desk: Desk) -> float:
+    def _wait(self, push: Push) -> float:
         """Sleep until the slot has moved, and answer; returns the seconds."""
-        came, number = self._comm.clock(), desk.slot
+        came, number = self._comm.clock(), push.slot
         while True:
             with self._locks[number]:
                 if self._versions[number] > self._seen[number]:
-                    self._answer(desk)
+                    self._answer(push)
                     return self._comm.clock() - came
                 self._waiting[number, self._comm.rank] = 1
             self._comm.recv(self._note, tag=CLOSED_TAG + number)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.parameter_server.base import Allocate, Desk, Slot, Vectors
+from tutti.parameter_server.base import Allocate, Push, Slot, Vectors
 
 
 def damping(staleness: int) -> float:
@@ -74,7 +74,7 @@ class Remedy:
     """A correction of stale messages: of the vectors in place, or of the rate at which they are used.
 
     Attributes:
-        compares: whether it needs the weights at which the message was computed (`Desk.then`).
+        compares: whether it needs the weights at which the message was computed (`Push.then`).
         scales: whether it changes the rate.
     """
 
@@ -85,12 +85,12 @@ class Remedy:
         """Prepare for `slots` of the vectors `centre` (collective)."""
         return
 
-    def rate(self, desk: Desk) -> float:
-        """Return the factor of the learning rate for `desk.message`."""
+    def rate(self, push: Push) -> float:
+        """Return the factor of the learning rate for `push.message`."""
         return 1.0
 
-    def apply(self, desk: Desk) -> None:
-        """Change `desk.message`."""
+    def apply(self, push: Push) -> None:
+        """Change `push.message`."""
         return
 
 
@@ -100,8 +100,8 @@ class Damping(Remedy):
     scales: ClassVar[bool] = True
 
     @override
-    def rate(self, desk: Desk) -> float:
-        return damping(desk.staleness)
+    def rate(self, push: Push) -> float:
+        return damping(push.staleness)
 
 
 class Compensation(Remedy):
@@ -113,9 +113,9 @@ class Compensation(Remedy):
         self._strength = strength
 
     @override
-    def apply(self, desk: Desk) -> None:
-        assert desk.then is not None
-        for message, now, then in zip(desk.message, desk.centre, desk.then, strict=True):
+    def apply(self, push: Push) -> None:
+        assert push.then is not None
+        for message, now, then in zip(push.message, push.centre, push.then, strict=True):
             compensate(message, now, then, self._strength)
 
 
@@ -135,8 +135,8 @@ class AdaptiveCompensation(Remedy):
             self._squares[slot.number] = tuple(allocate(len(view), view.dtype) for view in views)
 
     @override
-    def apply(self, desk: Desk) -> None:
-        assert desk.then is not None
-        parts = zip(desk.message, self._squares[desk.slot], desk.centre, desk.then, strict=True)
+    def apply(self, push: Push) -> None:
+        assert push.then is not None
+        parts = zip(push.message, self._squares[push.slot], push.centre, push.then, strict=True)
         for message, mean_square, now, then in parts:
             compensate_adaptively(message, mean_square, now, then, self._strength, self._decay)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.parameter_server import ElasticRule, Rule, join_centre, visitors
+from tutti.parameter_server import ElasticRule, Rule, join_centre, workers_of_centre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
@@ -76,19 +76,19 @@ class EASGD(Centred):
         if levels > 1:
             self.check_force(hosts)
 
-    def check_force(self, visitors: int) -> None:
+    def check_force(self, workers: int) -> None:
         """Refuse a force that moves workers past their centre.
 
         Args:
-            visitors: how many workers come to one centre, or how many hosts' centres to the one above them.
+            workers: how many workers come to one centre, or how many hosts' centres to the one above them.
 
         Raises:
             BadOption: it does.
         """
-        if self.force > visitors:
+        if self.force > workers:
             raise BadOption(
-                f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {visitors} "
-                f"worker{'s' if visitors > 1 else ''} beyond their centre at every exchange; give at most "
+                f"option 'force' of strategy '{self.name}' is {self.force:g}, which throws {workers} "
+                f"worker{'s' if workers > 1 else ''} beyond their centre at every exchange; give at most "
                 "the number of workers that share a centre"
             )
 
@@ -105,8 +105,8 @@ class _EasgdWorker(CentredWorker):
     def __init__(
         self, strategy: EASGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        strategy.check_force(visitors(comm))
-        rule = strategy.rule(replica, optimizer, visitors(comm), clip)
+        strategy.check_force(workers_of_centre(comm))
+        rule = strategy.rule(replica, optimizer, workers_of_centre(comm), clip)
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
         self._every, self._batches = strategy.every, 0
         self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)

@@ -19,13 +19,13 @@ from typing_extensions import override
 
 from tutti.allreduce import (
     ALGORITHMS,
-    Adaptive,
+    Adasum,
     ByMessages,
     Compressed,
     GradientLayout,
     GradientReduction,
-    LowRank,
     Native,
+    PowerSGD,
 )
 from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK
 from tutti.comm.base import Communicator
@@ -410,7 +410,7 @@ class Sync(Strategy):
         if self.collective != "native":
             return Native
         if self.reduce != "mean":
-            return Adaptive
+            return Adasum
         return self._between() if self.compress_inside else None
 
     def _between(self) -> MakeReduction:
@@ -432,7 +432,7 @@ COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
     "int8": lambda _: _coded(Int8()),
     "top_k": lambda options: _coded(TopK(options.keep)),
     "sign": lambda _: _coded(Sign()),
-    "power_sgd": lambda options: partial(LowRank, rank=options.rank),
+    "power_sgd": lambda options: partial(PowerSGD, rank=options.rank),
 }
 """Compressions of gradients between hosts, by name."""
 
