@@ -1,4 +1,4 @@
-"""What is made of MPI's errors, with an MPI that only pretends."""
+"""The meaning of MPI's errors, with a fake MPI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Failure(Exception):
 
 def job(dead: tuple[int, ...], revoked: bool, ulfm: bool = True) -> MpiJob:
     """A job whose MPI says who is dead and whether its one communicator was revoked."""
-    failed = SimpleNamespace(size=len(dead), Translate_ranks=lambda ranks, group: list(dead))
+    failed = SimpleNamespace(
+        size=len(dead), Translate_ranks=lambda ranks, group: list(dead), Free=lambda: None
+    )
     world = SimpleNamespace(
         Get_failed=lambda: failed,
         Get_group=lambda: None,
@@ -63,7 +65,7 @@ def test_errors_about_a_dead_rank_become_peer_lost(kind: int) -> None:
 def test_a_collective_that_was_cut_short_by_a_revocation_means_a_lost_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tutti.comm.mpi.failures.TOLD_WITHIN_S", 0.0)
+    monkeypatch.setattr("tutti.comm.mpi.group.TOLD_WITHIN_S", 0.0)
     assert isinstance(job(dead=(), revoked=True).explained(Failure(OTHER)), PeerLost)
 
 

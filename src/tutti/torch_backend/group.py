@@ -28,8 +28,7 @@ from tutti.torch_backend.cpp_stub import register_stub
 from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
 from tutti.torch_backend.hierarchical import HierarchicalCollectives
-from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier
-from tutti.torch_backend.host_state import HostState
+from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier, HostState
 from tutti.torch_backend.mpi_transport import MpiMessages, MpiRequests, RemotePeers
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.rendezvous import GroupStore, HostMemory, host_key, join_by_mpi, share

@@ -26,8 +26,7 @@ from tutti.comm.reductions import Reduction, rounds
 from tutti.comm.shm.barrier import BARRIER, Call, Kind, Steps, agree_on_lengths, check_sum
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.torch_backend.errors import Mismatch
-from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier, ShortVector
-from tutti.torch_backend.host_state import SHORT_BYTES
+from tutti.torch_backend.hierarchical_barrier import SHORT_BYTES, HierarchicalBarrier, ShortVector
 from tutti.torch_backend.mpi_transport import MpiRequests
 
 PIECE_BYTES: Final = 4 << 20

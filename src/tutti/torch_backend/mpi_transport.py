@@ -5,7 +5,6 @@ Operations are generators that never block: requests are begun, and tested whene
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,16 +12,12 @@ import numpy
 from torch import Tensor
 
 from tutti.comm.base import ANY
-from tutti.comm.mpi.group import MpiGroup
+from tutti.comm.mpi.group import MpiGroup, wait_for_names
 from tutti.comm.mpi.leave_notices import LeaveNotices, free_later, free_what_is_over
 from tutti.comm.shm.barrier import Steps
-from tutti.comm.shm.liveness import LONGEST_NAP_S
 from tutti.comm.shm.point_to_point import Receiving
 from tutti.comm.shm.rings import as_bytes
 from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
-
-TOLD_WITHIN_S: Final = 1.0
-"""How long to wait until MPI says which rank died, when all it said is that one did."""
 
 _VECTORS: Final = 1
 """The tag, on the communicator for collectives, of vectors; `HEADERS` and `LEAVE_TAG` are the others."""
@@ -82,9 +77,7 @@ class RemotePeers:
 
     def explained(self, error: Exception) -> RankLost:
         """The lost rank that an error of MPI's stands for."""
-        deadline = time.monotonic() + TOLD_WITHIN_S
-        while not (lost := self._failed()) and time.monotonic() < deadline and self._mpi.ulfm:
-            time.sleep(LONGEST_NAP_S)
+        lost = wait_for_names(self._failed) if self._mpi.ulfm else []
         for name in lost[:1]:
             self._report(name)
         return RankLost(lost, f"MPI says: {error}")

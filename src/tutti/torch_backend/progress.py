@@ -18,16 +18,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
+from torch.autograd.profiler import record_function
 
-from tutti.comm.shm.liveness import CROWDED_YIELD_S, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
+from tutti.comm.shm.liveness import CROWDED_YIELD_S, LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
 from tutti.errors import PeerLost
 from tutti.torch_backend.errors import Absent, Closed, RankLost
-from tutti.torch_backend.profiling import profiled
+from tutti.torch_backend.registration import NAME
 from tutti.torch_backend.work import Operation
 
 if TYPE_CHECKING:
@@ -40,6 +42,28 @@ SPIN_S: Final = 200e-6
 
 CHECK_S: Final = LONGEST_NAP_S / NAP_SHARE
 """How long a wait takes before it begins to look for dead ranks."""
+
+
+_Returned = TypeVar("_Returned", bound="Operation | None")
+
+_IN_TORCH: Final = {
+    "all_reduce": "allreduce_",
+    "reduce": "reduce_",
+    "reduce_scatter": "reduce_scatter_",
+    "reduce_scatter_single": "_reduce_scatter_base_",
+    "broadcast": "broadcast_",
+    "all_gather": "allgather_",
+    "all_gather_single": "_allgather_base_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "all_to_all": "alltoall_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier_",
+    "send": "send",
+    "recv": "recv_",
+}
+"""The operations' names in torch's dispatcher."""
 
 
 class ProgressEngine:
@@ -101,7 +125,7 @@ class ProgressEngine:
             The operation under way; None without `asynchronous`.
         """
         if profiler._is_profiler_enabled:
-            return profiled(
+            return _profiled(
                 what, outputs, lambda: self._collective(steps, outputs, what, asynchronous, timeout_s)
             )
         return self._collective(steps, outputs, what, asynchronous, timeout_s)
@@ -193,7 +217,7 @@ class ProgressEngine:
     ) -> Operation:
         """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
         if profiler._is_profiler_enabled:
-            return profiled(what, outputs, lambda: self._message(steps, outputs, what, absent, receiving))
+            return _profiled(what, outputs, lambda: self._message(steps, outputs, what, absent, receiving))
         return self._message(steps, outputs, what, absent, receiving)
 
     def _message(
@@ -328,7 +352,7 @@ class ProgressEngine:
             left = [rank for rank in missing if self._has_left(rank)]
             # A rank may have sent what we wait for just before it left.
             if left and set(left) >= set(operation.absent()) and not self._run() and not operation.done:
-                raise RankLost(self._named(left), "it left while others still waited for it")
+                raise RankLost(self._named(left), LEFT_EARLY)
             if operation.deadline_s and now > operation.deadline_s and not operation.done:
                 raise Absent(operation.what, self._named(missing), operation.timeout_s)
 
@@ -384,6 +408,29 @@ class ProgressEngine:
         # A thread that is still in a callback when Python ends would abort the process.
         for thread in threads:
             thread.join()
+
+
+def _profiled(what: str, tensors: Sequence[Tensor], call: Callable[[], _Returned]) -> _Returned:
+    """Make a call that begins an operation, and have torch's profiler record both, as of its own backends.
+
+    c10d::allreduce_    the call
+    tutti:all_reduce    the operation, from the call until it is over, also where it goes on in another thread
+
+    Args:
+        what: the operation's name; it may go on after a space.
+        tensors: those whose shapes are recorded.
+        call: begins the operation and returns it, or returns None when it is over.
+    """
+    name = what.split()[0]
+    with (
+        _RecordFunctionFast(f"c10d::{_IN_TORCH[name]}", list(tensors)),
+        record_function(f"{NAME}:{name.removesuffix('_single')}") as record,
+    ):
+        operation = call()
+        if operation is not None and not operation.done:
+            # The profiler watches this thread, and loses what ends in another, unless a future ends it.
+            record._call_end_callbacks_on_future(operation.outcome())
+        return operation
 
 
 def _fail(error: Exception, asynchronous: bool) -> Operation:

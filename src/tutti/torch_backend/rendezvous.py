@@ -32,7 +32,7 @@ from tutti.comm.shm.arena import FIRST, PAGE, Arena
 from tutti.comm.shm.layout import ControlLayout, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.torch_backend.errors import Absent, Unusable
-from tutti.torch_backend.host_state import host_state_bytes
+from tutti.torch_backend.hierarchical_barrier import host_state_bytes
 
 
 def store_in(descriptor: int, size: int) -> FileStore:

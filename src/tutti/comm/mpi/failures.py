@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 import numpy
 
+from tutti.comm.mpi.group import failed_ranks, wait_for_names
 from tutti.comm.mpi.leave_notices import LeaveNotices, free_later, free_what_is_over
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.liveness import LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
@@ -22,9 +23,6 @@ SLOWEST_BYTES_PER_S: Final = 1e8
 
 DEATH_TAG: Final = 32_767
 """The tag, on MPI's own world, of a message that names a dead rank; no other message uses it."""
-
-TOLD_WITHIN_S: Final = 1.0
-"""How long to wait until MPI says which rank died, when all it said is that one did."""
 
 
 class MpiJob:
@@ -111,19 +109,14 @@ class MpiJob:
         """`PeerLost`, if an MPI exception means that; else the exception itself."""
         if not self._means_death(error):
             return error
-        deadline = time.monotonic() + TOLD_WITHIN_S
-        lost = self._dead()
-        while not lost and time.monotonic() < deadline:
-            time.sleep(LONGEST_NAP_S)
-            lost = self._dead()
+        lost = wait_for_names(self._dead)
         self.give_up(lost)
         return PeerLost(lost, "on another host" if lost else "a rank of another host gave up")
 
     def _dead(self) -> list[int]:
         """The ranks, numbered in the job, that MPI or another rank has reported dead."""
         world, mpi = self.mpi.COMM_WORLD, self.mpi
-        failed = world.Get_failed()
-        ranks = [int(rank) for rank in failed.Translate_ranks(range(failed.size), world.Get_group())]
+        ranks = failed_ranks(world)
         try:
             if not ranks and world.Iprobe(mpi.ANY_SOURCE, DEATH_TAG):
                 name = numpy.zeros(1, numpy.int64)

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from tutti.comm.shm.liveness import LONGEST_NAP_S
+
+TOLD_WITHIN_S: Final = 1.0
+"""How long to wait until MPI says which rank died, when all it said is that one did."""
+
+
+def failed_ranks(comm: Any) -> list[int]:
+    """The ranks of a communicator that MPI knows to be dead; only with ULFM."""
+    dead = comm.Get_failed()
+    found = dead.Translate_ranks(range(dead.size), comm.Get_group()) if dead.size else []
+    dead.Free()
+    return [int(rank) for rank in found]
+
+
+def wait_for_names(dead: Callable[[], list[int]]) -> list[int]:
+    """Wait until MPI, which has just reported a death, names the `dead`; none if it does not soon."""
+    deadline = time.monotonic() + TOLD_WITHIN_S
+    while not (found := dead()) and time.monotonic() < deadline:
+        time.sleep(LONGEST_NAP_S)
+    return found
 
 
 class MpiGroup:
@@ -44,10 +66,7 @@ class MpiGroup:
         """The ranks, by their new numbers, that MPI knows to be dead; without ULFM it does not tell."""
         if not self.ulfm:
             return []
-        dead = self.collectives.Get_failed()
-        found = dead.Translate_ranks(range(dead.size), self.collectives.Get_group()) if dead.size else []
-        dead.Free()
-        return [int(rank) for rank in found]
+        return failed_ranks(self.collectives)
 
     def free(self) -> None:
         """Free the communicators; nothing may be under way on them, in any rank."""
