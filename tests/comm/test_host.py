@@ -569,8 +569,10 @@ def test_the_contract_holds_with_fences() -> None:
     def switch_fences(comm: HostCommunicator, ordered: bool) -> None:
         import tutti.comm.shm.barrier
         import tutti.comm.shm.fence
+        import tutti.comm.shm.rings
 
         tutti.comm.shm.fence.ORDERED = tutti.comm.shm.barrier.ORDERED = ordered
+        tutti.comm.shm.rings.ORDERED = ordered
 
     with World(2) as world:
         world.run(switch_fences, False)

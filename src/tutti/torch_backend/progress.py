@@ -8,7 +8,22 @@
     progress    │ . . . . . . . . . . . runs what nobody waits for, naps between
 
 Collectives run one after the other, in the order of the calls; messages run beside them. The thread
-that holds the lock runs them. The progress thread is started when it is first needed.
+that holds the lock runs them: an operation is a generator, which two threads must not enter. The progress
+thread is started when it is first needed.
+
+    caller    [1] nothing before it: run it with the lock, for as long as a spin lasts; done, or
+              [2] put it in the queue   [3] without async_op, or in `wait`: register in `_waiting`
+              [4] run all that is under way, nap   [5] once it is done: withdraw; wake the thread if any is left
+    thread    [6] sleep while a caller is registered or the queue is empty
+              [7] run all that is under way, nap, until a caller registers or the queue is empty; go to [6]
+
+- No wake-up is lost: [2], [5] and the test of [6] hold the lock, and waiting for the condition lets go of it
+  and sleeps in one step. What is in the queue has a caller that runs it, or an awake thread.
+- `_waiting`, `done` and `_thread` are read without the lock in the tests of [4] and [7]. A thread that reads
+  an old value goes one round more, and a round takes the lock before it runs anything. Threads of one process
+  see each other's stores in order, as the interpreter's own lock passes between them.
+- The order in which the ranks see each other's stores rests on the barrier and the rings (`tutti.comm.shm`),
+  in whichever thread they run.
 """
 
 from __future__ import annotations
@@ -141,7 +156,7 @@ class ProgressEngine:
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:
-                    if self._spin(steps):
+                    if self._spin(steps):  # [1]
                         return Operation.over(outputs) if asynchronous else None
                 except Exception as error:
                     return _fail(error, asynchronous)
@@ -163,7 +178,8 @@ class ProgressEngine:
         self._check(what)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         operation = Operation(self, steps, outputs, what, self._absent, limit_s)
-        self._collectives.append(operation)
+        self._collectives.append(operation)  # [2]
+        # A caller that waits runs it itself.
         if asynchronous:
             self._wake_thread()
         return operation
@@ -245,6 +261,7 @@ class ProgressEngine:
             if moves:
                 started = 0.0
             elif tries & 0xF == 0xF or not self._spin_s:
+                # Every sixteenth time: to ask for the time costs as much as a try.
                 now = time.monotonic()
                 started = started or now
                 if now - started >= self._spin_s:
@@ -255,11 +272,11 @@ class ProgressEngine:
         """Wait until an operation is over; run it, and all others, meanwhile."""
         this = threading.current_thread()
         with self.lock:
-            self._waiting.append(this)
+            self._waiting.append(this)  # [3]
         try:
             limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
             pause = _Backoff(self._peers, self._nap_s)
-            while not operation.done:
+            while not operation.done:  # [4]
                 if self._run():
                     pause = _Backoff(self._peers, self._nap_s)
                     continue
@@ -268,7 +285,7 @@ class ProgressEngine:
                 self._rest(pause)
         finally:
             with self.lock:
-                self._waiting.remove(this)
+                self._waiting.remove(this)  # [5]
                 if not self._waiting and (self._collectives or self._messages):
                     self._wake_thread()
 
@@ -385,11 +402,12 @@ class ProgressEngine:
         this = threading.current_thread()
         while self._thread is this:
             with self.lock:
-                while self._waiting or not (self._collectives or self._messages):
+                while self._waiting or not (self._collectives or self._messages):  # [6]
                     if self._stopped:
                         return
                     self._wake.wait()
             pause = _Backoff(self._peers, self._nap_s)
+            # [7] Another thread serves if a callback kept this one (`_publish`); this one then ends.
             while self._thread is this and not self._waiting and (self._collectives or self._messages):
                 if self._stopped:
                     return

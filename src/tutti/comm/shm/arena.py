@@ -4,6 +4,11 @@
     │ next free ──┼───────────────┼─────────┼───────────┼──▶                   until it is first written
     └─────────────┴───────────────┴─────────┴───────────┘
 
+An allocation is [1] lock the header's byte, [2] load the offset of what is free, [3] add the length to it and
+store it, [4] unlock. The kernel's lock orders [2] and [3] of one process before those of the next. No offset
+is given out twice: `release` gives up the memory and keeps the addresses, of which there are enough, so that
+what is allocated is always new, and zero.
+
 The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
 process ended. Processes get it as an inherited descriptor, or open it through /proc. Its length is sealed.
 
@@ -37,7 +42,7 @@ LARGEST: Final = 1 << 44
 SMALLEST: Final = 1 << 32
 
 FIRST: Final = PAGE
-"""Where the first allocation of an arena lies."""
+"""The offset of the first allocation of an arena."""
 
 _MAGIC: Final = 0x74757474692D31
 _MAGIC_WORD, _NEXT_WORD, _SIZE_WORD = 0, 1, 2
@@ -94,6 +99,7 @@ class Arena:
                 "files and of memory: ulimit -f unlimited -v unlimited"
             ) from error
         arena._header[_NEXT_WORD], arena._header[_SIZE_WORD] = FIRST, size
+        # Last, for a process that opens the file by its address meanwhile.
         arena._header[_MAGIC_WORD] = _MAGIC
         return arena
 
@@ -135,7 +141,7 @@ class Arena:
 
     @property
     def address(self) -> FileAddress:
-        """Where other processes of this host can open the arena, as long as this process lives."""
+        """The address for other processes of this host to open the arena, as long as this process lives."""
         return FileAddress.of(self.fd)
 
     def allocate(self, nbytes: int) -> int:
@@ -150,15 +156,16 @@ class Arena:
         Raises:
             MemoryError: the arena is used up.
         """
+        # Rounded up to whole pages: `release` can free nothing less.
         length = max(PAGE, -(-nbytes // PAGE) * PAGE)
-        with self._allocating:
-            offset, size = self._header[_NEXT_WORD], self._header[_SIZE_WORD]
+        with self._allocating:  # [1], [4]
+            offset, size = self._header[_NEXT_WORD], self._header[_SIZE_WORD]  # [2]
             if offset + length > size:
                 raise MemoryError(
                     f"the host's shared memory has room for {size} bytes in all, {offset} are given away and "
                     f"{nbytes} more were asked for; raise the limit on file size (ulimit -f unlimited)"
                 )
-            self._header[_NEXT_WORD] = offset + length
+            self._header[_NEXT_WORD] = offset + length  # [3]
         return offset
 
     def release(self, offset: int, nbytes: int) -> None:

@@ -22,6 +22,7 @@ from tutti.comm.reductions import SUM
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import BARRIER, Call, Kind
 from tutti.comm.shm.collectives import ONE_HOP, HostCollectives
+from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import LEFT, ControlLayout, control_bytes
 from tutti.comm.shm.liveness import Peers, wait
 from tutti.comm.shm.point_to_point import HostMessages, Receiving, Together
@@ -294,6 +295,10 @@ class HostCommunicator(Communicator):
         self._closed = True
         if self._cross is not None:
             self._cross.close()
+        # Who sees LEFT sees all that this rank has done before.
+        fence()
+        # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and later
+        # loads would count, which x86 does not keep either; with it, the last rank alone finds that all left.
         with self._arena.lock(self._block):
             self._words[self._layout.line(self.rank) + LEFT] = 1
             everyone = [self._words[self._layout.line(rank) + LEFT] for rank in range(self.size)]

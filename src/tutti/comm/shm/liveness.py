@@ -1,9 +1,23 @@
 """Waiting for the other processes of a host: first quick, then cheap, and never for one that is gone.
 
-spin         yield        naps of 20 us, growing with the time waited so far, to 1 ms
-|------------|------------|-- --- ---- ------ --------- ---------------- ...
-not with more ranks       from 1 ms naps on, each nap ends at once when a peer's process ends
-than cores
+    [1] spin     [2] yield    [3] naps of 20 us, growing with the time    [4] naps of 1 ms, each of which
+                                  waited so far, to 1 ms                      ends when a peer's process ends
+    |------------|------------|-- --- ---- ------ --------- ---------------- ...
+    not with more ranks
+    than cores
+
+Nobody wakes a sleeper: a wake-up would cost the rank that is waited for a system call at each store. So a nap
+is bounded, and there is no wake-up that could be lost between the last look and the nap.
+
+Whoever waits in [4] notices a rank that is gone, in this order:
+
+    [5] the rank stores what it has to say to the others, then LEFT if it leaves in an orderly way, and ends
+    [6] see that the process has ended, or LEFT
+    ─── fence ───
+    [7] look once more for what is waited for, and raise only if it is not there
+
+As [5] stores LEFT last, [7] sees all that the rank has stored before: it may have done what is waited for
+with its last breath. The kernel orders a process's stores before its end.
 """
 
 from __future__ import annotations
@@ -15,6 +29,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
+from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import LEFT, LINE, LOST, PID
 from tutti.errors import PeerLost
 
@@ -28,7 +43,7 @@ NAP_SHARE: Final = 0.1
 """A nap is this share of the time waited so far: waking up late costs at most that share."""
 
 LEFT_EARLY: Final = "it left while others still waited for it"
-"""Why a rank is lost that ended, or closed its communicator, in an orderly way."""
+"""The reason for which a rank is lost that ended, or closed its communicator, in an orderly way."""
 
 _PR_SET_TIMERSLACK: Final = 29
 
@@ -94,6 +109,7 @@ class Peers:
         Raises:
             PeerLost: one did.
         """
+        # LEFT first: a rank that has said so and has ended since is not lost.
         for rank in self._watch.ended(0.0):
             if self._words[LINE * (1 + rank) + LEFT]:
                 self._watch.remove(rank)
@@ -142,17 +158,18 @@ def wait(
     """
     started, yield_s = time.monotonic(), CROWDED_YIELD_S if peers.crowded else YIELD_S
     if not peers.crowded:
-        # By time as well as by number: what is asked may cost microseconds, and somebody may need this core.
+        # [1] By time as well as by number: `ready` may cost microseconds, and somebody may need this core.
         for _ in range(SPINS):
             if ready():
                 return
             if time.monotonic() - started > SPIN_S:
                 break
+    # [2]
     while (waited_s := time.monotonic() - started) < yield_s:
         os.sched_yield()
         if ready():
             return
-    while not ready():
+    while not ready():  # [3], [4]
         peers.nap(waited_s)
         waited_s = time.monotonic() - started
         if waited_s > LONGEST_NAP_S / NAP_SHARE:
@@ -166,13 +183,13 @@ def _refuse_to_wait_for_nobody(
     needed: Callable[[], Collection[tuple[int, int]]],
 ) -> None:
     try:
-        peers.check()
+        peers.check()  # [6]
         missing = needed()
         if missing and all(words[LINE * (1 + rank) + LEFT] for rank, _ in missing):
             raise PeerLost([name for _, name in missing], LEFT_EARLY)
     except PeerLost:
-        # Whoever is gone may have done what we wait for with its last breath.
-        if not ready():
+        fence()
+        if not ready():  # [7]
             raise
 
 
@@ -285,7 +302,7 @@ def _watch() -> Watch:
 
 
 def _allowed_cores(pids: Iterable[int]) -> int:
-    """How many cores the processes may use between them."""
+    """The number of cores that the processes may use between them."""
     allowed: set[int] = set()
     for pid in pids:
         try:

@@ -1,4 +1,17 @@
-"""A rank's messages to and from the other ranks of its host: generators, many of which can be under way."""
+"""A rank's messages to and from the other ranks of its host: generators, many of which can be under way.
+
+    send   [1] wait for its turn among the sends to one rank, and for room for a header
+           [2] put the header   [3] put the body, piece by piece, as room comes free
+    recv   [4] find the message: those before it in the ring are moved out of it
+           [5] move the body out of the ring as it comes, into the vector
+
+All sends to one rank share one ring, in which a header is followed by its body: [1] keeps a second send from
+putting its header between the pieces of the first one's body.
+
+Two ranks that send each other more than the rings hold would wait in [1] or [3] for ever, as neither
+receives. So a sender that waits for room takes the messages that have come for it out of their rings into
+memory of its own, which makes room for the others. `rings` says why no lock is needed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +28,7 @@ from tutti.comm.shm.layout import ControlLayout
 from tutti.comm.shm.rings import HEADER, PIECE, Arrival, Inbox, Outbox, as_bytes
 
 STALLS: Final = 8
-"""After how many vain tries a sender makes room for others, who may wait to send to it, too."""
+"""The number of vain tries after which a sender makes room for others, who may wait to send to it, too."""
 
 
 class Receiving:
@@ -31,12 +44,12 @@ class Receiving:
         self.source, self.tag, self.sender = source, tag, source
 
     def competes(self, other: Receiving) -> bool:
-        """Whether one message could be for either of the two."""
+        """Tell whether one message could be for either of the two."""
         return self.tag == other.tag and (ANY in (self.source, other.source) or self.source == other.source)
 
 
 class HostMessages:
-    """What one rank of a group sends and receives.
+    """The messages that one rank of a group sends and receives.
 
     Args:
         arena: the memory that the ranks share.
@@ -74,16 +87,16 @@ class HostMessages:
         waiting.append(turn)
         try:
             stalls = 0
-            while waiting[0] is not turn or outbox.room < HEADER:
+            while waiting[0] is not turn or outbox.room < HEADER:  # [1]
                 stalls = self._stall(stalls)
                 yield False
-            outbox.begin(tag, vector)
+            outbox.begin(tag, vector)  # [2]
             body, done = as_bytes(vector), 0
             while done < len(body):
                 while outbox.room < min(PIECE, len(body) - done):
                     stalls = self._stall(stalls)
                     yield False
-                done = outbox.put(body, done)
+                done = outbox.put(body, done)  # [3]
                 yield True
         finally:
             waiting.remove(turn)
@@ -105,7 +118,7 @@ class HostMessages:
         """
         self._receiving.append(receiving)
         try:
-            while (found := self.find(receiving)) is None:
+            while (found := self.find(receiving)) is None:  # [4]
                 yield False
             inbox, arrival = found
             receiving.sender, body = inbox.sender, as_bytes(vector)
@@ -116,7 +129,7 @@ class HostMessages:
                     f"{vector.dtype}; receive it into a tensor like the one that is sent"
                 )
             before = arrival.filled
-            while not inbox.move(arrival, body):
+            while not inbox.move(arrival, body):  # [5]
                 yield arrival.filled > before
                 before = arrival.filled
             inbox.finish(arrival, body)
@@ -125,6 +138,7 @@ class HostMessages:
 
     def find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
         """The message that was sent first of those that are here and that `receiving` asks for."""
+        # A message that an earlier receive may want is left to that one.
         for earlier in self._receiving:
             if earlier is receiving:
                 break
@@ -139,6 +153,8 @@ class HostMessages:
         return first
 
     def _with_messages(self) -> list[Inbox]:
+        # A ring that nothing was ever sent through is not even mapped. A count that is seen late is found
+        # next time.
         words, layout = self._words, self._layout
         senders = [sender for sender in range(len(self._names)) if words[layout.sent(sender, self._rank)]]
         return [self._inbox(sender) for sender in dict.fromkeys([*self._inboxes, *senders])]
