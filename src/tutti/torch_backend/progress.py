@@ -13,7 +13,7 @@ thread is started when it is first needed.
 
     caller    [1] nothing before it: run it with the lock, for as long as a spin lasts; done, or
               [2] put it in the queue   [3] without async_op, or in `wait`: register in `_waiting`
-              [4] run all that is under way, nap   [5] once it is done: withdraw; wake the thread if any is left
+              [4] run all that is under way, nap   [5] when done: withdraw, wake the thread if any is left
     thread    [6] sleep while a caller is registered or the queue is empty
               [7] run all that is under way, nap, until a caller registers or the queue is empty; go to [6]
 
