@@ -297,8 +297,8 @@ class HostCommunicator(Communicator):
             self._cross.close()
         # Who sees LEFT sees all that this rank has done before.
         fence()
-        # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and later
-        # loads would count, which x86 does not keep either; with it, only the last rank finds all left.
+        # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and
+        # later loads would count, which x86 does not keep either; with it, only the last rank finds all left.
         with self._arena.lock(self._block):
             self._words[self._layout.line(self.rank) + LEFT] = 1
             everyone = [self._words[self._layout.line(rank) + LEFT] for rank in range(self.size)]
