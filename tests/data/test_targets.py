@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tutti.data.targets import read_targets
+from tutti.data.contents import Contents
+from tutti.data.targets import with_checked_targets
 from tutti.errors import BadData, NotFinite
 
 
 def read(train, test=None, classes=None, labels=()):
-    parts = {"train": np.asarray(train)} | ({} if test is None else {"test": np.asarray(test)})
-    return read_targets(parts, classes, labels)
+    raw = {"train": np.asarray(train)} | ({} if test is None else {"test": np.asarray(test)})
+    contents = Contents("some", {part: (y, y) for part, y in raw.items()}, labels=labels)
+    found = with_checked_targets(contents, classes)
+    return replace(found, parts={part: y for part, (_, y) in found.parts.items()})
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int64", "bool"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,19 +20,8 @@ _CHANNELS = (1, 3, 4)
 """Grey, colour, and colour with transparency."""
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """One part of a data set as it was read: inputs and targets, sample by sample."""
-
-    inputs: Array
-    targets: Array
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-
-def part_arrays(part: str, inputs: object, targets: object) -> Arrays:
-    """Return one part of a data set, its inputs in the form in which they are kept.
+def part_arrays(part: str, inputs: object, targets: object) -> tuple[Array, Array]:
+    """Return the inputs and targets of a part, the inputs in the form in which they are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
     NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order.
@@ -63,7 +51,7 @@ def part_arrays(part: str, inputs: object, targets: object) -> Arrays:
         raise BadData(f"the {part} inputs have the shape {x.shape}, so no values; give inputs that have some")
     x = _image_layout(x, turn=not isinstance(inputs, Tensor))
     refuse_not_finite(f"{part} inputs", x)
-    return Arrays(x, y)
+    return x, y
 
 
 def as_array(value: object, what: str) -> Array:

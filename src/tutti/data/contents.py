@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from tutti.data.items import is_dataset, read_items
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from tutti.data.arrays import Array, as_array
 from tutti.errors import BadData
 
 PARTS = {
@@ -27,9 +33,12 @@ _EXPECTED = (
 )
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Contents:
-    """A data set taken apart, not yet checked.
+class Contents(Generic[T]):
+    """A data set taken apart: of any objects as it was read, of arrays once it is checked.
 
     Attributes:
         name: for people to read.
@@ -39,12 +48,12 @@ class Contents:
     """
 
     name: str
-    parts: dict[str, tuple[object, object]]
+    parts: dict[str, tuple[T, T]]
     classes: int | None = None
-    labels: tuple[str, ...] = field(default=())
+    labels: tuple[str, ...] = ()
 
 
-def contents_of(value: object, name: str, what: str) -> Contents:
+def contents_of(value: object, name: str, what: str) -> Contents[object]:
     """Take an object apart.
 
     Args:
@@ -55,13 +64,13 @@ def contents_of(value: object, name: str, what: str) -> Contents:
     Raises:
         BadData: it is of another kind, or lacks inputs or targets.
     """
-    if is_dataset(value):
+    if _is_dataset(value):
         return Contents(name, _parts(train=value), labels=_dataset_labels(value))
     if isinstance(value, Mapping):
         return from_keys(value, name, what)
     if isinstance(value, tuple | list) and len(value) == 2:
         first, second = value
-        if is_dataset(first) and is_dataset(second):
+        if _is_dataset(first) and _is_dataset(second):
             return Contents(name, _parts(train=first, test=second), labels=_dataset_labels(first))
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
@@ -70,7 +79,7 @@ def contents_of(value: object, name: str, what: str) -> Contents:
     raise BadData(f"{what} is a {found}; {_EXPECTED}")
 
 
-def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents:
+def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[object]:
     """Take a dict or an NPZ file apart by its keys; a key is a part and 'x' or 'y', or one of their synonyms.
 
     Raises:
@@ -127,7 +136,7 @@ def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:
 
 
 def _parts(**datasets: object) -> dict[str, tuple[object, object]]:
-    return {part: read_items(dataset, part) for part, dataset in datasets.items()}
+    return {part: _read_items(dataset, part) for part, dataset in datasets.items()}
 
 
 def _texts(names: object) -> tuple[str, ...]:
@@ -140,3 +149,74 @@ def _dataset_labels(dataset: object) -> tuple[str, ...]:
     """Return the classes' names where the data set has them as torchvision's do, in `classes`."""
     names = getattr(dataset, "classes", ())
     return _texts(names) if isinstance(names, tuple | list) else ()
+
+
+def _is_dataset(value: object) -> bool:
+    """Tell whether `value` is read item by item: a torch data set, or a loader to be refused."""
+    return isinstance(value, Dataset | DataLoader)
+
+
+def _read_items(dataset: object, part: str) -> tuple[Array | Tensor, Array | Tensor]:
+    """Return the inputs and the targets of a map-style torch data set, each sample read once.
+
+    The data set's transforms are applied once, not in every epoch.
+
+    Args:
+        dataset: gives (input, target) for each index.
+        part: "train", "validation" or "test", for messages.
+
+    Raises:
+        BadData: it has no length, or an item is no pair or differs in shape from the first; with its index.
+    """
+    if isinstance(dataset, DataLoader):
+        raise BadData(f"the {part} part is a DataLoader; give the data set in it, loader.dataset")
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        kind = type(dataset).__name__
+        raise BadData(
+            f"the {part} part, a {kind}, has no length; give a data set with __len__ and __getitem__"
+        )
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors
+    if len(dataset) == 0:
+        raise BadData(f"the {part} part has no samples; give at least one")
+    return _read_all(dataset, len(dataset), part)
+
+
+def _read_all(dataset: Any, count: int, part: str) -> tuple[Array | Tensor, Array | Tensor]:
+    first, goal = _item(dataset, 0, part)
+    template, targets = as_array(first, f"{part} inputs"), [as_array(goal, f"{part} targets")]
+    inputs: Array = np.empty((count, *template.shape), template.dtype)
+    inputs[0] = template
+    for index in range(1, count):
+        value, goal = _item(dataset, index, part)
+        array, target = as_array(value, f"{part} inputs"), as_array(goal, f"{part} targets")
+        _refuse_other(array, template, f"input of item {index} of the {part} part")
+        if target.shape != targets[0].shape:
+            _refuse_other(target, targets[0], f"target of item {index} of the {part} part")
+        inputs[index] = array
+        targets.append(target)
+    stacked: Array = np.stack(targets)
+    # A tensor's channels come first already; what came as an array or a picture is laid out later.
+    return (torch.from_numpy(inputs) if isinstance(first, Tensor) else inputs), stacked
+
+
+def _item(dataset: Any, index: int, part: str) -> tuple[object, object]:
+    try:
+        item = dataset[index]
+    except Exception as error:
+        error.add_note(f"This happened while item {index} of the {part} part was read.")
+        raise
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        found = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
+        raise BadData(
+            f"item {index} of the {part} part is a {found}; every item must be a pair (input, target)"
+        )
+    return item[0], item[1]
+
+
+def _refuse_other(found: Array, first: Array, what: str) -> None:
+    if found.shape != first.shape or found.dtype != first.dtype:
+        raise BadData(
+            f"the {what} has the shape {found.shape} and type {found.dtype}, but item 0 has {first.shape} "
+            f"and {first.dtype}; all items need one shape and type (resize or pad them)"
+        )

@@ -55,7 +55,7 @@ class Published:
     sha256: tuple[str, ...]
     labels: tuple[str, ...]
 
-    def contents(self) -> Contents:
+    def contents(self) -> Contents[object]:
         """Read the data set.
 
         Raises:

@@ -11,34 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.data.arrays import Array, Arrays, samples_per_chunk, stored_dtype
+from tutti.data.arrays import Array, samples_per_chunk, stored_dtype
+from tutti.data.contents import Contents
 from tutti.data.parts import PIXEL_MAX, DataSet, Part, Scale
-from tutti.data.sources import Source, read_source
+from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, BadOption, UserError
 
 
-class HostRanks(Protocol):
-    """The part of a communicator that is used among the ranks of one host."""
+class Ranks(Protocol):
+    """The part of a communicator that is used here; every communicator has it."""
 
     rank: int
+
+    @property
+    def node(self) -> Ranks:
+        """The ranks of this host."""
 
     def broadcast_object(self, value: object, root: int = 0) -> object:
         """Return the value of rank `root`, on every rank."""
 
-    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Allocate zeros that every rank of the host sees."""
-
-
-class JobRanks(Protocol):
-    """The part of a communicator that is used among all ranks."""
-
-    @property
-    def node(self) -> HostRanks:
-        """The ranks of this host."""
-
     def all_gather_objects(self, value: object) -> list[object]:
         """Return the values of all ranks, on every rank."""
+
+    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Allocate zeros that every rank of the host sees."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,15 @@ class ArrayLayout:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A source, and the order in which its samples go into the shared arrays."""
+    """The layout of a data set, and the order in which its samples go into the shared arrays."""
 
     layout: ArrayLayout
-    pieces: tuple[tuple[Arrays, Indices], ...]
+    pieces: tuple[tuple[tuple[Array, Array], Indices], ...]
 
 
 def open_data(
     data: object,
-    comm: JobRanks,
+    comm: Ranks,
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
@@ -77,7 +74,7 @@ def open_data(
     training samples. Floats are kept as float32 (torch's default type), not scaled; other integers as int64.
 
     Args:
-        data: `digits`, `mnist` or `fashion-mnist`; the path of an IDX or NPZ file or of a folder with IDX
+        data: a name in `BUILT_IN`; the path of an IDX or NPZ file or of a folder with IDX
             files; `package.module:factory` or `file.py:factory`; (x, y) or ((x, y), (x_test, y_test)) of
             arrays or tensors; a map-style torch data set or a pair of them (train, test); or a dict with keys
             like those of an NPZ file. Only the first rank of each host looks at it.
@@ -121,31 +118,30 @@ def _plan_or_error(
         return error
 
 
-def _plan(source: Source, validation: float, seed: int) -> _Plan:
-    train = source.parts["train"]
-    own = source.parts.get("validation")
-    kept, aside = split(train.targets, 0 if own else validation, seed, source.classes)
-    pieces = [(train, kept), (own, np.arange(len(own))) if own else (train, aside)]
-    test = source.parts.get("test")
-    pieces.append((test, np.arange(len(test))) if test else (train, np.arange(0)))
+def _plan(contents: Contents[Array], validation: float, seed: int) -> _Plan:
+    own, test = contents.parts.get("validation"), contents.parts.get("test")
+    inputs, targets = train = contents.parts["train"]
+    kept, aside = split(targets, 0 if own else validation, seed, contents.classes)
+    pieces = [(train, kept), (own, np.arange(len(own[0]))) if own else (train, aside)]
+    pieces.append((test, np.arange(len(test[0]))) if test else (train, np.arange(0)))
     checksum = 0
-    for arrays, indices in pieces:
-        checksum = zlib.crc32(arrays.targets[indices].tobytes(), checksum)
+    for (_, values), indices in pieces:
+        checksum = zlib.crc32(values[indices].tobytes(), checksum)
     layout = ArrayLayout(
-        name=source.name,
+        name=contents.name,
         lengths=(len(pieces[0][1]), len(pieces[1][1]), len(pieces[2][1])),
-        input_shape=train.inputs.shape[1:],
-        input_dtype=_torch_dtype(stored_dtype(train.inputs)),
-        target_shape=train.targets.shape[1:],
-        target_dtype=_torch_dtype(train.targets.dtype),
-        classes=source.classes,
-        labels=source.labels,
+        input_shape=inputs.shape[1:],
+        input_dtype=_torch_dtype(stored_dtype(inputs)),
+        target_shape=targets.shape[1:],
+        target_dtype=_torch_dtype(targets.dtype),
+        classes=contents.classes,
+        labels=contents.labels,
         checksum=checksum,
     )
     return _Plan(layout, tuple(pieces))
 
 
-def _agreed(outcome: ArrayLayout | UserError, comm: JobRanks) -> ArrayLayout:
+def _agreed(outcome: ArrayLayout | UserError, comm: Ranks) -> ArrayLayout:
     """Return the layout that all hosts found, or raise the first host's error on every rank."""
     outcomes = cast("list[ArrayLayout | UserError]", comm.all_gather_objects(outcome))
     for rank, other in enumerate(outcomes):
@@ -170,12 +166,12 @@ def _summary(layout: ArrayLayout) -> str:
 def _fill(inputs: Tensor, targets: Tensor, plan: _Plan) -> Scale:
     x, y = inputs.numpy(), targets.numpy()
     start = 0
-    for arrays, indices in plan.pieces:
-        step = samples_per_chunk(arrays.inputs)
+    for (stored, wanted), indices in plan.pieces:
+        step = samples_per_chunk(stored)
         for chunk in np.split(indices, range(step, len(indices), step)):
             # Chunks go straight to their place, so that no second copy of the data ever exists.
-            x[start : start + len(chunk)] = arrays.inputs[chunk]
-            y[start : start + len(chunk)] = arrays.targets[chunk]
+            x[start : start + len(chunk)] = stored[chunk]
+            y[start : start + len(chunk)] = wanted[chunk]
             start += len(chunk)
     return pixel_scale(x[: plan.layout.lengths[0]]) if x.dtype == np.uint8 else Scale()
 

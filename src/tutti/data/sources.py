@@ -11,37 +11,20 @@ dataset or (dataset, test_dataset)            map-style torch data sets
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from tutti.data.arrays import Arrays, part_arrays, stored_dtype
+from tutti.data.arrays import Array, part_arrays, stored_dtype
 from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import Contents, contents_of
 from tutti.data.formats import read_path
-from tutti.data.targets import read_targets
+from tutti.data.targets import with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.untrusted import printable
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set as it was read and checked, on one process.
-
-    Attributes:
-        name: for people to read.
-        parts: "train", and perhaps "validation" and "test".
-        classes: the number of classes; None when the targets are floats.
-        labels: the classes' names; empty when unknown.
-    """
-
-    name: str
-    parts: dict[str, Arrays]
-    classes: int | None
-    labels: tuple[str, ...]
-
-
-def read_source(data: object, options: Mapping[str, object]) -> Source:
+def read_source(data: object, options: Mapping[str, object]) -> Contents[Array]:
     """Read and check a data set.
 
     Args:
@@ -55,30 +38,27 @@ def read_source(data: object, options: Mapping[str, object]) -> Source:
         UnknownName: no such built-in data set, file, factory or option.
     """
     contents, given = _contents(data, dict(options))
-    arrays = {part: part_arrays(part, x, y) for part, (x, y) in contents.parts.items()}
-    first = arrays["train"].inputs
-    for part, other in arrays.items():
-        if other.inputs.shape[1:] != first.shape[1:] or stored_dtype(other.inputs) != stored_dtype(first):
+    parts = {part: part_arrays(part, x, y) for part, (x, y) in contents.parts.items()}
+    first, _ = parts["train"]
+    for part, (inputs, _) in parts.items():
+        if inputs.shape[1:] != first.shape[1:] or stored_dtype(inputs) != stored_dtype(first):
             raise BadData(
-                f"the {part} inputs have the shape {other.inputs.shape} and type {other.inputs.dtype}, the "
+                f"the {part} inputs have the shape {inputs.shape} and type {inputs.dtype}, the "
                 f"train inputs {first.shape} and {first.dtype}; all parts need one input shape and one type"
             )
-    found = read_targets(
-        {part: a.targets for part, a in arrays.items()},
-        given if given is not None else contents.classes,
-        contents.labels,
-    )
-    for part, targets in found.parts.items():
-        if targets.shape[1:] != found.parts["train"].shape[1:]:
+    arrays = Contents(printable(contents.name), parts, contents.classes, contents.labels)
+    found = with_checked_targets(arrays, given)
+    _, first = found.parts["train"]
+    for part, (_, targets) in found.parts.items():
+        if targets.shape[1:] != first.shape[1:]:
             raise BadData(
-                f"the {part} targets have the shape {targets.shape}, the train targets "
-                f"{found.parts['train'].shape}; all parts need one shape for each target"
+                f"the {part} targets have the shape {targets.shape}, the train targets {first.shape}; "
+                "all parts need one shape for each target"
             )
-    parts = {part: Arrays(a.inputs, found.parts[part]) for part, a in arrays.items()}
-    return Source(printable(contents.name), parts, found.classes, tuple(map(printable, found.labels)))
+    return replace(found, labels=tuple(map(printable, found.labels)))
 
 
-def _contents(data: object, options: dict[str, object]) -> tuple[Contents, int | None]:
+def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object], int | None]:
     """Return the contents of `data`, and the number of classes that the options give."""
     factory = load_object(data, "data set") if isinstance(data, str) and names_object(data) else None
     classes = None if takes_option(factory, "classes") else _classes(options.pop("classes", None))
@@ -106,7 +86,7 @@ def check_word(data: str) -> None:
         BUILT_IN.check(data)
 
 
-def _word(data: str | Path) -> Contents:
+def _word(data: str | Path) -> Contents[object]:
     if isinstance(data, str) and data in BUILT_IN:
         return BUILT_IN[data]()
     if isinstance(data, str):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from tutti.data.arrays import Array, float_dtype, refuse_not_finite
+from tutti.data.contents import Contents
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100
@@ -17,23 +18,7 @@ _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The targets of all parts in the form in which they are kept.
-
-    Attributes:
-        parts: by part: int64 for classes, of shape (samples,), or of (samples, ...) where each position of a
-            sample has a label of its own; else floats of shape (samples, ...).
-        classes: the number of classes; None for floats.
-        labels: the classes' names; empty when unknown.
-    """
-
-    parts: dict[str, Array]
-    classes: int | None
-    labels: tuple[str, ...]
-
-
-def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, ...]) -> Targets:
+def with_checked_targets(contents: Contents[Array], given: int | None) -> Contents[Array]:
     """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
@@ -42,18 +27,23 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
     The class number -100 stands for no label.
 
     Args:
-        raw: the targets as they were read, by part.
-        classes: how many classes there are, where the user says so.
-        labels: the classes' names, where the source has them.
+        contents: a data set with the targets as they were read.
+        given: the number of classes, where the user says so.
+
+    Returns:
+        The data set with the targets as they are kept: int64 for classes, of shape (samples,), or of
+        (samples, ...) where each position of a sample has a label of its own; else floats of shape
+        (samples, ...), and no classes.
 
     Raises:
         BadData: labels outside 0..classes-1, labels that are no whole numbers, or targets of another type.
         NotFinite: NaN or inf among float targets.
     """
-    flat = {part: _flattened(values, classes) for part, values in raw.items()}
+    classes = given if given is not None else contents.classes
+    flat = {part: _flattened(y, classes) for part, (_, y) in contents.parts.items()}
     kinds = {values.dtype.kind for values in flat.values()}
     if kinds <= {"U", "S"}:
-        return _named(flat, classes)
+        return _named(contents, flat, classes)
     for part, values in flat.items():
         if values.dtype.kind not in "biuf":
             raise BadData(
@@ -63,18 +53,26 @@ def read_targets(raw: dict[str, Array], classes: int | None, labels: tuple[str, 
             raise BadData(f"the {part} targets have the shape {values.shape}: there is nothing to learn")
         refuse_not_finite(f"{part} targets", values)
     if classes is None and ("f" in kinds or all(map(_several_flags, flat.values()))):
-        return Targets({part: values.astype(float_dtype()) for part, values in flat.items()}, None, ())
+        floats = {part: values.astype(float_dtype()) for part, values in flat.items()}
+        return _kept(contents, floats, None, ())
     whole = {part: _whole(part, values, classes) for part, values in flat.items()}
     largest = max(int(values.max()) for values in whole.values())
     if largest == NO_LABEL:
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
-    expected = classes if classes is not None else max(largest + 1, len(labels))
+    expected = classes if classes is not None else max(largest + 1, len(contents.labels))
     for part, values in whole.items():
         _refuse_outside(part, values, expected, given=classes is not None)
     if classes is None:
         _refuse_amounts(largest, sum(map(len, whole.values())))
         _refuse_one_class(expected)
-    return Targets(whole, expected, labels if len(labels) == expected else ())
+    return _kept(contents, whole, expected, contents.labels if len(contents.labels) == expected else ())
+
+
+def _kept(
+    contents: Contents[Array], targets: dict[str, Array], classes: int | None, labels: tuple[str, ...]
+) -> Contents[Array]:
+    parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
+    return replace(contents, parts=parts, classes=classes, labels=labels)
 
 
 def _refuse_amounts(largest: int, samples: int) -> None:
@@ -103,7 +101,7 @@ def _several_flags(values: Array) -> bool:
     return values.ndim == 2 and values.dtype.kind in "biu" and bool(((values == 0) | (values == 1)).all())
 
 
-def _named(flat: dict[str, Array], classes: int | None) -> Targets:
+def _named(contents: Contents[Array], flat: dict[str, Array], classes: int | None) -> Contents[Array]:
     for part, values in flat.items():
         if values.ndim != 1:
             raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")
@@ -115,7 +113,7 @@ def _named(flat: dict[str, Array], classes: int | None) -> Targets:
         _refuse_one_class(len(labels))
     ends = np.cumsum([len(values) for values in flat.values()])[:-1]
     parts = dict(zip(flat, np.split(numbers.astype(np.int64), ends), strict=True))
-    return Targets(parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
+    return _kept(contents, parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
 
 
 def _whole(part: str, values: Array, classes: int | None) -> Array:

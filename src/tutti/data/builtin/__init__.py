@@ -8,7 +8,7 @@ from tutti.data.contents import Contents
 from tutti.data.formats import FORMATS
 from tutti.registry import Registry
 
-BUILT_IN: Registry[Callable[[], Contents]] = Registry(
+BUILT_IN: Registry[Callable[[], Contents[object]]] = Registry(
     "tutti.data.builtin",
     "data set",
     f"Or give a path ({', '.join(FORMATS)}, a folder), 'package.module:factory' or 'file.py:factory'.",

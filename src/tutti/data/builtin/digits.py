@@ -16,7 +16,7 @@ LABELS = tuple(str(digit) for digit in range(10))
 
 
 @part("digits")
-def digits() -> Contents:
+def digits() -> Contents[object]:
     """1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; the test part is always the same."""
     table = _digits_table()
     inputs = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)

@@ -27,6 +27,6 @@ PUBLISHED = Published(
 
 
 @part("fashion-mnist")
-def fashion_mnist() -> Contents:
+def fashion_mnist() -> Contents[object]:
     """70,000 pictures of clothes of 28 x 28 pixels; 10,000 of them are for the test."""
     return PUBLISHED.contents()

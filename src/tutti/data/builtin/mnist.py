@@ -23,6 +23,6 @@ PUBLISHED = Published(
 
 
 @part("mnist")
-def mnist() -> Contents:
+def mnist() -> Contents[object]:
     """70,000 handwritten digits of 28 x 28 pixels; 10,000 of them are for the test."""
     return PUBLISHED.contents()

@@ -23,7 +23,7 @@ class Format(Protocol):
     """The first bytes of its files."""
 
     @staticmethod
-    def read(path: Path) -> Contents:
+    def read(path: Path) -> Contents[object]:
         """Read the data set in a file that begins with `start`.
 
         Raises:
@@ -35,7 +35,7 @@ FORMATS: Final[Registry[Format]] = Registry("tutti.data.formats", "data file for
 """The formats by name."""
 
 
-def read_path(path: Path) -> Contents:
+def read_path(path: Path) -> Contents[object]:
     """Read the data set in a file, or in a folder with IDX files.
 
     Raises:

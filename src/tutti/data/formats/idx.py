@@ -41,7 +41,7 @@ class Idx:
     start = b"\0\0"
 
     @staticmethod
-    def read(path: Path) -> Contents:
+    def read(path: Path) -> Contents[object]:
         """Read the inputs in a file, and the labels in the file that goes with it."""
         inputs = read_idx(path)
         return Contents(_stem(path), {"train": (inputs, read_idx(_labels_beside(path)))})
@@ -108,7 +108,7 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
         raise BadData(f"{path} is damaged: {error}; copy or download it again") from error
 
 
-def read_folder(folder: Path) -> Contents:
+def read_folder(folder: Path) -> Contents[object]:
     """Read the data set in the IDX files of a folder.
 
     Raises:

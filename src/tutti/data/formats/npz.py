@@ -37,7 +37,7 @@ class Npz:
     start = b"PK"
 
     @staticmethod
-    def read(path: Path) -> Contents:
+    def read(path: Path) -> Contents[object]:
         """Read the data set in an NPZ file, whose keys are those of a dict."""
         return from_keys(read_npz(path), path.stem, str(path))
 
