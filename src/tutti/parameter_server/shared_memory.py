@@ -204,24 +204,21 @@ class SharedCentre(Centre):
                     part.copy_(weights)
 
     @torch.no_grad()
-    def move(self, by: Vectors) -> None:
-        """Add to the weights; that counts as one message."""
-        parts = self.views(by)
-        for number in self._order:
-            with self._locks[number]:
-                for weights, part in zip(self._at[number], parts[number], strict=True):
-                    weights.add_(part)
-                self._versions[number] += 1
-                self._seen[number] += 1
+    def move(self, by: Vectors, counts: bool = True) -> None:
+        """Add to the weights.
 
-    @torch.no_grad()
-    def adjust(self, by: Vectors) -> None:
-        """Add to the weights what a worker's loop has changed in its own; it counts as no message."""
+        Args:
+            by: what is added.
+            counts: whether it is a message; what a worker's loop has changed in its weights is none.
+        """
         parts = self.views(by)
         for number in self._order:
             with self._locks[number]:
                 for weights, part in zip(self._at[number], parts[number], strict=True):
                     weights.add_(part)
+                if counts:
+                    self._versions[number] += 1
+                    self._seen[number] += 1
 
     @override
     def tick(self, slack: int, into: Vectors) -> Receipt:

@@ -27,9 +27,7 @@ FIELDS: Final[dict[str, Field[Any] | None]] = {f.name: f for f in fields(TrainCo
 """The arguments of `tutti.train` that the command line has too."""
 
 _NAMES: Final[dict[str, str]] = {
-    "strategy": (
-        r"solo|sync|paramserver|local|diloco|downpour|lazy|easgd|easgd_sync|gem|hogwild|gossip|adpsgd"
-    ),
+    "strategy": "|".join(STRATEGIES),
     "parallel": r"(?:tensor|pipeline|sharded|data)(?:=\d+)?(?:,(?:tensor|pipeline|sharded|data)(?:=\d+)?)*",
     "optimizer": r"sgd|adam|adamw",
     "loss": "|".join(LOSSES),

@@ -44,6 +44,7 @@ _DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
 _FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file format")
 _LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
 _METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
+_STRATEGIES: Final[Registry[object]] = Registry("tutti.strategies", "strategy")
 
 
 def _options_of_models() -> str:
@@ -88,9 +89,8 @@ class TrainConfig:
     strategy: str = field(
         default="auto",
         metadata=about(
-            "way to train in parallel: solo, sync, paramserver, local, diloco, downpour, lazy, easgd, "
-            "easgd_sync, gem, hogwild, gossip, adpsgd, or file.py:Class, package.module:Class; auto is solo "
-            "for one worker, else sync"
+            f"way to train in parallel: {', '.join(_STRATEGIES)}, or file.py:Class, package.module:Class; "
+            "auto is solo for one worker, else sync"
         ),
     )
     strategy_options: Options = field(

@@ -97,7 +97,7 @@ class CentredWorker(Worker):
         moves = self.edits.take() if self.edits is not None else []
         if moves:
             assert isinstance(self.centre, SharedCentre), "own loops have no servers"
-            self.centre.adjust(moves)
+            self.centre.move(moves, counts=False)
 
     def prepare(self) -> None:
         """Announce an update to the learning-rate schedulers, and clip this worker's own gradient.
