@@ -1,4 +1,4 @@
-"""What a communicator can do: the contract that strategies and training see. Backends lie beside this file.
+"""The contract of communicators that strategies and training see; `shm`, `mpi` and `virtual` implement it.
 
 Vectors are one-dimensional, contiguous CPU tensors; every rank passes the same length and dtype. Collectives
 are called by all ranks of a communicator in the same order. Any operation may raise `PeerLost`.
@@ -24,7 +24,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has come here."""
 
     @abstractmethod
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
@@ -82,7 +82,7 @@ class Messages(ABC):
 
     @abstractmethod
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Who has sent a message with this tag that lies here unread, or None; never waits for one.
+        """Return the sender of an unread message with this tag, or None; never wait for one.
 
         `recv` from that rank with that tag gets the message. A message that was sent before may still be on
         its way.
@@ -110,7 +110,7 @@ class SharedMemory(ABC):
 
     @abstractmethod
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
-        """So many locks for the ranks of this host (collective over them); a dead owner frees its own."""
+        """`count` locks for the ranks of this host (collective over them); a dead owner frees its own."""
 
     def lock(self) -> AbstractContextManager[None]:
         """A lock for the ranks of this host (collective over the host's ranks); a dead owner frees it."""
@@ -181,7 +181,7 @@ class Servers:
 
     @property
     def serving(self) -> bool:
-        """Whether this process is one of the servers."""
+        """True on the servers."""
         return self.comm.rank in self.ranks
 
 

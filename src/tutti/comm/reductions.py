@@ -1,4 +1,4 @@
-"""What can be made of the ranks' vectors, in the order of the ranks: bit-equal in every run."""
+"""The reductions of the ranks' vectors, in the order of the ranks: bit-equal in every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Reduction:
-    """One way to make one vector of the ranks' vectors.
+    """One reduction of the ranks' vectors to one vector.
 
     Attributes:
         name: what `torch.distributed` calls it, in small letters.
@@ -35,9 +35,9 @@ class Reduction:
         return replace(self, mean=False)
 
     def fold(self, rows: Sequence[Tensor], out: Tensor) -> None:
-        """Overwrite `out` with what `rows` make together; it may be the first or the second of them."""
+        """Overwrite `out` with the reduction of `rows`; it may be the first or the second of them."""
         if (len(rows) > 2 or self.mean or out.itemsize == 1) and rounds(out.dtype):
-            # Rounded but once.
+            # As float32, so that the sum is rounded only once.
             total = rows[0].float()
             for row in rows[1:]:
                 self.combine(total, row.float(), out=total)
@@ -52,12 +52,12 @@ class Reduction:
             self.finish(out, len(rows))
 
     def fold_into_first(self, rows: Sequence[Tensor]) -> Tensor:
-        """Overwrite the first of `rows` with what they make together, and return it."""
+        """Overwrite the first of `rows` with their reduction, and return it."""
         self.fold(rows, rows[0])
         return rows[0]
 
     def finish(self, total: Tensor, size: int) -> None:
-        """Divide, where the operation is a mean; whole numbers are rounded towards zero."""
+        """Divide, where the operation is a mean; integers are rounded towards zero."""
         if self.mean:
             total.div_(size, rounding_mode=None if total.is_floating_point() else "trunc")
 
@@ -84,5 +84,5 @@ REDUCTION_NAMES: Final = {way.number: way.name for way in (*REDUCTIONS, premul_s
 
 
 def rounds(dtype: torch.dtype) -> bool:
-    """Whether sums of such numbers are formed as float32 and rounded once."""
+    """Tell whether sums of such numbers are formed as float32 and rounded once."""
     return dtype.is_floating_point and dtype.itemsize < 4

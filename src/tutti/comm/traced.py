@@ -1,4 +1,4 @@
-"""A communicator that notes what passes through it; strategies do not know that there is one."""
+"""A communicator that records its operations in a trace; strategies do not know that there is one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
 
 
 class TracedCommunicator(Communicator):
-    """What `traced` gives.
+    """A communicator that records its operations in a trace.
 
     Args:
         leader: the rank, in `comm`, of the first rank of this host.

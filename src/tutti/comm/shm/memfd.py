@@ -21,7 +21,7 @@ FIXED: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class FileAddress(NamedTuple):
-    """Where a process has an anonymous file open.
+    """The address of an anonymous file: a process, and its descriptor of the file.
 
     Attributes:
         process: its number.
@@ -53,7 +53,7 @@ class FileAddress(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where processes of this host can open the file, as long as that process has it open."""
+        """The path at which processes of this host can open the file, as long as that process has it open."""
         return f"/proc/{self.process}/fd/{self.descriptor}"
 
     def open(self, flags: int = 0, seals: int = 0) -> int:

@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, Counter, cut
 from tutti.comm.network import Network
-from tutti.comm.virtual.group import CollectiveCall, Meeting, VirtualGroup
-from tutti.comm.virtual.mailbox import Message
+from tutti.comm.virtual.group import CollectiveCall, Message, PendingCollective, VirtualGroup
 from tutti.comm.virtual.scheduler import RankTask, Scheduler, Wait
 
 V = TypeVar("V")
@@ -40,7 +39,9 @@ class VirtualCommunicator(Communicator):
 
     @override
     def barrier(self) -> None:
-        self._meet(CollectiveCall("barrier"), None, lambda _: (self._price.barrier_s(self._hosts), None))
+        self._collective(
+            CollectiveCall("barrier"), None, lambda _: (self._price.barrier_s(self._hosts), None)
+        )
 
     @override
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
@@ -52,7 +53,7 @@ class VirtualCommunicator(Communicator):
                     other.copy_(vectors[root])
             return self._price.broadcast_s(self._hosts, vector.nbytes), None
 
-        self._meet(_call_with("broadcast", vector, root=root), vector, finish)
+        self._collective(_call_with("broadcast", vector, root=root), vector, finish)
 
     @override
     def all_reduce(self, vector: Tensor) -> None:
@@ -62,7 +63,7 @@ class VirtualCommunicator(Communicator):
                 other.copy_(total)
             return self._price.all_reduce_s(self._hosts, vector.nbytes), None
 
-        self._meet(_call_with("all_reduce", vector), vector, finish)
+        self._collective(_call_with("all_reduce", vector), vector, finish)
 
     @override
     def reduce_scatter(self, vector: Tensor) -> None:
@@ -72,7 +73,7 @@ class VirtualCommunicator(Communicator):
                 other[own] = total[own]
             return self._price.reduce_scatter_s(self._hosts, vector.nbytes), None
 
-        self._meet(_call_with("reduce_scatter", vector), vector, finish)
+        self._collective(_call_with("reduce_scatter", vector), vector, finish)
 
     @override
     def all_gather(self, vector: Tensor) -> None:
@@ -83,7 +84,7 @@ class VirtualCommunicator(Communicator):
                 other.copy_(whole)
             return self._price.all_gather_s(self._hosts, vector.nbytes), None
 
-        self._meet(_call_with("all_gather", vector), vector, finish)
+        self._collective(_call_with("all_gather", vector), vector, finish)
 
     @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
@@ -93,7 +94,9 @@ class VirtualCommunicator(Communicator):
             payload = cloudpickle.dumps(values[root])
             return self._price.broadcast_s(self._hosts, len(payload)), payload
 
-        return pickle.loads(self._meet(CollectiveCall("broadcast_object", (("root", root),)), value, finish))
+        return pickle.loads(
+            self._collective(CollectiveCall("broadcast_object", (("root", root),)), value, finish)
+        )
 
     @override
     def all_gather_objects(self, value: object) -> list[object]:
@@ -101,7 +104,9 @@ class VirtualCommunicator(Communicator):
             payload = cloudpickle.dumps(values)
             return self._price.all_gather_s(self._hosts, len(payload)), payload
 
-        found: list[object] = pickle.loads(self._meet(CollectiveCall("all_gather_objects"), value, finish))
+        found: list[object] = pickle.loads(
+            self._collective(CollectiveCall("all_gather_objects"), value, finish)
+        )
         return found
 
     @override
@@ -113,10 +118,10 @@ class VirtualCommunicator(Communicator):
     def _post(self, vector: Tensor, to: int, tag: int) -> float:
         """Put a message on its way; returns when this rank is done with it."""
         self._group.require_alive(to)
-        mailbox, task = self._group.mailboxes[to], self._task
-        done, arrival = self._cluster.transmit(task.rank, mailbox.owner.rank, vector.nbytes, task.clock)
-        if mailbox.put(Message(vector.detach().clone(), self.rank, tag, arrival)):
-            self._scheduler.wake(mailbox.owner, arrival)
+        queue, task = self._group.queues[to], self._task
+        done, arrival = self._cluster.transmit(task.rank, queue.owner.rank, vector.nbytes, task.clock)
+        if queue.put(Message(vector.detach().clone(), self.rank, tag, arrival)):
+            self._scheduler.wake(queue.owner, arrival)
         return done
 
     @override
@@ -127,22 +132,22 @@ class VirtualCommunicator(Communicator):
         return self._receive(vector, source, tag)
 
     def _receive(self, vector: Tensor, source: int, tag: int) -> int:
-        """Wait for a message and take it out of the mailbox; returns the sender."""
-        task, mailbox = self._task, self._group.mailboxes[self.rank]
-        mailbox.want(source, tag)
-        while (message := mailbox.first(source, tag)) is None or message.arrival_s > task.clock:
+        """Wait for a message and take it out of the queue; returns the sender."""
+        task, queue = self._task, self._group.queues[self.rank]
+        queue.want(source, tag)
+        while (message := queue.first(source, tag)) is None or message.arrival_s > task.clock:
             if message is not None:
                 self._scheduler.advance(task, message.arrival_s)
             else:
                 self._group.require_alive(None if source == ANY else source)
                 self._scheduler.block(task, self._wait_for_message(source, tag))
-        mailbox.want_nothing()
+        queue.want_nothing()
         if message.vector.shape != vector.shape or message.vector.dtype != vector.dtype:
             raise ValueError(
                 f"rank {message.source} sent {_describe(message.vector)} with tag {tag}, but rank "
                 f"{self.rank} receives it into {_describe(vector)}; both must be alike"
             )
-        mailbox.take(message)
+        queue.take(message)
         vector.detach().copy_(message.vector)
         return message.source
 
@@ -158,13 +163,13 @@ class VirtualCommunicator(Communicator):
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Who has sent a message that has arrived. A look takes the latency of a link inside a host."""
+        """Return the sender of an arrived message. A look takes the latency of a link inside a host."""
         if source != ANY:
             self._require_rank("source", source)
         self._begin("waiting")
         task = self._task
         self._scheduler.advance(task, task.clock + self._cluster.local.latency_s)
-        message = self._group.mailboxes[self.rank].first(source, tag)
+        message = self._group.queues[self.rank].first(source, tag)
         if message is not None and message.arrival_s <= task.clock:
             return message.source
         if message is None:
@@ -181,14 +186,14 @@ class VirtualCommunicator(Communicator):
         call = CollectiveCall("shared", (("shape", shape), ("dtype", dtype)))
         # `.data` has the same memory and a version counter of its own: what other ranks write is, as with the
         # memory of other processes, no in-place change that this rank's autograd could object to.
-        return node._meet(call, None, finish).data
+        return node._collective(call, None, finish).data
 
     @override
     def counter(self) -> Counter:
         def finish(_: list[None]) -> tuple[float, list[int]]:
             return self._price.barrier_s(self._hosts), [0]
 
-        return _VirtualCounter(self, self._meet(CollectiveCall("counter"), None, finish))
+        return _VirtualCounter(self, self._collective(CollectiveCall("counter"), None, finish))
 
     @override
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
@@ -197,7 +202,7 @@ class VirtualCommunicator(Communicator):
         def finish(_: list[None]) -> tuple[float, list[_LockState]]:
             return node._price.barrier_s(node._hosts), [_LockState(node._group) for _ in range(count)]
 
-        states = node._meet(CollectiveCall("locks", (("count", count),)), None, finish)
+        states = node._collective(CollectiveCall("locks", (("count", count),)), None, finish)
         return [_VirtualLock(node, state) for state in states]
 
     @property
@@ -232,7 +237,7 @@ class VirtualCommunicator(Communicator):
             groups = {part: VirtualGroup(self._cluster, members) for part, members in parts.items()}
             return self._price.all_gather_s(self._hosts, 16 * self.size), groups
 
-        groups = self._meet(CollectiveCall("split"), (color, key), finish)
+        groups = self._collective(CollectiveCall("split"), (color, key), finish)
         if color is None:
             return None
         return VirtualCommunicator(groups[color], groups[color].members.index(self._task.rank))
@@ -268,7 +273,7 @@ class VirtualCommunicator(Communicator):
         if self._closed:
             raise RuntimeError(f"{operation} on a communicator that is closed; call close() last")
 
-    def _meet(self, call: CollectiveCall, value: V, finish: Callable[[list[V]], tuple[float, R]]) -> R:
+    def _collective(self, call: CollectiveCall, value: V, finish: Callable[[list[V]], tuple[float, R]]) -> R:
         """Meet all ranks of the group. The last to come calls `finish(values in rank order)`.
 
         It returns (seconds that the collective takes, the result for all).
@@ -276,26 +281,26 @@ class VirtualCommunicator(Communicator):
         group, task = self._group, self._task
         self._begin(call.name)
         group.require_alive()
-        meeting = cast("Meeting[V, R]", group.meeting) or Meeting[V, R](call, self.rank)
-        if meeting.call != call:
+        pending = cast("PendingCollective[V, R]", group.pending) or PendingCollective[V, R](call, self.rank)
+        if pending.call != call:
             raise ValueError(
-                f"ranks called different collectives: rank {meeting.first} called {meeting.call}, "
+                f"ranks called different collectives: rank {pending.first} called {pending.call}, "
                 f"rank {self.rank} {call}; all must make the same calls in the same order"
             )
-        group.meeting = cast("Meeting[object, object]", meeting)
-        meeting.values[self.rank] = value
-        if len(meeting.values) < self.size:
+        group.pending = cast("PendingCollective[object, object]", pending)
+        pending.values[self.rank] = value
+        if len(pending.values) < self.size:
             self._scheduler.block(task, Wait(f"{call}, of {self.size} ranks", group.members, group.missing))
         else:
-            group.meeting = None
+            group.pending = None
             with torch.no_grad():
-                seconds, meeting.result = finish([meeting.values[rank] for rank in range(self.size)])
+                seconds, pending.result = finish([pending.values[rank] for rank in range(self.size)])
             end = task.clock + seconds
             for other in group.tasks:
                 if other is not task:
                     self._scheduler.wake(other, end)
             self._scheduler.advance(task, end)
-        return cast("R", meeting.result)
+        return cast("R", pending.result)
 
     def _wait_for_message(self, source: int, tag: int) -> Wait:
         members, own = self._group.members, self._task.rank
@@ -345,7 +350,7 @@ class _VirtualCounter(Counter):
 
 
 class _LockState:
-    """Who holds a lock, and who waits for it."""
+    """The state of a lock: its holder, and the ranks that wait for it."""
 
     def __init__(self, group: VirtualGroup) -> None:
         self.owner: RankTask | None = None

@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Wait:
-    """What a blocked rank waits for.
+    """The condition that a blocked rank waits for.
 
     Attributes:
         what: in words, for the message of a deadlock ("recv from rank 2").
@@ -77,7 +77,7 @@ class Wait:
 
 
 class TorchState:
-    """What torch keeps per process or thread, and each rank needs for itself."""
+    """The state that torch keeps per process or thread, and each rank needs for itself."""
 
     __slots__ = ("autocast", "autocast_dtype", "grad", "random")
 
@@ -119,7 +119,7 @@ class RankTask:
 
     @property
     def done(self) -> bool:
-        """Whether nothing will run in it any more."""
+        """True when nothing will run in it any more."""
         return self.finished or bool(self.lost)
 
 
