@@ -9,12 +9,12 @@ FOLDER/sync-2-workers/1.error     the error of a repeat that failed
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.records.json_lines import decode, read_record
+from tutti.records.json_lines import Record, read_record
 from tutti.records.untrusted import MOST_RANKS
 
 FILE: Final = "comparison.json"
@@ -38,7 +38,7 @@ APART: Final = "apart"
 
 
 @dataclass(frozen=True)
-class Combination:
+class Combination(Record):
     """One way to train, of those that are compared.
 
     Attributes:
@@ -96,7 +96,7 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """A comparison: its task and the ways to train that it compares.
 
     Attributes:
@@ -135,7 +135,7 @@ class Comparison:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            (folder / FILE).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise BadRunFolder(
                 f"cannot write {folder / FILE}: {error.strerror}; name a folder that you may write with --out"
@@ -148,7 +148,7 @@ class Comparison:
         Raises:
             BadRunFolder: it cannot be read, or is something else.
         """
-        return read_record(folder / FILE, lambda values: decode(cls, {"config": {}, **values}))
+        return read_record(folder / FILE, cls.from_json)
 
 
 def run_folder(folder: Path, combination: Combination, repeat: int) -> Path:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tutti.records.json_lines import Json, JsonLinesFile, decode, parse_record, to_json
+from tutti.records.json_lines import JsonLinesFile, Record, parse_record, to_json
 from tutti.records.untrusted import MOST_RANKS, read_file
 
 RANKS: Final = "ranks"
@@ -34,7 +34,7 @@ FAILED: Final = "failed"
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Record):
     """A sign of life of a rank, with its progress.
 
     Times are seconds since 1970 (UTC), by the clock of the rank's host.
@@ -82,19 +82,6 @@ class Heartbeat:
         numbers = (self.time, self.moved, self.began or 0.0, self.steps_per_s, self.samples_per_s)
         if not all(map(math.isfinite, numbers)):
             raise ValueError("a time or a rate is not finite")
-
-    def as_json(self) -> Json:
-        """The heartbeat as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Json) -> Heartbeat:
-        """The heartbeat that `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such heartbeat.
-        """
-        return decode(cls, values)
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:

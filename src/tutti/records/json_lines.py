@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -19,13 +19,12 @@ from typing import (
     Any,
     Final,
     Generic,
-    Protocol,
+    Self,
     TypeVar,
     cast,
     get_args,
     get_origin,
     get_type_hints,
-    runtime_checkable,
 )
 
 from tutti.errors import BadRunFolder
@@ -43,19 +42,26 @@ _TAIL = 1 << 20
 """Bytes at the end of a file that are searched for its last record."""
 
 
-class Record(Protocol):
-    """A value that can be written as a line."""
+@dataclass(frozen=True)
+class Record:
+    """A dataclass that is written as JSON values, and read again."""
 
     def as_json(self) -> Json:
-        """Return it as JSON values."""
+        """Return it as JSON values; `from_json` reads them."""
+        return asdict(self)
 
+    @classmethod
+    def from_json(cls, values: Json) -> Self:
+        """Make it of what `as_json` gave.
 
-@runtime_checkable
-class Checked(Protocol):
-    """A record whose values must meet more than their types."""
+        Raises:
+            TypeError, ValueError, OverflowError: `values` is no such record.
+        """
+        return decode(cls, values)
 
     def check(self) -> None:
-        """Raise ValueError for values that it cannot have."""
+        """Raise ValueError for values that it cannot have, whatever their types allow."""
+        return
 
 
 @dataclass(frozen=True)
@@ -81,16 +87,17 @@ def decode(kind: type[T], values: Json) -> T:
 
     Args:
         kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these.
-        values: by field; further ones are left out.
+        values: by field; further ones are left out, and missing ones take their defaults.
 
     Raises:
-        KeyError: a field is missing.
-        TypeError, ValueError, OverflowError: a value is not what its field holds.
+        TypeError, ValueError, OverflowError: a field without default is missing, or a value is not what its
+            field holds.
     """
-    made = kind(
-        **{name: _decoded(hint, values[name]) for name, hint in _types_of(cast("Hashable", kind)).items()}
-    )
-    if isinstance(made, Checked):
+    if not isinstance(values, dict):
+        raise TypeError(f"a {type(values).__name__} stands where a JSON object is expected")
+    types = _types_of(cast("Hashable", kind))
+    made = kind(**{name: _decoded(hint, values[name]) for name, hint in types.items() if name in values})
+    if isinstance(made, Record):
         made.check()
     return made
 

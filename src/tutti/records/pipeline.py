@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
-from tutti.records.json_lines import decode
+from tutti.records.json_lines import Record
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
@@ -37,7 +37,7 @@ class PipelineSpan:
 
 
 @dataclass(frozen=True)
-class PipelineRecord:
+class PipelineRecord(Record):
     """A pipeline, and one of its steps.
 
     Attributes:
@@ -60,19 +60,6 @@ class PipelineRecord:
     def bubble(self) -> float:
         """The idle share of all ranks' time."""
         return sum(self.idle) / len(self.idle) if self.idle else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> PipelineRecord:
-        """The record that `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such record.
-        """
-        return decode(cls, values)
 
 
 def since_the_first(spans: list[PipelineSpan]) -> list[PipelineSpan]:

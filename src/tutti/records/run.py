@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from tutti.records.json_lines import Json, JsonLinesFile, decode, read_lines
+from tutti.records.json_lines import JsonLinesFile, Record, read_lines
 
 STAGES: Final = (
     "data",
@@ -36,7 +36,7 @@ checkpoint: writing weights.
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Record):
     """The quality of a model on a number of samples, each of which was counted once.
 
     Attributes:
@@ -66,22 +66,9 @@ class Evaluation:
         """
         return [row[k] / sum(row) if sum(row) else None for k, row in enumerate(self.confusion or [])]
 
-    def as_json(self) -> Json:
-        """The evaluation as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Json) -> Evaluation:
-        """The evaluation that `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such evaluation.
-        """
-        return decode(cls, values)
-
 
 @dataclass(frozen=True)
-class RankRecord:
+class RankRecord(Record):
     """The work of one rank in an epoch.
 
     Attributes:
@@ -148,18 +135,9 @@ class RankRecord:
         """The largest of `staleness`."""
         return max(self.staleness, default=None)
 
-    @classmethod
-    def from_json(cls, values: Json) -> RankRecord:
-        """The record that `dataclasses.asdict` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such record.
-        """
-        return decode(cls, values)
-
 
 @dataclass(frozen=True)
-class EpochRecord:
+class EpochRecord(Record):
     """One epoch of training, or the part of it that a run of a given number of steps reached.
 
     Attributes:
@@ -196,19 +174,6 @@ class EpochRecord:
             if not math.isfinite(self.seconds.get(name, math.nan)):
                 raise ValueError(f"its seconds have no '{name}'")
 
-    def as_json(self) -> Json:
-        """The record as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Json) -> EpochRecord:
-        """The record that `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such record.
-        """
-        return decode(cls, {"ranks": [], **values})
-
 
 @dataclass(frozen=True)
 class World:
@@ -226,7 +191,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Record):
     """The summary of a finished run.
 
     Attributes:
@@ -286,19 +251,6 @@ class Summary:
             date=now(),
             complete=history[-1].complete if history else True,
         )
-
-    def as_json(self) -> Json:
-        """The summary as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Json) -> Summary:
-        """The summary that `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such summary.
-        """
-        return decode(cls, {"complete": True, **values})
 
 
 def now() -> str:

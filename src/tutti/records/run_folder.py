@@ -27,14 +27,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.heartbeat import RANKS
-from tutti.records.json_lines import Json, JsonLinesFile, append_line, decode, read_record, to_json
+from tutti.records.json_lines import Json, JsonLinesFile, Record, append_line, read_record, to_json
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Summary, read_history
 from tutti.records.usage import usage_files
@@ -58,7 +58,7 @@ RUNS: Final = Path("runs")
 
 
 @dataclass(frozen=True)
-class TrainedOn:
+class TrainedOn(Record):
     """The data that a model was trained on, as it saw them: enough to show it other data.
 
     Attributes:
@@ -76,15 +76,6 @@ class TrainedOn:
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    @classmethod
-    def from_json(cls, values: Json) -> TrainedOn:
-        """Make it of what `dataclasses.asdict` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is something else.
-        """
-        return decode(cls, values)
 
 
 @dataclass(frozen=True)
@@ -158,7 +149,7 @@ class RunFolder:
         Raises:
             BadRunFolder: it cannot be written.
         """
-        self._write(DATA, to_json(asdict(trained_on), indent=2).encode() + b"\n")
+        self._write(DATA, to_json(trained_on.as_json(), indent=2).encode() + b"\n")
 
     def config(self) -> Json:
         """Read the resolved configuration, as JSON values.

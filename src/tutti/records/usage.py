@@ -7,11 +7,11 @@ usage-HOST.jsonl      likewise, of another host that sees the run folder
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tutti.records.json_lines import Json, JsonLinesFile, decode, read_lines
+from tutti.records.json_lines import JsonLinesFile, Record, read_lines
 
 GONE: Final = "gone"
 """The state of a process that has ended."""
@@ -39,7 +39,7 @@ class RankUsage:
 
 
 @dataclass(frozen=True)
-class UsageRecord:
+class UsageRecord(Record):
     """A sample of one host.
 
     Attributes:
@@ -59,19 +59,6 @@ class UsageRecord:
         """Raise ValueError if its time or a load is not finite."""
         if not all(map(math.isfinite, (self.time, *self.cores))):
             raise ValueError("a time or a share of a core is not finite")
-
-    def as_json(self) -> Json:
-        """The record as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Json) -> UsageRecord:
-        """The record that `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: `values` is no such record.
-        """
-        return decode(cls, values)
 
 
 def usage_file(folder: Path, host: str | None = None) -> Path:
