@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tutti.data.builtin import BUILT_IN
+from tutti.data.formats import FORMATS
 from tutti.errors import UnknownName
+from tutti.models import MODELS
 from tutti.registry import Registry
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS
 
 ROUND = '''"""Round things."""
 
@@ -96,3 +101,11 @@ def test_two_parts_of_one_name_are_a_mistake(package: Path) -> None:
     things: Registry[object] = Registry("things_zzz", "thing")
     with pytest.raises(AssertionError, match="two parts are called ball"):
         list(things)
+
+
+@pytest.mark.parametrize(
+    "parts", [MODELS, BUILT_IN, FORMATS, LOSSES, METRICS], ids=["model", "data", "format", "loss", "metric"]
+)
+def test_every_part_has_a_summary_and_can_be_imported(parts: Registry[object]) -> None:
+    assert all(parts.summary(name).endswith(".") for name in parts)
+    assert len(list(parts.values())) == len(parts) > 1

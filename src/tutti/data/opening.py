@@ -19,13 +19,13 @@ from tutti.data.splits import Indices, split
 from tutti.errors import BadData, BadOption, UserError
 
 
-class Ranks(Protocol):
+class SharingRanks(Protocol):
     """The part of a communicator that is used here; every communicator has it."""
 
     rank: int
 
     @property
-    def node(self) -> Ranks:
+    def node(self) -> SharingRanks:
         """The ranks of this host."""
 
     def broadcast_object(self, value: object, root: int = 0) -> object:
@@ -63,7 +63,7 @@ class _Plan:
 
 def open_data(
     data: object,
-    comm: Ranks,
+    comm: SharingRanks,
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
@@ -141,7 +141,7 @@ def _plan(contents: Contents[Array], validation: float, seed: int) -> _Plan:
     return _Plan(layout, tuple(pieces))
 
 
-def _agreed(outcome: ArrayLayout | UserError, comm: Ranks) -> ArrayLayout:
+def _agreed(outcome: ArrayLayout | UserError, comm: SharingRanks) -> ArrayLayout:
     """Return the layout that all hosts found, or raise the first host's error on every rank."""
     outcomes = cast("list[ArrayLayout | UserError]", comm.all_gather_objects(outcome))
     for rank, other in enumerate(outcomes):

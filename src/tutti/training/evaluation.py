@@ -69,15 +69,7 @@ def tally_of(
     All ranks make the same number of passes, the last of which may count nothing: where several ranks hold
     one model, each pass needs all of them.
 
-    Args:
-        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
-        part: where the samples are.
-        comm: all ranks that have a share; nothing is exchanged with them.
-        loss: of the run.
-        metrics: to be computed besides.
-        classes: the classes of the confusion matrix; None: no matrix.
-        batch_size: samples of one forward pass.
-        arithmetic: how the model computes.
+    The arguments are those of `evaluate`; nothing is exchanged with the other ranks.
     """
     tally, shares = Tally(metrics, classes, loss.ignored, loss.amounts), cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]

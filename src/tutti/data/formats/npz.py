@@ -16,7 +16,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 
 from tutti.data.arrays import Array
 from tutti.data.contents import Contents, from_keys
-from tutti.data.formats import open_data_file, read_start, refuse_larger_than_memory
+from tutti.data.formats import open_data_file, refuse_larger_than_memory
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -48,12 +48,6 @@ def read_npz(path: Path) -> dict[str, Array]:
     Raises:
         BadData: the file is missing, empty, truncated, no NPZ file, or holds Python objects.
     """
-    start = read_start(path)
-    if not start.startswith(Npz.start):
-        raise BadData(
-            f"{path} is no NPZ file: it begins with the bytes {start.hex(' ')}, expected 'PK'; "
-            "see numpy.savez"
-        )
     arrays: dict[str, Array] = {}
     try:
         # numpy leaves a file that it opened itself open when it is no whole archive.
