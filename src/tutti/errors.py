@@ -9,7 +9,7 @@
     │   ├── BadRunFolder                     a run folder that cannot be read or written
     │   └── NotFinite                        NaN or inf turned up in the data, the loss or the weights
     ├── PeerLost                      1      another rank died or gave up
-    ├── OutputClosed                  141    whoever read what is printed has gone
+    ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
 
 Every message says what was found, what was expected, and what to do next.
@@ -30,7 +30,7 @@ class TuttiError(Exception):
 
 
 class UserError(TuttiError):
-    """The input is wrong: the user can mend it. The command line prints the message alone, no traceback."""
+    """The input is wrong: the user can mend it. The command line prints only the message, no traceback."""
 
     exit_code = 2
 
@@ -69,7 +69,7 @@ class UnknownName(UserError):
         kind: what the name stands for, in the singular ("model", "option").
         name: what was given.
         known: the names that exist; the nearest one is proposed, and all are listed.
-        hint: a further way to give this thing, as a sentence, or nothing.
+        hint: another way to give this thing, as a sentence, or nothing.
         of: what has or takes things of this kind ("model 'mlp'", "--validate"), or nothing.
     """
 

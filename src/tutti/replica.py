@@ -60,9 +60,9 @@ class Flat:
         weights: the parameters, one vector.
         grads: their gradients, one vector of the same length: this replica's row of `rows`.
         rows: the gradients of all ranks that share memory, of shape (ranks, length).
-        names: the parameters' names, in the order in which they lie in the vector.
+        names: the parameters' names, in the order of the vector.
         parameters: the module's own parameters, views into `weights`.
-        spans: where each parameter lies in the vector.
+        spans: the place of each parameter in the vector.
     """
 
     weights: Tensor
@@ -91,8 +91,8 @@ class Replica:
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
 
     Raises:
-        BadModel: nothing can be trained, the parameters lie on several devices, a parameter or a buffer is
-            not initialised, or lies on the meta device, or a parameter shares memory with another tensor.
+        BadModel: nothing can be trained, the parameters are on several devices, a parameter or a buffer is
+            not initialised, or is on the meta device, or a parameter shares memory with another tensor.
     """
 
     def __init__(self, module: nn.Module, memory: Memory = Memory(), frozen: bool = False) -> None:
@@ -129,7 +129,7 @@ class Replica:
         and a parameter that got none has a zero gradient.
 
         Raises:
-            BadModel: a parameter itself no longer lies in the vector of weights.
+            BadModel: a parameter itself is no longer in the vector of weights.
         """
         for flat in self.flats:
             for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
@@ -142,7 +142,7 @@ class Replica:
 
     @contextmanager
     def lent_gradients(self, present: Collection[nn.Parameter] = ()) -> Iterator[None]:
-        """Inside, the parameters' gradients lie in the vector of gradients, zero where there are none.
+        """Inside, the parameters' gradients are in the vector of gradients, zero where there are none.
 
         Outside, they are whatever they were before: tensors that autograd made, or None.
 
@@ -150,7 +150,7 @@ class Replica:
             present: parameters that have a gradient inside, besides those that have one outside.
 
         Raises:
-            BadModel: a parameter no longer lies in the vector of weights.
+            BadModel: a parameter is no longer in the vector of weights.
         """
         own = [(parameter, parameter.grad) for flat in self.flats for parameter in flat.parameters]
         self.attach()
@@ -233,7 +233,7 @@ def view_like(vector: Tensor, like: Tensor) -> Tensor:
 def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
     """A stretch of `vector`, like `view_like`, as a storage of its own over the same memory.
 
-    Whoever saves or copies a tensor saves or copies the whole storage that it lies in.
+    To save or copy a tensor is to save or copy the whole storage behind it.
     """
     first, size = vector.storage_offset(), vector.element_size()
     storage = vector.untyped_storage()[(first + span.start) * size : (first + span.stop) * size]

@@ -1,7 +1,7 @@
 """Standard output and standard error, and tables and bars on a terminal, by rich.
 
 Output outlasts a full disk: what cannot be written is lost, work goes on. A reader that has gone is another
-matter (`tutti ... | head`): whoever prints is told, by `BrokenPipeError`.
+matter (`tutti ... | head`): the printing code gets a `BrokenPipeError`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Output:
     """The output of this process.
 
     Args:
-        files: standard output, and standard error; None: somebody else sees to it.
+        files: standard output, and standard error; empty: they are left as they are.
     """
 
     def __init__(self, files: dict[str, LastingFile]) -> None:

@@ -29,7 +29,7 @@ class DTensorPortion(Portion):
     """One rank's portion of a model that torch.distributed has divided.
 
     Args:
-        module: the model, still whole; to be divided by whoever inherits.
+        module: the model, still whole; subclasses divide it.
         peers: as in `Portion`.
         ranks: who holds what.
         group: torch.distributed among them.

@@ -1,4 +1,4 @@
-"""A model as a chain of blocks, cut where one tensor alone goes from what was computed to what is left.
+"""A model as a chain of blocks, cut where a single tensor goes from one part to the next.
 
     x ─ conv ─ bn ─┬─ conv ─ bn ─ add ─ relu ─┬─ conv ─ bn ─ add ─ ...      a network with skip connections
                    └───────────────┘          │
@@ -85,7 +85,7 @@ class Block:
 
         def copied(node: Node) -> Node:
             if node not in known:
-                assert node.op == "get_attr" or _is_count(node), "one tensor alone goes into a block"
+                assert node.op == "get_attr" or _is_count(node), "a single tensor goes into a block"
                 known[node] = (
                     graph.node_copy(node) if node.op == "get_attr" else graph.call_method("size", (inputs, 0))
                 )
@@ -129,7 +129,7 @@ def blocks_of(module: nn.Module, inputs: Tensor, arithmetic: Arithmetic) -> list
 
 
 def _smallest(module: nn.Module, graph: Graph, given: Node, made: Node, fits: Set[Node]) -> Iterator[Block]:
-    """Blocks cut at every place where one tensor alone passes, of those that fit."""
+    """Blocks cut at every place where a single tensor passes, if that fits."""
     # Parameters and the number of samples are known in every block.
     nodes = [n for n in graph.nodes if n.op.startswith("call_") and not _is_count(n)]
     places = {node: place for place, node in enumerate(nodes)}

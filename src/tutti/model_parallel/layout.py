@@ -105,7 +105,7 @@ class Layout:
 
         Raises:
             UnknownName: there is no such way, or it has no such option.
-            BadOption: the numbers do not make so many ranks, or a value cannot be used.
+            BadOption: the numbers do not make as many ranks, or a value cannot be used.
         """
         sizes = _sizes(text)
         way = _way(text, sizes)

@@ -236,7 +236,7 @@ def _sharded(layout: Layout, module: nn.Module, workload: Workload, state: float
     weights, gradients = (part // layout.team for part in _held(model))
     whole = [sum(p.nbytes for p in unit.parameters(recurse=False)) for unit in units(model)]
     # In the backward pass a layer's gradients are there as a whole, its weights, and those of the next one.
-    # The step below, of a model that has all weights, has the gradients alone.
+    # The step below, of a model that has all weights, has only the gradients.
     most = max(2 * own + following for own, following in pairwise([*whole, 0]))
     peak = _step(model, workload, -(-workload.batch_size // layout.ranks)) + most - max(whole)
     return MemoryNeed(weights, gradients, int(state * gradients), peak)

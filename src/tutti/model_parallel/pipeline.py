@@ -57,7 +57,7 @@ class PipelinePortion(Portion):
         workload: the samples and the loss.
 
     Raises:
-        BadModel: the model's operations cannot be written down, or cut into so many stages.
+        BadModel: the model's operations cannot be written down, or there are fewer blocks than stages.
         BadOption: the microbatches do not fit the batch or the schedule.
     """
 

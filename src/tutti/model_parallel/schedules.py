@@ -72,7 +72,7 @@ def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
         batch: samples of a team.
 
     Raises:
-        BadOption: there are too few samples, or the schedule cannot do with so many.
+        BadOption: there are too few samples, or the schedule does not allow this number.
     """
     count = options.microbatches
     if count is None:

@@ -7,7 +7,7 @@ Who reads the whole decides what becomes of its gradient:
     is a layer that is cut over the ranks    all_gather   each has a part of the sum: reduce_scatter
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2: the
-second pair, and that a rank keeps its share alone and gathers the whole once more in the backward pass.
+second pair, and that a rank keeps only its share and gathers the whole once more in the backward pass.
 """
 
 from __future__ import annotations

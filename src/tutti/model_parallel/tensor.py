@@ -289,7 +289,7 @@ def _dropout(layer: nn.Module, share: TensorShare) -> TensorShare:
         return share
     shape = list(share.own.shape)
     shape[share.cut.dim] = share.cut.length
-    # Random numbers are drawn in the order in which the elements lie in memory.
+    # Random numbers are drawn in the order of the elements in memory.
     channels_last = share.own.dim() == 4 and share.own.stride(1) == 1
     order = torch.channels_last if channels_last else torch.contiguous_format
     kept = layer(share.own.new_ones(shape).contiguous(memory_format=order))

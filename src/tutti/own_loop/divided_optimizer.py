@@ -8,7 +8,7 @@ It is the user's object that steps. While it does, its param groups list this ra
 that of the parts; before and after, they are those of the user's parameters.
 
 Parts are joined over as many neighbours as have a gradient, belong to one group and have come equally far:
-the optimizers that can be used move each number by itself (`ELEMENTWISE`). State lies in vectors like the
+the optimizers that can be used move each number by itself (`ELEMENTWISE`). State is kept in vectors like the
 weights, so which parts there are may change from step to step.
 """
 
@@ -43,7 +43,7 @@ class ParameterStretch:
     Attributes:
         parameter: it.
         group: of the optimizer.
-        flat: the number of the vector that it lies in.
+        flat: the number of its vector.
         place: where.
         numbers: of the parameters that are joined there, on all ranks.
     """
@@ -91,7 +91,7 @@ class DividedOptimizer:
         optimizer: the user's.
         replica: the model.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
-        gradients: vectors of the same lengths for the gradients, which may be where they lie already.
+        gradients: vectors of the same lengths for the gradients, which may hold them already.
         node: these ranks.
     """
 

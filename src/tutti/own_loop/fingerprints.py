@@ -1,6 +1,6 @@
 """Fingerprints of data sets and batches: a few numbers by which ranks compare their data.
 
-All of the indices of a subset are looked at, and a few samples of what lies in memory; nothing is read from
+All of the indices of a subset are looked at, and a few samples of what is in memory; nothing is read from
 files, and no sample is made.
 """
 
@@ -25,10 +25,10 @@ VALUES: Final = 64
 """Numbers that are looked at of each of them, evenly spread."""
 
 DEEPEST: Final = 8
-"""How deep data sets may lie inside each other."""
+"""The depth to which data sets may be nested."""
 
 ROUNDING: Final = 1e-4
-"""How far the sums of two ranks may be apart, as a share of the sum of absolute values.
+"""The difference allowed between the sums of two ranks, as a share of the sum of absolute values.
 
 Hosts with other processors round otherwise what their programs make of the data. Samples in another order are
 some 1e-2 apart.

@@ -435,7 +435,7 @@ def _complete_round(batches: int, before: Sequence[int], job: OwnLoop) -> None:
         job: the ranks.
 
     Raises:
-        BadOption: a step is not that of one batch, so nobody knows how many the other ranks make.
+        BadOption: a step is not that of one batch, so it is unknown how many the other ranks make.
     """
     left, own = batches % job.comm.size, batches // job.comm.size
     if not left or job.comm.rank < left or not torch.is_grad_enabled():

@@ -196,7 +196,7 @@ class JointStepper(Stepper):
             self._divided.adopt()
 
     def _refuse_strangers(self) -> None:
-        """Refuse parameters that have come to the optimizer, and that no model has: nobody exchanges them."""
+        """Refuse new parameters of the optimizer that no model has: they are not exchanged."""
         lists = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
         if len(lists) == len(self._lists) and all(
             new is old and length == known
@@ -351,7 +351,7 @@ class WorkerStepper(Stepper):
             if self.sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
                 share = float(own > 0)
             with self.replica.lent_gradients():
-                if share == 0:  # what this rank has computed is there for `backward()` alone
+                if share == 0:  # what this rank has computed is there only for `backward()`
                     self.replica.zero_grad()
                     for parameter in self._known:
                         parameter.grad = None

@@ -1,13 +1,13 @@
 """A process that evaluates snapshots of a model while its parent trains.
 
     rank          epoch 1 │copy│ epoch 2 │copy│ epoch 3 ...
-    background    starts       └── evaluates 1 ──────┴── evaluates 2 ...  on time that nobody else wants
+    background    starts       └── evaluates 1 ──────┴── evaluates 2 ...  on idle time
 
 It is a process because a thread would hold the interpreter's lock when training wants it, and a fresh one
 because a fork has copies of locks that other threads of the rank hold, and not those threads. It gets the
 model and what evaluates it pickled, and snapshots through memory that both map. It runs under the
 scheduler's idle policy, computes on one thread, and is gone when its parent is. On a busy machine it may get
-no time at all: what is not done in time the rank does itself, so that nobody ever waits for it.
+no time at all: what is not done in time the rank does itself, so nothing ever waits for it.
 
 The process costs 3 to 4 s of processor time before its first result, all of it imports, and 300 MB of
 memory; starting it holds the rank up for 10 ms.
@@ -64,7 +64,7 @@ class SnapshotLayout:
 
     Args:
         module: the model, or its copy in another process.
-        flats: the vectors that its trainable parameters lie in.
+        flats: the vectors of its trainable parameters.
     """
 
     def __init__(self, module: nn.Module, flats: Sequence[FlatLayout]) -> None:

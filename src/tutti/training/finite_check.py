@@ -43,7 +43,7 @@ class FiniteCheck:
         CPU    tells 1 to 50 │ tells 51 to 100 │ waits for 50, tells 101 to 150 │ waits for 100, tells ...
         GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
 
-    The GPU has something to do meanwhile, and the CPU is never further ahead than two such stretches.
+    The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead.
 
     Args:
         every: steps from one look to the next.

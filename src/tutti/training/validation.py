@@ -1,7 +1,7 @@
 """The ways to evaluate the validation part: at once by all ranks, by each rank alone, or in the background.
 
 pause         │ epoch 1 │ evaluate 1, all ranks │ epoch 2 │ evaluate 2, all ranks │
-distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               nobody waits for others
+distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               no rank waits
 background    │ epoch 1 │ epoch 2 │ epoch 3 │                                       beside training
 """
 
@@ -170,7 +170,7 @@ class Background(Validation):
     What is left at the end the ranks evaluate themselves.
 
     Raises:
-        BadOption: the model does not lie in the CPU's memory.
+        BadOption: the model is not in the CPU's memory.
     """
 
     def __init__(self, task: ValidationTask) -> None:
