@@ -384,7 +384,7 @@ def test_bf16_and_channels_last_train() -> None:
     assert VirtualWorld(2).run(program)[0] > 0.9
 
 
-class Notes:
+class Notes(Progress):
     """Notes the calls."""
 
     every_s = 0.0

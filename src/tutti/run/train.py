@@ -49,7 +49,7 @@ from tutti.strategies import Clip, Strategy
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
-from tutti.training.progress import Several, Silent, progress_on
+from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.trainer import Trainer, run_length
 from tutti.training.weights import weights_to_bytes
 
@@ -212,7 +212,7 @@ def prepare_trainer(
         captured=captured_by(config, task, replica, batches),
         everyone=comm,
         # mpirun gives its ranks a terminal even where what they print goes into a file.
-        progress=Silent() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi),
+        progress=Progress() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi),
     )
 
 

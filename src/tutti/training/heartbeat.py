@@ -16,7 +16,7 @@ from typing import Any, Final
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat, write_heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.untrusted import printable
-from tutti.training.progress import Moment, RunLength
+from tutti.training.progress import Moment, Progress, RunLength
 
 SMOOTH_S: Final = 10.0
 """Seconds over which a rank's rates are averaged, about: over one second ranks differ by chance."""
@@ -24,7 +24,7 @@ SMOOTH_S: Final = 10.0
 _COMMUNICATORS: Final = "tutti.comm."
 
 
-class HeartbeatThread:
+class HeartbeatThread(Progress):
     """The heartbeat of a rank: written about once a second while the block lasts, and once more at its end.
 
     A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
@@ -96,9 +96,6 @@ class HeartbeatThread:
         self._before = (record.epoch + 1, record.step, time.monotonic(), 0)
         rates = self._rates(mine.updates, mine.samples, passed=seconds)
         self._note(state=TRAINING, epoch=record.epoch, step=record.step, **rates)
-
-    def end(self) -> None:
-        """Training has ended, with or without an error; the rank lives on."""
 
     def _rates(self, steps: int, samples: int, passed: float) -> dict[str, float]:
         """Average the rates with those of the last `passed` seconds; older than `SMOOTH_S` hardly counts."""

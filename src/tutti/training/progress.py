@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from tutti.records.run import EpochRecord, Evaluation
 
@@ -61,14 +61,16 @@ class Moment:
     samples_per_s: float
 
 
-class Progress(Protocol):
-    """A display of a run. The calls come in the order `begin`, (`moment`..., `doing`..., `epoch`)..., `end`.
+class Progress:
+    """A display of a run; by itself it shows nothing.
+
+    The calls come in the order `begin`, (`moment`..., `doing`..., `epoch`)..., `end`.
 
     Attributes:
         every_s: seconds between two calls of `moment`.
     """
 
-    every_s: float
+    every_s = math.inf
 
     def begin(self, span: RunLength) -> None:
         """Training begins."""
@@ -83,31 +85,10 @@ class Progress(Protocol):
         """An epoch has ended."""
 
     def end(self) -> None:
-        """Training has ended, well or not."""
+        """Training has ended, with or without an error."""
 
 
-class Silent:
-    """The display of ranks that show nothing."""
-
-    every_s = math.inf
-
-    def begin(self, span: RunLength) -> None:
-        """Show nothing."""
-
-    def moment(self, moment: Moment) -> None:
-        """Show nothing."""
-
-    def doing(self, what: str) -> None:
-        """Show nothing."""
-
-    def epoch(self, record: EpochRecord) -> None:
-        """Show nothing."""
-
-    def end(self) -> None:
-        """Show nothing."""
-
-
-class PlainLines:
+class PlainLines(Progress):
     """Plain lines: one for each epoch, and one every ten seconds in epochs that take longer.
 
     Args:
@@ -131,15 +112,9 @@ class PlainLines:
         start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
         self._print(moment.step, start, moment_text(moment))
 
-    def doing(self, what: str) -> None:
-        """Print nothing: lines are of what has been done."""
-
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's figures."""
         self._print(record.step, self._span.label(record.epoch), epoch_text(record))
-
-    def end(self) -> None:
-        """Print nothing more."""
 
     def _print(self, step: int, *parts: str) -> None:
         # The record of an epoch may come while later ones are being trained.
@@ -149,7 +124,7 @@ class PlainLines:
         print(*parts, *left, sep="  ", file=self._stream, flush=True)
 
 
-class Live:
+class Live(Progress):
     """A bar on a terminal, by rich, and one line for each epoch above it.
 
     Args:
@@ -187,9 +162,6 @@ class Live:
         """Move the bar."""
         self._show(moment.epoch, moment.step, moment_text(moment))
 
-    def doing(self, what: str) -> None:
-        """Leave the bar as it is."""
-
     def epoch(self, record: EpochRecord) -> None:
         """Print the epoch's line above the bar."""
         line = f"{self._span.label(record.epoch)}  {epoch_text(record)}"
@@ -210,7 +182,7 @@ class Live:
         self._bar.refresh()
 
 
-class Several:
+class Several(Progress):
     """Several displays of a run, each called as often as it asks for.
 
     Args:
@@ -248,7 +220,7 @@ class Several:
         self._wait()
 
     def end(self) -> None:
-        """Training has ended, well or not."""
+        """Training has ended, with or without an error."""
         for way in self._ways:
             way.end()
 
@@ -266,7 +238,7 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
         bar: whether it may be a bar.
     """
     if rank != 0:
-        return Silent()
+        return Progress()
     return Live(stream) if bar and stream.isatty() else PlainLines(stream)
 
 

@@ -32,7 +32,7 @@ from tutti.training.losses import Loss
 from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch
-from tutti.training.progress import Moment, Progress, RunLength, Silent
+from tutti.training.progress import Moment, Progress, RunLength
 from tutti.training.sums import Tally
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import Validation, ValidationTask, named_validation
@@ -121,7 +121,7 @@ class Trainer:
     compute: Compute | None = None
     captured: GraphedPass | None = None
     everyone: Communicator | None = None
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     on_epoch: Callable[[EpochRecord], None] | None = None
     checkpoint: Callable[[], None] | None = None
     on_step: Callable[[int], None] | None = None
