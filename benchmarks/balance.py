@@ -77,8 +77,8 @@ def train(comm, part, model: str, strategy: str, balance: str) -> dict[str, floa
     import torch
 
     from tutti import models, strategies
+    from tutti.run.build import deal
     from tutti.run.config import TrainConfig
-    from tutti.run.pacing import deal
     from tutti.strategies.base import Pace
     from tutti.training.losses import LOSSES
     from tutti.training.trainer import Trainer

@@ -10,11 +10,10 @@ import pytest
 
 import tutti
 from tutti.cli.main import main
-from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption
+from tutti.launch.placement import Placement
 from tutti.records.trace import Trace
 from tutti.run.config import TrainConfig
-from tutti.run.recording import Recording
 from tutti.run.train_job import ProfiledSteps, TrainJob
 
 RUN = ("train", "mlp", "--data", "digits", "--batch-size", "64", "--steps", "30")
@@ -92,10 +91,8 @@ def test_what_cannot_be_is_refused_and_leaves_no_folder(
     ("asked", "option"), [({"trace": True}, "--trace"), ({"profile": ProfiledSteps(1, 2)}, "--profile")]
 )
 def test_without_a_run_folder_there_is_nowhere_to_write(asked: dict, option: str) -> None:
-    comm = HostCommunicator.alone()
     with pytest.raises(BadOption, match=f"{option} writes into the run folder, but there is none"):
-        Recording(comm, TrainJob(TrainConfig(), write=False, **asked))
-    comm.close()
+        TrainJob(TrainConfig(), write=False, **asked).check(Placement(1, 1))
 
 
 def test_a_trace_that_is_full_says_so(

@@ -32,4 +32,4 @@ def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytes
     rest: Any = cast("Task", Learned(own)), Replica(nn.Linear(2, 1)), batches
     assert captured_by(TrainConfig(cuda_graph="auto"), *rest) is None
     with pytest.raises(BadOption, match=r"denominator of its own.*use --cuda-graph off"):
-        captured_by(TrainConfig(cuda_graph="on"), *rest)
+        captured_by(TrainConfig(cuda_graph="on", device="cuda"), *rest)

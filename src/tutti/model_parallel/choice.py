@@ -8,24 +8,9 @@ from typing import Final
 from torch import nn
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption
 from tutti.model_parallel.base import LayoutRanks, Portion, Whole, Workload
 from tutti.model_parallel.layout import Layout, Options, Pipeline, Sharded, Tensor
 from tutti.model_parallel.tensor import TensorPortion
-from tutti.strategies.base import Pace, Strategy
-
-
-def check_together(strategy: Strategy) -> None:
-    """Refuse a strategy that cannot move portions of a model.
-
-    Raises:
-        BadOption: its workers do not make every update together.
-    """
-    if strategy.pace is not Pace.TOGETHER:
-        raise BadOption(
-            "--parallel needs a strategy whose workers make each update together, and those of "
-            f"'{strategy.name}' do not; leave --strategy out, or use sync"
-        )
 
 
 def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:

@@ -18,13 +18,15 @@ from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
-from tutti.data import DataSet, open_data
+from tutti.data import Batches, DataSet, Part, Queue, open_data
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options
-from tutti.run.config import Options
+from tutti.run.config import Options, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import named_or_given
 from tutti.strategies import Strategy
+from tutti.strategies.base import Pace
+from tutti.training.balance import SpeedBalance
 
 
 @contextmanager
@@ -152,6 +154,18 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
         given = kind(**job.config.strategy_options)
     given.check(workers, hosts, servers, job.config.levels)
     return given
+
+
+def deal(
+    config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator
+) -> tuple[Batches | Queue, SpeedBalance | None]:
+    """Deal this rank its batches, with what keeps them balanced, as the configuration says (collective)."""
+    own = strategy.pace is not Pace.TOGETHER
+    size = config.batch_size
+    batches = Batches(part, size, comm.rank, comm.size, strategy.passes, config.seed, own=own)
+    if config.balance == "queue":
+        return Queue(batches, comm.counter().add), None
+    return batches, SpeedBalance(batches, comm) if config.balance == "speed" else None
 
 
 def part_sizes(dataset: DataSet) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""What is refused of a job without its ranks and its data: names, options, and how many ranks there are.
+"""The checks of a job that need neither its ranks nor its data: names, options, and the number of ranks.
 
-Whoever starts the ranks asks first, if it has torch. The ranks ask too: nobody else has where an MPI launcher
-started them.
+The launching process makes them first, if it has torch. The ranks make them too: where an MPI launcher
+started them, nobody else has.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from torch import nn
 from tutti import models, optim
 from tutti.data.batches import check_split
 from tutti.data.sources import check_word
-from tutti.errors import BadOption
 from tutti.load_object import names_object
-from tutti.model_parallel.choice import check_together
 from tutti.optim.schedules import check_schedule
 from tutti.run.build import build_strategy
+from tutti.run.compatibility import check_pairing
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
-from tutti.run.pacing import check_device, check_pace
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
 from tutti.training.losses import check_loss
@@ -39,11 +37,11 @@ def check_job(job: Job, ranks: int, hosts: int = 1) -> None:
     """
     check_names(job)
     if job.trains:
-        check_device(job.config, check_strategy(job, ranks, hosts))
+        check_strategy(job, ranks, hosts)
 
 
 def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
-    """The strategy of a job, which fits its ranks and its other options.
+    """Return the strategy of a job, which fits its ranks and its other options.
 
     Args:
         job: what is to be done.
@@ -58,23 +56,10 @@ def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(job, workers, hosts, config.servers)
-    if job.compared:
-        _check_sequential(strategy)
-    else:
-        check_pace(config, strategy)
-    if layout is not None:
-        check_together(strategy)
+    check_pairing(strategy, config, job.compared)
     if strategy.pace is Pace.TOGETHER:
         check_split(config.batch_size, workers)
     return strategy
-
-
-def _check_sequential(strategy: Strategy) -> None:
-    if strategy.pace is not Pace.TOGETHER:
-        raise BadOption(
-            f"strategy '{strategy.name}' gives every worker batches of its own, so it does not follow "
-            "sequential training; compare one that makes each update together, such as '--strategy sync'"
-        )
 
 
 def check_names(job: Job) -> None:

@@ -17,6 +17,7 @@ from tutti.models import MODELS
 from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
+from tutti.run.compatibility import check_options
 from tutti.run.trust import check as check_trust
 
 Options = dict[str, Any]
@@ -325,14 +326,9 @@ def _check(config: TrainConfig) -> None:
         raise BadOption(
             f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
         )
-    if config.epochs is not None and config.steps is not None:
-        raise BadOption("both --epochs and --steps are given; give one of them")
     if config.levels not in (1, 2):
         raise BadOption(f"--levels is {config.levels}; give 1 or 2")
-    if config.levels == 2 and not config.servers:
-        raise BadOption("--levels is 2, but there is no server for the upper level; give --servers 1 or more")
-    if config.climb_every is not None and config.levels == 1:
-        raise BadOption("--climb-every is for two levels of centres; give --levels 2, or leave it out")
+    check_options(config)
     least = dict.fromkeys(("climb_every", "threads", "epochs", "steps", "batch_size"), 1)
     least |= dict.fromkeys(("servers", "seed"), 0)
     for name, smallest in least.items():
@@ -342,11 +338,6 @@ def _check(config: TrainConfig) -> None:
     for name in ("threads", "servers"):
         if (getattr(config, name) or 0) > MOST_RANKS:
             raise BadOption(f"{flag(name)} is {getattr(config, name)}; the largest possible is {MOST_RANKS}")
-    if config.parallel is None and config.parallel_options:
-        raise BadOption(
-            f"--parallel.{next(iter(config.parallel_options))} is given, but no --parallel; name a way, such "
-            "as --parallel pipeline"
-        )
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

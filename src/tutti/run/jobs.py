@@ -124,49 +124,35 @@ def announce(line: str) -> None:
 
 
 def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
-    """How so many ranks hold one model together; None: each has all of it.
+    """Return the layout of one model over the ranks that hold it together; None: each has all of it.
 
     Raises:
-        UserError: the layout does not fit them, or what else the configuration says.
+        UserError: the layout does not fit the ranks.
     """
     if config.parallel is None:
         return None
-    if config.servers:
-        raise BadOption("--servers keep the centre of whole models; leave them out, or --parallel")
-    if config.balance != "none":
-        raise BadOption(
-            f"--balance {config.balance} is for ranks with whole models; leave it or --parallel out"
-        )
     return Layout.of(config.parallel, config.parallel_options, ranks)
 
 
 def plan_for(config: TrainConfig) -> Placement:
-    """Which ranks run where, for a run of this configuration.
+    """Place the ranks of a run of this configuration.
 
     Raises:
         BadOption: it asks for what cannot be had.
     """
+    workers, free = config.workers, config.workers == "auto" and config.hosts is None
     if config.parallel is not None:
-        return _parallel_plan(config, config.parallel)
-    single = config.device == "cuda" or config.strategy == "solo"
-    workers = "1" if single and config.workers == "auto" and config.hosts is None else config.workers
+        asked = ranks_of(config.parallel)
+        workers = str(asked) if free and asked is not None else workers
+    elif free and (config.device == "cuda" or config.strategy == "solo"):
+        workers = "1"
     plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
+    if config.parallel is not None:
+        layout_of(config, plan.workers)
+        return plan
     split = config.strategy in ("auto", "sync")  # one batch over all workers: each needs a sample of it
     if split and workers == "auto" and plan.workers > config.batch_size and plan.launcher is Launcher.ALONE:
         plan = make_plan(config.batch_size, config.threads, servers=config.servers)
     if config.device == "cuda" and plan.workers > 1:
         raise BadOption(f"--device cuda is for one worker, not {plan.workers}; use -n 1, or --device cpu")
-    return plan
-
-
-def _parallel_plan(config: TrainConfig, parallel: str) -> Placement:
-    """The plan for ranks that hold one model together."""
-    if config.device == "cuda":
-        raise BadOption(f"--parallel {parallel} computes on the CPU; leave --device cuda out")
-    asked = ranks_of(parallel)
-    workers = (
-        str(asked) if asked is not None and config.workers == "auto" and not config.hosts else config.workers
-    )
-    plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
-    layout_of(config, plan.workers)
     return plan

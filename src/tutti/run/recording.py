@@ -96,9 +96,6 @@ class Recording:
 
     Attributes:
         comm: the same ranks; what passes through this communicator is recorded.
-
-    Raises:
-        BadOption: there is no run folder for what is asked for, or a rank does not exist.
     """
 
     def __init__(self, comm: Communicator, job: TrainJob) -> None:
@@ -107,7 +104,6 @@ class Recording:
         self._trace = Trace() if job.trace else None
         self._readings: list[Reading] = []
         self.comm = comm
-        _check(job, comm.size)
         if self._trace is not None:
             self._read_clock()
             self.comm = traced(comm, self._trace)
@@ -171,18 +167,6 @@ class Recording:
         reading = compare_clocks(self._all, self._all.clock)
         if reading is not None:
             self._readings.append(reading)
-
-
-def _check(job: TrainJob, ranks: int) -> None:
-    for option, asked in (("--trace", job.trace), ("--profile", job.profile is not None)):
-        if asked and not job.write:
-            raise BadOption(f"{option} writes into the run folder, but there is none; name one with out=...")
-    missing = [rank for rank in job.profile.ranks if rank >= ranks] if job.profile is not None else []
-    if missing:
-        raise BadOption(
-            f"--profile-ranks names rank {missing[0]}, but the job has {ranks} "
-            f"rank{'' if ranks == 1 else 's'}, counted from 0"
-        )
 
 
 def _bring(comm: Communicator, part: RankRecording, writer: int) -> list[RankRecording] | None:

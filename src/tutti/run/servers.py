@@ -7,7 +7,6 @@ from typing import Final, TypeVar, cast
 from torch import nn
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption
 from tutti.launch.placement import split_off_servers
 from tutti.run.build import build_optimizer
 from tutti.run.config import TrainConfig
@@ -43,16 +42,11 @@ def serve(job: Job, team: Communicator, module: nn.Module, strategy: Strategy) -
         strategy: the workers'.
 
     Raises:
-        BadOption: the strategy has a centre of its own kind, which servers of ours cannot keep.
         PeerLost: a worker or another server is gone.
     """
     servers, config = team.servers, job.config
     assert servers is not None, "a server knows of the servers"
-    if not isinstance(strategy, Centred):
-        raise BadOption(
-            f"strategy '{strategy.name}' cannot run on servers: only strategies derived from "
-            "tutti.strategies.centred.Centred say what a server does; leave --servers out"
-        )
+    assert isinstance(strategy, Centred), "others are refused with servers"
     optimizer = build_optimizer(job, module)
     replica = place(module, team, Home.PRIVATE)
     strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))

@@ -29,6 +29,7 @@ from tutti.run import summary_lines
 from tutti.run.build import (
     build_optimizer,
     build_schedule,
+    deal,
     default_floats,
     open_config_data,
     outputs_for,
@@ -36,9 +37,9 @@ from tutti.run.build import (
     seeded,
 )
 from tutti.run.checks import check_strategy
+from tutti.run.compatibility import NEEDS_GPU_SAMPLES
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
-from tutti.run.pacing import check_device, deal
 from tutti.run.recording import Recording, crew_of, observed
 from tutti.run.rollback import take_back_after_me
 from tutti.run.servers import result_for_all, serve, serves, take_sides
@@ -64,10 +65,7 @@ def captured_by(
     """
     wanted, on_gpu = config.cuda_graph, batches.part.device.type == "cuda"
     if wanted == "on" and not (on_gpu and isinstance(batches, Batches)):
-        raise BadOption(
-            "--cuda-graph on is for samples that lie on a GPU; use --device cuda, a data set that takes at "
-            "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
-        )
+        raise BadOption(NEEDS_GPU_SAMPLES)
     if not on_gpu or not isinstance(batches, Batches) or wanted == "off":
         return None
     if task.loss.weighed:
@@ -102,7 +100,6 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         check_writable(config.out)
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_strategy(job, comm.size, comm.hosts)
-        check_device(config, strategy)
         recording = Recording(comm, job)
         team = take_sides(recording.comm, config)
         outcome = None

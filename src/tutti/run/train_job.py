@@ -65,6 +65,18 @@ class TrainJob(Job):
     def check(self, plan: Placement) -> None:
         if logger_names(self.config.log) and not self.write:
             raise BadOption(f"log={self.config.log!r} is for a run with a folder; name one with out=...")
+        for option, asked in (("--trace", self.trace), ("--profile", self.profile is not None)):
+            if asked and not self.write:
+                raise BadOption(
+                    f"{option} writes into the run folder, but there is none; name one with out=..."
+                )
+        ranks = plan.ranks
+        missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
+        if missing:
+            raise BadOption(
+                f"--profile-ranks names rank {missing[0]}, but the job has {ranks} "
+                f"rank{'' if ranks == 1 else 's'}, counted from 0"
+            )
         if started_by().launcher is Launcher.ALONE and not plan.hosts:
             check_writable(self.config.out if self.write else None)
 

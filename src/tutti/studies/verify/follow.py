@@ -33,7 +33,6 @@ from tutti.run.build import (
 )
 from tutti.run.checks import check_strategy
 from tutti.run.jobs import layout_of, load_job
-from tutti.run.pacing import check_device
 from tutti.run.servers import result_for_all, serve, serves, take_sides
 from tutti.run.task import Task, prepare_task
 from tutti.strategies import Clip, Strategy
@@ -233,7 +232,6 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
         strategy = check_strategy(job, comm.size, comm.hosts)
-        check_device(job.config, strategy)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
         verdict = None

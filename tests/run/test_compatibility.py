@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,9 +12,10 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Part
 from tutti.errors import BadOption
+from tutti.run.build import deal
+from tutti.run.compatibility import check_pairing
 from tutti.run.config import TrainConfig
-from tutti.run.pacing import check_pace, deal
-from tutti.strategies import Strategy, Sync
+from tutti.strategies import EASGD, Strategy, Sync
 
 PART = Part(torch.randn(50, 3), torch.arange(50) % 2)
 
@@ -29,7 +32,7 @@ PART = Part(torch.randn(50, 3), torch.arange(50) % 2)
     ],
 )
 def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, str]) -> None:
-    check_pace(TrainConfig(**options), strategy)
+    check_pairing(strategy, TrainConfig(**options))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,42 @@ def test_an_unfit_pairing_is_refused_naming_what_fits(
     strategy: Strategy, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(BadOption, match=message):
-        check_pace(TrainConfig(**options), strategy)
+        check_pairing(strategy, TrainConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 1, "steps": 1}, "both --epochs and --steps"),
+        ({"parallel": "sharded", "servers": 1}, "--servers keep the centre of whole models"),
+        ({"parallel": "sharded", "balance": "speed"}, "--balance speed is for ranks with whole models"),
+        ({"parallel": "sharded", "device": "cuda"}, "--parallel sharded computes on the CPU"),
+        ({"cuda_graph": "on"}, "--cuda-graph on is for samples that lie on a GPU"),
+        ({"cuda_graph": "on", "device": "cuda", "balance": "queue"}, "no --balance queue"),
+    ],
+)
+def test_options_that_do_not_go_together_make_no_configuration(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        TrainConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (
+            Free(),
+            {"parallel": "sharded"},
+            "--parallel needs a strategy whose workers make each update together",
+        ),
+        (Sync(), {"servers": 1}, "cannot run on servers: only strategies derived from"),
+        (EASGD(), {"device": "cuda"}, "keeps its centre in the CPU's memory, and --device is 'cuda'"),
+    ],
+)
+def test_a_strategy_that_does_not_go_with_other_options_is_refused(
+    strategy: Strategy, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadOption, match=message):
+        check_pairing(strategy, TrainConfig(**options))
 
 
 @pytest.mark.parametrize(
