@@ -82,6 +82,8 @@ class TrainedOn(Record):
 class RunFolder:
     """A run folder. Made by `create` and `open`.
 
+    Every method raises `BadRunFolder` for a file that cannot be read or written.
+
     Attributes:
         path: its path.
     """
@@ -127,77 +129,41 @@ class RunFolder:
         return cls(folder)
 
     def write_config(self, config: Json) -> None:
-        """Write the resolved configuration.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
-        self._write(CONFIG, to_json(config, indent=2).encode() + b"\n")
+        """Write the resolved configuration."""
+        self._write_json(CONFIG, config)
 
     def write_seal(self, seal: str | None) -> None:
-        """Write the proof that this user has written the configuration, if there is one.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
+        """Write the proof that this user has written the configuration, if there is one."""
         if seal is not None:
             self._write(SEAL, seal.encode() + b"\n")
 
     def write_data(self, trained_on: TrainedOn) -> None:
-        """Write the data as the model sees them.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
-        self._write(DATA, to_json(trained_on.as_json(), indent=2).encode() + b"\n")
+        """Write the data as the model sees them."""
+        self._write_json(DATA, trained_on.as_json())
 
     def config(self) -> Json:
-        """Read the resolved configuration, as JSON values.
-
-        Raises:
-            BadRunFolder: it cannot be read.
-        """
+        """Read the resolved configuration, as JSON values."""
         return read_record(self.path / CONFIG, dict)
 
     def data(self) -> TrainedOn:
-        """Read the data as the model saw them.
-
-        Raises:
-            BadRunFolder: it cannot be read.
-        """
+        """Read the data as the model saw them."""
         return read_record(self.path / DATA, TrainedOn.from_json)
 
     def append(self, record: EpochRecord) -> None:
-        """Add an epoch to the history.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
+        """Add an epoch to the history."""
         with _refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record)
 
     def history(self) -> JsonLinesFile[EpochRecord]:
-        """Read the epochs so far.
-
-        Raises:
-            BadRunFolder: it cannot be opened.
-        """
+        """Read the epochs so far."""
         return read_history(self.path / HISTORY)
 
     def write_summary(self, summary: Summary) -> None:
-        """Write the summary of the finished run.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
-        self._write(SUMMARY, to_json(summary.as_json(), indent=2).encode() + b"\n")
+        """Write the summary of the finished run."""
+        self._write_json(SUMMARY, summary.as_json())
 
     def summary(self) -> Summary:
-        """Read the summary of the finished run.
-
-        Raises:
-            BadRunFolder: it cannot be read.
-        """
+        """Read the summary of the finished run."""
         return read_record(self.path / SUMMARY, Summary.from_json)
 
     def reserve_weights(self, needed_bytes: int) -> None:
@@ -222,11 +188,7 @@ class RunFolder:
         _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
 
     def write_weights(self, content: bytes) -> None:
-        """Write the weights of a model, as a safetensors file.
-
-        Raises:
-            BadRunFolder: they cannot be written.
-        """
+        """Write the weights of a model, as a safetensors file."""
         self._write(WEIGHTS, content)
 
     @property
@@ -235,19 +197,11 @@ class RunFolder:
         return self.path / WEIGHTS
 
     def write_pipeline(self, record: PipelineRecord) -> None:
-        """Write the record of a pipeline.
-
-        Raises:
-            BadRunFolder: it cannot be written.
-        """
+        """Write the record of a pipeline."""
         self._write(PIPELINE, to_json(record.as_json()).encode() + b"\n")
 
     def pipeline(self) -> PipelineRecord:
-        """Read the record of a pipeline.
-
-        Raises:
-            BadRunFolder: it cannot be read.
-        """
+        """Read the record of a pipeline."""
         return read_record(self.path / PIPELINE, PipelineRecord.from_json)
 
     def has(self, name: str) -> bool:
@@ -277,6 +231,9 @@ class RunFolder:
                 shutil.rmtree(self.path / TENSORBOARD)
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
+
+    def _write_json(self, name: str, values: Json) -> None:
+        self._write(name, to_json(values, indent=2).encode() + b"\n")
 
     def _write(self, name: str, content: bytes) -> None:
         with _refusing(self.path / name):
