@@ -183,23 +183,14 @@ class MpiMessages:
         self._mpi, self._remote_peers, self._rank, self._names = mpi, remote_peers, rank, tuple(names)
         self._receiving: list[Receiving] = []
 
-    def _finish(self, request: Any) -> Steps:
-        done = False
-        try:
-            while not (done := request.Test()):
-                yield False
-        except self._mpi.error as error:
-            done = True
-            raise self._remote_peers.explained(error) from error
-        finally:
-            if not done:
-                # MPI may still write into its memory.
-                self._remote_peers.abandon([request])
+    def _finish(self, rank: int, request: Any) -> Steps:
+        # Messages run beside each other: each has pending requests of its own.
+        return MpiRequests(self._mpi, self._remote_peers).finish([(rank, request)])
 
     def send(self, vector: Tensor, to: int, tag: int) -> Steps:
         """Send `vector`; it may be overwritten at the end. Messages to one rank keep their order."""
         self._check_tag(tag)
-        yield from self._finish(self._mpi.messages.Isend(as_bytes(vector).numpy(), to, tag))
+        yield from self._finish(to, self._mpi.messages.Isend(as_bytes(vector).numpy(), to, tag))
 
     def recv(self, vector: Tensor, receiving: Receiving) -> Generator[bool, None, None]:
         """Overwrite `vector` with the next message that `receiving` asks for.
@@ -215,13 +206,13 @@ class MpiMessages:
             status, message = found
             receiving.sender, nbytes = status.Get_source(), status.Get_count(self._mpi.byte)
             if nbytes != vector.nbytes:
-                yield from self._finish(message.Irecv(numpy.empty(nbytes, numpy.uint8)))
+                yield from self._finish(receiving.sender, message.Irecv(numpy.empty(nbytes, numpy.uint8)))
                 raise Mismatch(
                     f"rank {self._names[receiving.sender]} sent {nbytes} bytes with tag {receiving.tag}, but "
                     f"the tensor to receive it in rank {self._names[self._rank]} has {vector.nbytes}; "
                     "receive it into a tensor like the one that is sent"
                 )
-            yield from self._finish(message.Irecv(as_bytes(vector).numpy()))
+            yield from self._finish(receiving.sender, message.Irecv(as_bytes(vector).numpy()))
         finally:
             self._receiving.remove(receiving)
 
