@@ -58,12 +58,12 @@ class GroupCollectives(ProcessGroup):
         several, op = listed(tensors), reduce_op(options)
         if len(several) == 1 and is_plain(several[0]):
             tensor = several[0]
-            way, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
-            if way.factor is not None:
-                tensor.mul_(way.factor)
+            reduction, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
+            if reduction.factor is not None:
+                tensor.mul_(reduction.factor)
             if tensor.nbytes <= self._longest_hop:
-                return self._progress.immediate(self._hop, tensor, way, "all_reduce", wanted)
-            steps = self._transport.all_reduce(tensor.view(-1), way)
+                return self._progress.immediate(self._hop, tensor, reduction, "all_reduce", wanted)
+            steps = self._transport.all_reduce(tensor.view(-1), reduction)
             return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)
 
@@ -82,10 +82,10 @@ class GroupCollectives(ProcessGroup):
                 steps.append(all_reduce_sparse(self._transport, tensor, op))
                 continue
             vector = staging.take(tensor)
-            way = reduction_of(op, vector.dtype)
-            if way.factor is not None:
-                vector.mul_(way.factor)
-            steps.append(self._transport.all_reduce(vector, way))
+            reduction = reduction_of(op, vector.dtype)
+            if reduction.factor is not None:
+                vector.mul_(reduction.factor)
+            steps.append(self._transport.all_reduce(vector, reduction))
         return self._run("all_reduce", steps, several, staging, options)
 
     @dispatched("reduce")
@@ -96,10 +96,10 @@ class GroupCollectives(ProcessGroup):
         steps = []
         for tensor in several:
             vector = staging.take(tensor, write=root == self._rank)
-            way = reduction_of(op, vector.dtype)
-            if way.factor is not None:
-                vector = vector.mul_(way.factor) if root == self._rank else vector * way.factor
-            steps.append(self._transport.reduce(vector, way, root))
+            reduction = reduction_of(op, vector.dtype)
+            if reduction.factor is not None:
+                vector = vector.mul_(reduction.factor) if root == self._rank else vector * reduction.factor
+            steps.append(self._transport.reduce(vector, reduction, root))
         return self._run("reduce", steps, several, staging, options)
 
     @dispatched("reduce_scatter")
@@ -141,10 +141,10 @@ class GroupCollectives(ProcessGroup):
                 f"output of {len(output)} in rank {self._rank}; give one input for each rank, as long as its "
                 "output"
             )
-        way = reduction_of(reduce_op(options), output.dtype)
-        if way.factor is not None:
-            parts = [part * way.factor for part in parts]
-        return self._transport.reduce_scatter(parts, output, way)
+        reduction = reduction_of(reduce_op(options), output.dtype)
+        if reduction.factor is not None:
+            parts = [part * reduction.factor for part in parts]
+        return self._transport.reduce_scatter(parts, output, reduction)
 
     # --- moves
 

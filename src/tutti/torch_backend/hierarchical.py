@@ -97,13 +97,13 @@ class HierarchicalCollectives:
     # --- reductions
 
     @collective
-    def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
+    def all_reduce(self, vector: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `vector` on every rank with the reduction of the ranks' vectors."""
-        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
+        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=reduction.number)
         # Floats of 16 bits are rounded only once, at the end.
         wide = vector.float() if rounds(vector.dtype) else vector
         if wide.nbytes <= SHORT_BYTES:
-            short = ShortVector(wide, way.partial.fold_into_first, self._last_fold(way))
+            short = ShortVector(wide, reduction.partial.fold_into_first, self._last_fold(reduction))
             vector.copy_((yield from self._barrier.wait_with(call, short)))
             return
         yield from self._barrier.wait(call)
@@ -111,24 +111,24 @@ class HierarchicalCollectives:
             parts = [piece[place] for place in cut(len(piece), self._lanes)]
             parts += [piece[:0]] * (len(self._here) - self._lanes)
             own = parts[self._lane]
-            yield from self._fold_rows(parts, own, way)
-            yield from self._fold_hosts(own, way)
+            yield from self._fold_rows(parts, own, reduction)
+            yield from self._fold_hosts(own, reduction)
             yield from self._share_rows(own, parts)
         if wide is not vector:
             vector.copy_(wide)
 
-    def _last_fold(self, way: Reduction) -> Callable[[Sequence[Tensor]], Tensor]:
+    def _last_fold(self, reduction: Reduction) -> Callable[[Sequence[Tensor]], Tensor]:
         def fold(found: Sequence[Tensor]) -> Tensor:
-            total = way.partial.fold_into_first(found)
-            way.finish(total, self.size)
+            total = reduction.partial.fold_into_first(found)
+            reduction.finish(total, self.size)
             return total
 
         return fold
 
-    def _fold_rows(self, parts: Sequence[Tensor], own: Tensor, way: Reduction) -> Steps:
+    def _fold_rows(self, parts: Sequence[Tensor], own: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `own` with the reduction of this host's `parts` for this rank."""
         if len(self._here) > 1:
-            yield from self._rows.reduce_scatter(parts, own, way.partial)
+            yield from self._rows.reduce_scatter(parts, own, reduction.partial)
         else:
             own.copy_(parts[0])
 
@@ -137,12 +137,12 @@ class HierarchicalCollectives:
         if len(self._here) > 1:
             yield from self._rows.all_gather(own, parts)
 
-    def _fold_hosts(self, own: Tensor, way: Reduction) -> Steps:
+    def _fold_hosts(self, own: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `own` with the reduction over the ranks of this lane."""
         if not len(own):
             return
         if len(self._hosts) == 2:
-            yield from self._exchange_and_fold(own, way)
+            yield from self._exchange_and_fold(own, reduction)
             return
         parts = [own[place] for place in cut(len(own), len(self._hosts))]
         mine = parts[self._host]
@@ -155,27 +155,27 @@ class HierarchicalCollectives:
             {partners[host]: found[host] for host in others},
         )
         if len(mine):
-            way.partial.fold(found, mine)
-            way.finish(mine, self.size)
+            reduction.partial.fold(found, mine)
+            reduction.finish(mine, self.size)
         yield from self._requests.exchange(
             {partners[host]: mine for host in others},
             {partners[host]: parts[host] for host in others},
         )
 
-    def _exchange_and_fold(self, own: Tensor, way: Reduction) -> Steps:
+    def _exchange_and_fold(self, own: Tensor, reduction: Reduction) -> Steps:
         """Between two hosts: both reduce all of it, which moves no more bytes and takes one step less."""
         other = self._hosts[1 - self._host][self._lane]
         theirs = torch.empty_like(own)
         yield from self._requests.exchange({other: own}, {other: theirs})
         found = [own, theirs] if self._host == 0 else [theirs, own]
-        way.partial.fold(found, own)
-        way.finish(own, self.size)
+        reduction.partial.fold(found, own)
+        reduction.finish(own, self.size)
 
     @collective
-    def reduce(self, vector: Tensor, way: Reduction, root: int) -> Steps:
+    def reduce(self, vector: Tensor, reduction: Reduction, root: int) -> Steps:
         """Overwrite `vector` on rank `root` with the reduction of the ranks' vectors."""
         yield from self._barrier.wait(
-            Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=way.number, root=root)
+            Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=reduction.number, root=root)
         )
         for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
             if self.rank != root:
@@ -184,10 +184,10 @@ class HierarchicalCollectives:
                 found = [torch.empty_like(piece) for _ in range(self.size)]
                 found[root].copy_(piece)
                 yield from self._requests.exchange({}, {rank: found[rank] for rank in self._others})
-                way.fold(found, piece)
+                reduction.fold(found, piece)
 
     @collective
-    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, way: Reduction) -> Steps:
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with the reduction of the ranks' vectors for this rank.
 
         A host's vectors for a rank of another host are summed by the rank that has the same place here, and
@@ -199,7 +199,7 @@ class HierarchicalCollectives:
                 Kind.REDUCE_SCATTER,
                 output.dtype,
                 sum(lengths),
-                reduction=way.number,
+                reduction=reduction.number,
                 root=check_sum(lengths),
             )
         )
@@ -213,7 +213,7 @@ class HierarchicalCollectives:
             for owners in self._turns(members):
                 parts = [inputs[0][:0] if owner is None else inputs[owner] for owner in owners]
                 part = torch.empty_like(parts[self._lane])
-                yield from self._fold_rows(parts, part, way)
+                yield from self._fold_rows(parts, part, reduction)
                 owner = owners[self._lane]
                 if owner == self.rank:
                     found[self._host] = part
@@ -221,7 +221,7 @@ class HierarchicalCollectives:
                     requests += self._requests.begin({owner: part}, {})
         yield from self._requests.finish(requests)
         if len(output):
-            output.copy_(self._last_fold(way)(found))
+            output.copy_(self._last_fold(reduction)(found))
 
     def _turns(self, members: Sequence[int]) -> list[list[int | None]]:
         """The ranks of a host in turns of this host's number of ranks; the last is filled up with None."""

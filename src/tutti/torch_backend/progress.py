@@ -192,31 +192,31 @@ class ProgressEngine:
         self,
         begin: Callable[[Tensor, Reduction], Steps | None],
         tensor: Tensor,
-        way: Reduction,
+        reduction: Reduction,
         what: str,
         asynchronous: bool,
     ) -> Operation | None:
         """Run a collective that as a rule is over at once.
 
         Args:
-            begin: begins it, with `tensor` and `way`; returns the steps that are left, or None.
+            begin: begins it, with `tensor` and `reduction`; returns the steps that are left, or None.
             tensor: the tensor to reduce.
-            way: the reduction.
+            reduction: how the ranks' tensors are reduced.
             what: its name in errors.
             asynchronous: as in `collective`.
         """
         if profiler._is_profiler_enabled:
-            return self.collective(_begun(begin, tensor, way), (tensor,), what, asynchronous)
+            return self.collective(_begun(begin, tensor, reduction), (tensor,), what, asynchronous)
         with self.lock:
             if self._broken is None and not self._collectives:
                 try:
-                    steps = begin(tensor, way)
+                    steps = begin(tensor, reduction)
                 except Exception as error:
                     return _fail(error, asynchronous)
                 if steps is None:
                     return Operation.over((tensor,)) if asynchronous else None
             else:
-                steps = _begun(begin, tensor, way)
+                steps = _begun(begin, tensor, reduction)
             operation = self._enqueue(steps, (tensor,), what, asynchronous)
         if asynchronous:
             return operation
@@ -457,8 +457,8 @@ def _fail(error: Exception, asynchronous: bool) -> Operation:
     return Operation.failed(error)
 
 
-def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, way: Reduction) -> Steps:
-    rest = begin(tensor, way)
+def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, reduction: Reduction) -> Steps:
+    rest = begin(tensor, reduction)
     if rest is not None:
         yield from rest
 

@@ -12,7 +12,7 @@ from tutti.torch_backend.errors import Unusable
 
 # An instance equals the plain value that torch's enumeration has for it; the other way round it does not.
 _BY_OP: Final[dict[Any, Reduction]] = {
-    ReduceOp(getattr(ReduceOp, way.name.upper())): way for way in REDUCTIONS
+    ReduceOp(getattr(ReduceOp, reduction.name.upper())): reduction for reduction in REDUCTIONS
 }
 _BITWISE: Final = ("band", "bor", "bxor")
 
@@ -29,14 +29,14 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     """
     if op == ReduceOp.SUM:
         return SUM
-    way = _BY_OP.get(op)
-    if way is None:
+    reduction = _BY_OP.get(op)
+    if reduction is None:
         if op == ReduceOp.PREMUL_SUM:
             return premul_sum(op.__getstate__()[1])
         known = ", ".join(each.name.upper() for each in REDUCTIONS)
         raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}, PREMUL_SUM")
-    if way.name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+    if reduction.name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise Unusable(
             f"{op} works on whole numbers, and these are {dtype}; give integers, or another operation"
         )
-    return way
+    return reduction

@@ -37,13 +37,15 @@ def all_reduce_sparse(transport: HostCollectives | HierarchicalCollectives, tens
         Unusable: the operation is not a sum.
         Mismatch: the ranks' tensors differ in shape.
     """
-    way = reduction_of(op, tensor.dtype)
-    if way.name not in _SUMS:
-        raise Unusable(f"all_reduce of sparse tensors cannot make a {way.name}; give ReduceOp.SUM or AVG")
+    reduction = reduction_of(op, tensor.dtype)
+    if reduction.name not in _SUMS:
+        raise Unusable(
+            f"all_reduce of sparse tensors cannot make a {reduction.name}; give ReduceOp.SUM or AVG"
+        )
     with torch.no_grad():
         own = tensor.coalesce()
-        values = own.values() if way.factor is None else own.values() * way.factor
-    return _gather_and_sum(transport, tensor, own.indices(), values, way.mean)
+        values = own.values() if reduction.factor is None else own.values() * reduction.factor
+    return _gather_and_sum(transport, tensor, own.indices(), values, reduction.mean)
 
 
 def _gather_and_sum(
