@@ -64,10 +64,10 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         package: its name. The package itself is not imported for the names.
         kind: the word for a part in error messages, such as "model".
-        hint: a sentence that follows the message about an unknown name.
+        hint: a sentence that follows the message about an unknown name, or a function that returns it.
     """
 
-    def __init__(self, package: str, kind: str, hint: str = "") -> None:
+    def __init__(self, package: str, kind: str, hint: str | Callable[[], str] = "") -> None:
         self._package, self._kind, self._hint = package, kind, hint
 
     @cached_property
@@ -119,7 +119,8 @@ class Registry(Mapping[str, T], Generic[T]):
             UnknownName: the message names the nearest.
         """
         if name not in self:
-            raise UnknownName(self._kind, name, self, self._hint)
+            hint = self._hint() if callable(self._hint) else self._hint
+            raise UnknownName(self._kind, name, self, hint)
 
     def summary(self, name: str) -> str:
         """Return the first line of the part's docstring, or else of its file's."""

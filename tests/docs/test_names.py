@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tutti.run import arguments
-from tutti.run.config import TrainConfig
+from tutti.run.config import TrainConfig, help_of
 from tutti.strategies import STRATEGIES
 from tutti.training.loggers import optional_loggers
 
 ROOT = Path(__file__).parents[2]
-HELP = {field.name: str(field.metadata["help"]) for field in fields(TrainConfig)}
+HELP = {field.name: help_of(field) for field in fields(TrainConfig)}
 
 
 def words(text: str) -> set[str]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import Options, TrainConfig, flag, type_name
+from tutti.run.config import Options, TrainConfig, flag, help_of, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -114,7 +114,7 @@ def _number(text: str) -> float:
 
 
 def _help(f: Field[Any], default: str | None = None) -> str:
-    text = str(f.metadata["help"]).replace("%", "%%")
+    text = help_of(f).replace("%", "%%")
     if default is None and f.default in (None, MISSING):
         return text
     return f"{text} (default: {default or f.default})"

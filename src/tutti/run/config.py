@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +35,20 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def about(help: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the command line says about a field, and which values it takes (all, when empty)."""
+def about(help: str | Callable[[], str], choices: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Describe a field for the command line.
+
+    Args:
+        help: its text, or a function that returns it: for names of parts, which are looked up only then.
+        choices: its values; all, when empty.
+    """
     return {"help": help, "choices": choices}
+
+
+def help_of(option: Field[Any]) -> str:
+    """Return the text that the command line says about a field."""
+    help = option.metadata["help"]
+    return str(help() if callable(help) else help)
 
 
 # Registries of names alone: the packages that hold those of the parts import torch.
@@ -66,13 +77,17 @@ class TrainConfig:
     )
     model_options: Options = field(
         default_factory=dict,
-        metadata=about(f"options of the model: {_options_of_models()}; or the arguments of a factory"),
+        metadata=about(
+            lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
+        ),
     )
     data: str = field(
         default="digits",
         metadata=about(
-            f"built-in data set ({', '.join(_DATA_SETS)}), path ({', '.join(_FORMATS)}), "
-            "package.module:factory or file.py:factory"
+            lambda: (
+                f"built-in data set ({', '.join(_DATA_SETS)}), path ({', '.join(_FORMATS)}), "
+                "package.module:factory or file.py:factory"
+            )
         ),
     )
     data_options: Options = field(default_factory=dict, metadata=about("arguments of the data's factory"))
@@ -174,14 +189,18 @@ class TrainConfig:
     loss: str = field(
         default="auto",
         metadata=about(
-            f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
+            lambda: (
+                f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
+            )
         ),
     )
     metrics: str = field(
         default="auto",
         metadata=about(
-            f"comma-separated: {', '.join(_METRICS)}, file.py:function or package.module:function; auto "
-            "follows the loss"
+            lambda: (
+                f"comma-separated: {', '.join(_METRICS)}, file.py:function or package.module:function; auto "
+                "follows the loss"
+            )
         ),
     )
     clip_norm: float | None = field(

@@ -11,6 +11,8 @@ from tutti.registry import Registry
 BUILT_IN: Registry[Callable[[], Contents[object]]] = Registry(
     "tutti.data.builtin",
     "data set",
-    f"Or give a path ({', '.join(FORMATS)}, a folder), 'package.module:factory' or 'file.py:factory'.",
+    lambda: (
+        f"Or give a path ({', '.join(FORMATS)}, a folder), 'package.module:factory' or 'file.py:factory'."
+    ),
 )
 """Their readers by name."""
