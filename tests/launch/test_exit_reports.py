@@ -9,7 +9,7 @@ import pytest
 
 from tutti.errors import BadModel, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import rank_main as ranks
-from tutti.launch.exit_reports import Death, Report, cause, failure
+from tutti.launch.exit_reports import Death, Report, cause, decode, encode, failure
 from tutti.terminal import identity
 
 
@@ -79,10 +79,10 @@ def test_a_user_error_that_cannot_be_sent_keeps_its_message() -> None:
 
 def test_a_report_is_read_when_it_is_complete() -> None:
     sent = Report(1, 2.0, value=b"x" * 1000)
-    data = sent.encoded()
-    assert Report.decode(data[:4]) is None
-    assert Report.decode(data[:-1]) is None
-    assert Report.decode(data + b"more") == sent
+    data = encode(sent)
+    assert decode(data[:4]) == []
+    assert decode(data[:-1]) == []
+    assert decode(data + b"more") == [sent]
 
 
 def test_a_rank_that_fails_when_nobody_listens_any_more_ends_without_a_word(

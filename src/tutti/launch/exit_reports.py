@@ -45,20 +45,20 @@ class Report:
         """True if the rank ended with an exception."""
         return bool(self.traceback)
 
-    def encoded(self) -> bytes:
-        """The report as bytes that tell their own length."""
-        body = pickle.dumps(self)
-        return len(body).to_bytes(_LENGTH, "little") + body
 
-    @staticmethod
-    def decode(received: bytes | bytearray) -> Report | None:
-        """The report at the beginning of `received`; None while it is not complete."""
-        length = int.from_bytes(received[:_LENGTH], "little")
-        if len(received) < _LENGTH or len(received) < _LENGTH + length:
-            return None
-        report = pickle.loads(memoryview(received)[_LENGTH : _LENGTH + length])
-        assert isinstance(report, Report)
-        return report
+def encode(message: object) -> bytes:
+    """Pickle a message, its length before it."""
+    body = pickle.dumps(message)
+    return len(body).to_bytes(_LENGTH, "little") + body
+
+
+def decode(received: bytes | bytearray) -> list[object]:
+    """Return the messages that have been received completely."""
+    rest, found = memoryview(received), []
+    while len(rest) >= _LENGTH and len(rest) >= (end := _LENGTH + int.from_bytes(rest[:_LENGTH], "little")):
+        found.append(pickle.loads(rest[_LENGTH:end]))
+        rest = rest[end:]
+    return found
 
 
 @dataclass(frozen=True)

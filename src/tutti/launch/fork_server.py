@@ -22,10 +22,9 @@ import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Final
 
-from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
+from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent, parents_of_processes
 
 BOOT: Final = "TUTTI_FORK_SERVER"
 """The environment variable that holds the `ServerSettings`; removed from the environment first of all."""
@@ -178,12 +177,17 @@ def main() -> None:
     die_with_parent(boot.supervisor)
     # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The supervisor has started this process with SIGINT blocked; it is ignored before it is let through.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Imported modules stay: collecting garbage meanwhile takes a sixth of the time until ranks start.
     gc.disable()
     import torch  # noqa: F401
 
+    # From here on the supervisor's pidfd tells that it is gone, which leaves time to end the ranks.
+    # Besides, the kernel's signal would come when only the *thread* ends that has started this process.
     outlive_parent()
+    # A rank may die before the processes that it has started: they then become children of this one, not of
+    # init, and `_clear` finds and ends them.
     adopt_orphans()
     found = ForkServerProcess(boot).serve()
     if found is not None:
@@ -212,6 +216,7 @@ class ForkServerProcess:
             control.set_inheritable(False)
             supervisor = os.pidfd_open(boot.supervisor)
             stack.callback(os.close, supervisor)
+            # If it ended before the pidfd was opened, its number may be another's: look who the parent is.
             if os.getppid() != boot.supervisor:
                 return None
             children = stack.enter_context(_ChildWatch())
@@ -237,6 +242,7 @@ class ForkServerProcess:
         while True:
             ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.boot.idle_s)]
             if children in ready:
+                # Drain first: a child that ends between the two calls wakes the selector again.
                 children.drain()
                 for ended in self._reap():
                     send(control, ended)
@@ -270,6 +276,7 @@ class ForkServerProcess:
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process == 0:
+            # The server forks in its main thread: so this signal comes when the process ends, not before.
             die_with_parent(own)
             return True
         self._ranks[process] = start.rank
@@ -279,6 +286,7 @@ class ForkServerProcess:
         """The ranks that have ended; whatever else has ended is forgotten."""
         ended: list[RankEnded] = []
         self._childless = False
+        # Several children that end at the same time may send a single SIGCHLD.
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -301,7 +309,8 @@ class ForkServerProcess:
         asked: set[int] = set()
         self._reap()
         while not self._childless:
-            children, late = _children(os.getpid()), time.monotonic() >= deadline
+            late, own = time.monotonic() >= deadline, os.getpid()
+            children = [child for child, parent in parents_of_processes().items() if parent == own]
             for child in children:
                 if late or child not in asked:
                     _signal(child, signal.SIGKILL if late else signal.SIGTERM)
@@ -317,6 +326,7 @@ class _ChildWatch:
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> _ChildWatch:
+        # Without a handler the signal is discarded, and nothing is written to the descriptor.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         return self
@@ -341,14 +351,3 @@ class _ChildWatch:
 def _signal(process: int, signum: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, signum)
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                state, its_parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(its_parent) == parent and state not in "ZX":
-                    found.append(int(folder.name))
-    return found

@@ -86,6 +86,7 @@ def end_processes_of(job: str, grace_s: float) -> None:
     while left and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         left = processes_of(job)
+    # Several rounds: a process may have forked after the look at /proc, before it got its signal.
     for _ in range(_ROUNDS):
         if not left:
             return

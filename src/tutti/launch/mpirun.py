@@ -200,6 +200,7 @@ def run_on_hosts(entry: str, payload: bytes, plan: Placement, *, prefix: bool = 
 
 def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
     """Run mpirun to its end, or to the first signal; returns its exit code and the end of its stderr."""
+    # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
     guard = Guard(job, GRACE_S)
     try:
         process = subprocess.Popen(

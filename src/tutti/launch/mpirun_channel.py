@@ -8,16 +8,15 @@ them: the files with these numbers there do not exist, or begin with another tok
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
+from tutti.launch.exit_reports import decode, encode
 
 TOKEN_BYTES: Final = 16
-_LENGTH = 8
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,12 @@ class Address:
             target = FileAddress(self.process, self.messages).open(os.O_APPEND)
         except (OSError, ValueError):
             return False
-        body = pickle.dumps(message)
+        data = encode(message)
         try:
-            # One write: the kernel appends it as a whole, whoever else writes.
-            written = os.write(target, len(body).to_bytes(_LENGTH, "little") + body)
+            # One write with O_APPEND: the kernel appends it as a whole, even if other ranks write meanwhile.
+            return os.write(target, data) == len(data)
         finally:
             os.close(target)
-        return written == len(body) + _LENGTH
 
 
 class MpirunChannel:
@@ -100,15 +98,7 @@ class MpirunChannel:
 
     def messages(self) -> list[object]:
         """Return all messages that have come so far."""
-        data = Path(f"/proc/self/fd/{self._messages}").read_bytes()
-        found: list[object] = []
-        while len(data) >= _LENGTH:
-            end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-            if len(data) < end:
-                break
-            found.append(pickle.loads(data[_LENGTH:end]))
-            data = data[end:]
-        return found
+        return decode(Path(f"/proc/self/fd/{self._messages}").read_bytes())
 
     def close(self) -> None:
         """Close the files, which ends them."""

@@ -32,7 +32,8 @@ def die_with_parent(parent: int) -> None:
     The kernel counts the *thread* that started this process as its parent, so that thread must stay.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have gone before the call above: then nothing would ever arrive.
+    # The parent may have ended before the call above: then no signal would ever come. A process without its
+    # parent has another one (init, or a subreaper), so that the numbers differ.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -114,6 +115,7 @@ def _wait(processes: Sequence[int]) -> None:
 
 
 def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
+    # A descriptor of a process stands for that process, even if its number is given to another one later.
     poll = select.poll()
     for process in processes:
         try:
@@ -125,6 +127,7 @@ def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
 
 def _end() -> None:
     """Remove what this rank has made, and end what it has started and itself."""
+    # Files first, as nothing runs after the last line. By SIGKILL: handlers and `atexit` might wait for MPI.
     for segment in mpi_segments():
         Path(segment).unlink(missing_ok=True)
     _remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
@@ -168,14 +171,16 @@ def _ancestors() -> Iterator[tuple[int, str]]:
 
 
 def _descendants(ancestor: int) -> list[int]:
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (found := _stat(int(folder.name))) is not None:
-            parents[int(folder.name)] = found[1]
-    found_so_far = {ancestor}
+    parents, found_so_far = parents_of_processes(), {ancestor}
     while more := {process for process, parent in parents.items() if parent in found_so_far} - found_so_far:
         found_so_far |= more
     return sorted(found_so_far - {ancestor})
+
+
+def parents_of_processes() -> dict[int, int]:
+    """Return the parent of each process of this host."""
+    running = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return {process: found[1] for process in running if (found := _stat(process)) is not None}
 
 
 def _stat(process: int) -> tuple[str, int] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tutti.launch import launcher
-from tutti.launch.exit_reports import Report, failure, without_launcher
+from tutti.launch.exit_reports import Report, encode, failure, without_launcher
 from tutti.launch.fork_server import Descriptors, Start
 from tutti.launch.malloc import keep_memory
 from tutti.launch.start import load_entry
@@ -128,7 +128,7 @@ def _send_report(report: Report, pipe: int, opened: tuple[int, int]) -> None:
     try:
         if identity(pipe) != opened:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        data = memoryview(report.encoded())
+        data = memoryview(encode(report))
         while data:
             data = data[os.write(pipe, data) :]
     except BrokenPipeError:

@@ -42,6 +42,7 @@ class SignalWatch:
         os.close(self._writing)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        # A handler that raises nothing lets Python resume `select` (PEP 475): the byte is what ends it.
         if self.received is None:
             self.received = signum
             os.write(self._writing, b"!")

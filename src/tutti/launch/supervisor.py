@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
 from tutti.errors import TuttiError
-from tutti.launch.exit_reports import Death, Report, cause
+from tutti.launch.exit_reports import Death, Report, cause, decode
 from tutti.launch.fork_server import Descriptors, RankEnded, Start
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.output_relay import Relay
@@ -73,7 +73,7 @@ class RankProcess:
                 return False
             self.received += data
             if self.report is None:
-                self.report = Report.decode(self.received)
+                self.report = next(iter(cast("list[Report]", decode(self.received))), None)
 
     def end(self, returncode: int, starved: bool) -> None:
         """Record that the process has ended."""
@@ -105,6 +105,7 @@ def supervise(entry: str, payload: bytes, plan: Placement, *, prefix: bool = Fal
     """
     ranks: list[RankProcess] = []
     error: TuttiError | None = None
+    # The watch lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
     with SignalWatch() as signals:
         with ExitStack() as stack:
             relay = stack.enter_context(Relay(plan.ranks)) if prefix else None
