@@ -163,10 +163,10 @@ class ServedCentre(Centre):
     def rejoin(self) -> None:
         self._workers.barrier()
         for server in self._servers:
-            self._ask(server, Request.JOIN)
+            self._ask(server, Request.REJOIN)
         self._flush()
 
     @override
     def close(self) -> None:
         for server in (*self._servers, *self._idle):
-            self._ask(server, Request.GOODBYE)
+            self._ask(server, Request.CLOSE)

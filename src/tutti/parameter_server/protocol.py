@@ -40,8 +40,8 @@ class Request(IntEnum):
     READ = 4
     TICK = 5
     LEAVE = 6
-    JOIN = 7
-    GOODBYE = 8
+    REJOIN = 7
+    CLOSE = 8
     OVERWRITE = 9
 
 

@@ -65,7 +65,7 @@ class Server:
         while left:
             worker = self._comm.recv(self._header, tag=REQUEST)
             request, detail, *settings = self._header.tolist()
-            if request == Request.GOODBYE:
+            if request == Request.CLOSE:
                 left.discard(worker)
             else:
                 self._serve(worker, Request(int(request)), int(detail), settings)
@@ -88,7 +88,7 @@ class Server:
         elif request is Request.LEAVE:
             self._leave(worker)
         else:
-            assert request is Request.JOIN
+            assert request is Request.REJOIN
             self._steps[self._workers.index(worker)] = 0
 
     def _start(self, worker: int, hosts: int) -> None:
