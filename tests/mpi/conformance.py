@@ -30,7 +30,7 @@ EPOCHS = 4
 
 
 def team(comm: Communicator, name: str) -> Communicator | None:
-    """Who trains together by this strategy; None for who is left over."""
+    """The ranks that train together by this strategy; None for those left over."""
     strategy = brisk(STRATEGIES[name])
     if strategy.most_workers() == 1:
         return comm.split(comm.rank)

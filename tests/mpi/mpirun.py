@@ -108,6 +108,6 @@ def _run(
 
 
 def results(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
-    """What the ranks printed as RESULT lines."""
+    """The RESULT lines that the ranks printed."""
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     return [json.loads(line) for line in lines]

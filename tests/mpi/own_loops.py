@@ -27,7 +27,7 @@ from tutti.comm.mpi.communicator import MpiCommunicator
 
 
 def compare(comm: Communicator, name: str) -> list[str]:
-    """How a loop ends otherwise than in plain torch, which has moved the weights."""
+    """Compare a loop's end with that in plain torch, which has moved the weights."""
     wanted, found = run_plain(LOOPS[name]), run_rank(comm, LOOPS[name])
     return [found.sentence] if isinstance(found, Refused) else differences(found, wanted)
 

@@ -8,7 +8,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 
 def every_operation(group: ProcessGroup | None) -> list[Tensor]:
-    """What the operations of a group make of numbers that depend on nothing but the rank."""
+    """The results of a group's operations on numbers that depend only on the rank."""
     rank, size = distributed.get_rank(group), distributed.get_world_size(group)
     torch.manual_seed(rank)
     found = []

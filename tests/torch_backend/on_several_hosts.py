@@ -25,7 +25,7 @@ from tutti.torch_backend import hierarchical
 
 
 def mismatch() -> str:
-    """What is said when one rank calls something else."""
+    """The error when one rank calls something else."""
     try:
         distributed.all_reduce(torch.ones(3 if distributed.get_rank() == 2 else 2))
     except RuntimeError as error:
@@ -62,7 +62,7 @@ def digest() -> str:
 
 
 def handles() -> int:
-    """How many handles MPI has used for the communicators of 20 groups, made and destroyed in turn."""
+    """The number of handles that MPI used for the communicators of 20 groups, made and destroyed in turn."""
     found = set()
     for _ in range(20):
         group = distributed.new_group()

@@ -1,4 +1,4 @@
-"""What `async_op=True` promises."""
+"""The promises of `async_op=True`."""
 
 import random
 import threading

@@ -53,7 +53,7 @@ def ranks(request):
 
 
 def drawn(seed, rank, shape, dtype, layout="contiguous"):
-    """What a rank starts with: small whole numbers, whose sums and products every dtype can hold."""
+    """A rank's numbers at the beginning: small whole ones, whose sums and products every dtype can hold."""
     generator = numpy.random.default_rng([seed, rank])
     values = torch.from_numpy(generator.integers(1, 4, shape)).to(dtype)
     return laid_out(values, layout)
@@ -69,7 +69,7 @@ def laid_out(values, layout):
 
 
 def folded(tensors, name):
-    """What NumPy makes of the ranks' tensors."""
+    """NumPy's reduction of the ranks' tensors."""
     arrays = [tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in tensors]
     return torch.from_numpy(numpy.asarray(functools.reduce(NUMBERS[name], arrays))).to(tensors[0].dtype)
 

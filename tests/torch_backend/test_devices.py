@@ -12,7 +12,7 @@ from tutti.torch_backend.staging import Staging
 
 
 class OnDevice:
-    """What a CUDA tensor looks like to whoever stages it; its memory is on the host here."""
+    """A CUDA tensor as staging sees it; its memory is on the host here."""
 
     is_cpu, layout, device = False, torch.strided, torch.device("cuda", 0)
 

@@ -1,4 +1,4 @@
-"""What torch builds on process groups runs on ours, and gives what one process alone gives."""
+"""torch's tools over process groups run on ours, with the results of a single process."""
 
 import copy
 

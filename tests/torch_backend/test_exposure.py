@@ -1,4 +1,4 @@
-"""What a run offers to others: no port, and no way to have a rank map a file of theirs."""
+"""The exposure of a run to other users: no port, and no way to have a rank map a file of theirs."""
 
 from __future__ import annotations
 

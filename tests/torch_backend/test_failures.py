@@ -1,4 +1,4 @@
-"""What goes wrong is said, on every rank, and nothing is left behind."""
+"""Failures are reported on every rank, and leave nothing behind."""
 
 import os
 import signal
@@ -292,7 +292,7 @@ def test_a_wait_has_a_timeout_of_its_own_and_can_be_repeated(two):
 
 
 def left_behind(rank):
-    """What of a group can be seen in this process and on this host."""
+    """The traces of a group in this process and on this host."""
     threads = [thread.name for thread in threading.enumerate() if "tutti" in thread.name]
     files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return threads, [name for name in files if "memfd:tutti" in name or "anon_inode:[pidfd]" in name]

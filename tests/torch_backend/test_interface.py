@@ -1,4 +1,4 @@
-"""What the torch that is installed asks of a process group, whatever its version."""
+"""The interface that the installed torch expects of a process group, for any version."""
 
 import ast
 import inspect

@@ -20,7 +20,7 @@ LIMIT_S = 110
 
 
 def run(command):
-    """What the program prints, without the names that 'tutti run' puts before the lines of its ranks."""
+    """The program's output, without the names that 'tutti run' puts before the lines of its ranks."""
     outcome = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
     lines = [re.sub(r"^\[rank \d+\] ", "", line) for line in outcome.stdout.splitlines()]

@@ -18,7 +18,7 @@ LEAVING = PROGRAM.with_name("leaving.py")
 
 @pytest.fixture(scope="module", params=["aab", "abab", "abcb"])
 def found(request):
-    """What each rank found."""
+    """The results of each rank."""
     outcome = mpirun(len(request.param), PROGRAM, request.param)
     assert outcome.returncode == 0, outcome.stderr
     return json.loads(outcome.stdout.splitlines()[-1])
@@ -61,7 +61,7 @@ def test_a_mismatched_call_is_named_on_all_ranks(found):
 
 
 def lost(outcome):
-    """Which ranks each rank says that it lost, by its number."""
+    """The ranks that each rank reports lost, by its number."""
     assert not [one for one in results(outcome) if one["after_s"] > 10.0], outcome.stdout
     return {one["rank"]: one["lost"] for one in results(outcome)}
 

@@ -1,4 +1,4 @@
-"""What torch does with a group in C++, in its compiler and in its profiler goes as it does with Gloo's."""
+"""torch's C++, compiler and profiler treat a group as they treat Gloo's."""
 
 import threading
 from datetime import timedelta

@@ -18,7 +18,7 @@ class Absent(TuttiError, DistBackendError):
 
     Args:
         what: what was waited for.
-        ranks: who did not come, numbered in the whole job.
+        ranks: those that did not come, numbered in the job.
         timeout_s: how long they had.
     """
 

@@ -1,11 +1,11 @@
 """The progress engine of a group: it runs the operations, and waits for the other ranks.
 
-    caller      │ starts an operation ── runs it as long as nobody has to be waited for long ──▶ done
+    caller      │ starts an operation ── runs it as long as no rank keeps it waiting for long ──▶ done
                 │                                    │ else, without async_op
                 │                                    ▼
                 │                       waits: runs all that is under way, naps between
                 │ with async_op: goes on
-    progress    │ . . . . . . . . . . . runs what nobody waits for, naps between
+    progress    │ . . . . . . . . . . . runs operations that no caller waits for, naps between
 
 Collectives run one after the other, in the order of the calls; messages run beside them. The thread
 that holds the lock runs them: an operation is a generator, which two threads must not enter. The progress
@@ -87,7 +87,7 @@ class ProgressEngine:
     Args:
         peers: the group's processes on this host.
         names: the ranks' numbers in the job.
-        absent: tells who has not come to the collective under way, by rank in the group.
+        absent: tells the ranks of the group that have not come to the collective under way.
         has_left: tells whether a rank of the group has left.
         timeout_s: how long an operation may take.
         nap_s: the longest nap: MPI moves data only when it is called, so it must be called often.

@@ -65,7 +65,7 @@ def _leader(rank: int, claims: Sequence[object], homeless: Sequence[int]) -> int
 
 def _assemble(rank: int, arena: Arena | None, hosts: list[list[int]], gather: Gather) -> HostCommunicator:
     members = next(ranks for ranks in hosts if rank in ranks)
-    assert arena is not None, "who is in a list of hosts has opened its arena"
+    assert arena is not None, "a rank in a list of hosts has opened its arena"
     blocks = gather(arena.allocate(control_bytes(len(members))) if rank == members[0] else None)
     block = blocks[members[0]]
     assert isinstance(block, int), "the lowest rank of a host tells where its control block is"

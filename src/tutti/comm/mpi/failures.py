@@ -198,7 +198,7 @@ class Membership:
         try:
             self.leave_notices.send(self._done)
         except self._job.mpi.Exception:
-            # Somebody is dead, and MPI tells the others.
+            # A rank is dead, and MPI tells the others.
             return
 
     def _left_early(self) -> list[int]:
