@@ -69,7 +69,7 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
-class Start:
+class RankPlace:
     """A rank's place in the job. The descriptors are sent with it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Descriptors:
 
     Attributes:
         arena: the host's shared memory.
-        job: the file with the pickled `tutti.launch.rank_main.Job`.
+        job: the file with the pickled `tutti.launch.rank_main.RankJob`.
         reports: the pipe for its report.
         output: what becomes its standard output.
         errors: what becomes its standard error.
@@ -121,7 +121,7 @@ class Descriptors:
 class Fork:
     """Fork a rank."""
 
-    start: Start
+    start: RankPlace
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class ForkServerProcess:
     _ranks: dict[int, int] = field(default_factory=dict)
     _childless: bool = True
 
-    def serve(self) -> tuple[Start, Descriptors] | None:
+    def serve(self) -> tuple[RankPlace, Descriptors] | None:
         """Fork ranks until no more are wanted; returns in each rank, and at the end in this process."""
         boot = self.boot
         with ExitStack() as stack:
@@ -238,7 +238,7 @@ class ForkServerProcess:
         supervisor: int,
         children: _ChildWatch,
         selector: selectors.BaseSelector,
-    ) -> tuple[Start, Descriptors] | None:
+    ) -> tuple[RankPlace, Descriptors] | None:
         while True:
             ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.boot.idle_s)]
             if children in ready:
@@ -262,7 +262,7 @@ class ForkServerProcess:
             elif not ready and not self._ranks:
                 return None
 
-    def _fork(self, start: Start) -> bool:
+    def _fork(self, start: RankPlace) -> bool:
         """Fork a rank; returns True in the rank, False in this process."""
         module = start.entry.partition(":")[0]
         if module.startswith(_OWN):

@@ -26,9 +26,9 @@ from tutti.launch.fork_server import (
     EndRanks,
     Fork,
     RankEnded,
+    RankPlace,
     Ready,
     ServerSettings,
-    Start,
     receive,
     send,
 )
@@ -73,7 +73,7 @@ class ForkServer:
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
         return self._made_for == _circumstances(threads, crowded) and self.clear(0.0)
 
-    def fork(self, start: Start, descriptors: Descriptors) -> None:
+    def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
         """Have a rank forked. If the server is gone `next_message` says so."""
         while True:
             try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tutti.launch import launcher
 from tutti.launch.exit_reports import Report, encode, failure, without_launcher
-from tutti.launch.fork_server import Descriptors, Start
+from tutti.launch.fork_server import Descriptors, RankPlace
 from tutti.launch.malloc import keep_memory
 from tutti.launch.start import load_entry
 from tutti.terminal import identity, lasting_output, say_last
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """The job of all ranks, and the supervisor's circumstances.
 
     Attributes:
@@ -40,7 +40,7 @@ class Job:
     folder: str
 
 
-def run(start: Start, files: Descriptors) -> None:
+def run(start: RankPlace, files: Descriptors) -> None:
     """Be a rank, from the fork to the report."""
     own, reports = os.getpid(), identity(files.reports)
     with lasting_output():
@@ -60,7 +60,7 @@ def run(start: Start, files: Descriptors) -> None:
         _send_report(report, files.reports, reports)
 
 
-def _set_up_process(start: Start, files: Descriptors) -> Job:
+def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     """Set up output, memory, cores, paths: all that needs no other rank."""
     import numpy as np
 
@@ -70,7 +70,7 @@ def _set_up_process(start: Start, files: Descriptors) -> Job:
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    job: Job = pickle.loads(_read(files.job))
+    job: RankJob = pickle.loads(_read(files.job))
     os.close(files.job)
     keep_memory()
     os.sched_setaffinity(0, start.cores)
@@ -85,7 +85,7 @@ def _set_up_process(start: Start, files: Descriptors) -> Job:
     return job
 
 
-def _join(start: Start, arena: int) -> Communicator:
+def _join(start: RankPlace, arena: int) -> Communicator:
     """Join the other ranks."""
     import torch
 

@@ -28,11 +28,11 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
 from tutti.errors import TuttiError
 from tutti.launch.exit_reports import Death, Report, cause, decode
-from tutti.launch.fork_server import Descriptors, RankEnded, Start
+from tutti.launch.fork_server import Descriptors, RankEnded, RankPlace
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
-from tutti.launch.rank_main import Job
+from tutti.launch.rank_main import RankJob
 from tutti.launch.signals import SignalWatch, act_on
 
 CAUSE_S: Final = 1.0
@@ -138,7 +138,7 @@ def _start_ranks(
     try:
         with open(content, "wb", closefd=False) as file:
             path = [str(folder) for folder in sys.path]
-            pickle.dump(Job(payload, path, sys.argv, _folder()), file)
+            pickle.dump(RankJob(payload, path, sys.argv, _folder()), file)
         for rank in range(plan.ranks):
             works = rank < plan.workers
             cores = plan.cores[rank] if plan.cores and works else allowed
@@ -149,7 +149,7 @@ def _start_ranks(
             outputs = (1, 2) if relay is None else relay.outputs[rank]
             try:
                 server.fork(
-                    Start(rank, plan.ranks, entry, block, threads, cores),
+                    RankPlace(rank, plan.ranks, entry, block, threads, cores),
                     Descriptors(arena.fd, content, writing, *outputs),
                 )
             finally:
