@@ -15,7 +15,7 @@ schedules of real code); Sewell et al. 2010, "x86-TSO", Communications of the AC
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -42,7 +42,7 @@ class Store:
     """A store that other ranks do not see yet.
 
     Attributes:
-        place: which word, or "rows".
+        place: which word, or "rows", or "header".
         value: what is written.
         perform: writes it.
     """
@@ -91,6 +91,11 @@ class Execution:
             self._go(rank)
 
     # --- what the code under test calls
+
+    @property
+    def rank(self) -> int:
+        """The rank whose turn it is."""
+        return self._current
 
     def access(self, stores: bool = False) -> None:
         """Give the turn back before an access to shared memory; a store into a buffer is none yet."""
@@ -204,17 +209,28 @@ class Execution:
 
     def _perform(self, store: Store) -> None:
         store.perform()
-        self._version += 1
+        # Who waits, waits for words: data that others store meanwhile cannot end it.
+        self._version += isinstance(store.place, int)
 
 
 class Words:
-    """Words in shared memory."""
+    """Words in shared memory.
 
-    def __init__(self, execution: Execution, count: int) -> None:
-        self._execution, self._values = execution, execution.words
+    Args:
+        execution: whose memory it is.
+        count: their number.
+        writers: of words that one rank only stores, that rank. What it loads there it has stored itself, so
+            that no order of the others' stores matters: it needs no turn for that.
+    """
+
+    def __init__(self, execution: Execution, count: int, writers: Mapping[int, int] | None = None) -> None:
+        self._execution, self._values, self._writers = execution, execution.words, writers or {}
         self._values.extend([0] * count)
 
     def __getitem__(self, place: int) -> int:
+        if self._writers.get(place) == self._execution.rank:
+            own = self._execution.own(place)
+            return self._values[place] if own is None else own
         self._execution.access()
         own = self._execution.own(place)
         value = self._values[place] if own is None else own
@@ -264,8 +280,30 @@ def _plain(value: Any) -> Any:
     return value.as_subclass(Tensor) if isinstance(value, SharedRows) else value
 
 
+class SharedHeaders:
+    """A ring in shared memory, as words.
+
+    Attributes:
+        bytes: the same memory.
+    """
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution, self._values = execution, execution.memory.view(torch.int64)
+        self.bytes = execution.memory.as_subclass(SharedRows)
+
+    def __getitem__(self, part: slice) -> list[int]:
+        self._execution.access()
+        values: list[int] = self._values[part].tolist()
+        self._execution.saw(tuple(values))
+        return values
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._execution.access(stores=True)
+        self._execution.store(Store("header", value, lambda: self._values.__setitem__(at, value)))
+
+
 class SharedArena:
-    """As much of an arena as a group's rows need.
+    """As much of an arena as a group's rows need, or one ring.
 
     Args:
         execution: whose memory it is.
@@ -281,6 +319,11 @@ class SharedArena:
         """The rows."""
         del offset
         return self._execution.memory.view(dtype).view(shape).as_subclass(SharedRows)
+
+    def words(self, offset: int, count: int) -> SharedHeaders:
+        """The ring."""
+        del offset, count
+        return SharedHeaders(self._execution)
 
     def move(self, to: int, source: int, nbytes: int) -> None:
         """Move bytes between addresses, as `memmove` does."""

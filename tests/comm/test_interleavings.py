@@ -1,8 +1,8 @@
-"""The barrier and the rows in every order of their loads and stores; planted bugs are found."""
+"""The barrier, the rows and the rings in every order of their loads and stores; planted bugs are found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -10,11 +10,13 @@ import torch
 
 from tests.comm.interleavings import Broken, Execution, Order, Programs, SharedArena, Store, Words, explore
 from tutti.comm.reductions import SUM
-from tutti.comm.shm import barrier, collectives
+from tutti.comm.shm import barrier, collectives, point_to_point, rings
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import Call, Kind
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.comm.shm.layout import CALL, LINE, ControlLayout
+from tutti.comm.shm.point_to_point import HostMessages, Receiving
+from tutti.comm.shm.rings import HEADER
 
 ROW = 32
 """Bytes of a row: two elements of float64 in each half of it."""
@@ -199,3 +201,97 @@ class OneWord(HostCollectives):
 def test_two_sets_are_needed(monkeypatch: pytest.MonkeyPatch, kind: type[HostCollectives]) -> None:
     with pytest.raises(Broken):
         explore(ranks_that(monkeypatch, 2, gathering(1), telling(3), gathering(10), kind=kind))
+
+
+# --- rings
+
+RING = HEADER
+"""Bytes of a ring: as short as it can be, so that every header and every piece overwrites the one before."""
+
+
+def messages_of(
+    monkeypatch: pytest.MonkeyPatch,
+    sent: Sequence[tuple[int, int]],
+    received: Sequence[int],
+    length: int = RING,
+) -> Callable[[Execution], Programs]:
+    """Rank 0 sends vectors of some (tag, length) to rank 1, through a ring of `length` bytes."""
+    for module, name, value in (
+        (rings, "RING", length),
+        (rings, "PIECE", HEADER),
+        (point_to_point, "PIECE", HEADER),
+        (point_to_point, "STALLS", 1 << 60),
+        (rings.time, "monotonic_ns", lambda: 0),
+        (torch, "frombuffer", lambda headers, dtype: headers.bytes),
+    ):
+        monkeypatch.setattr(module, name, value)
+    layout = ControlLayout(2)
+    writers = {layout.sent(0, 1): 0, layout.received(0, 1): 1}
+    vectors = {tag: torch.arange(1, elements + 1, dtype=torch.float64) * tag for tag, elements in sent}
+
+    def build(execution: Execution) -> Programs:
+        words = cast("memoryview", Words(execution, layout.words, writers))
+        arena = cast("Arena", SharedArena(execution, length))
+        monkeypatch.setattr(rings, "fence", execution.fence)
+        sender, receiver = (HostMessages(arena, 0, words, rank, range(2)) for rank in range(2))
+
+        def send() -> None:
+            for tag, _ in sent:
+                execution.finish(sender.send(vectors[tag], 1, tag))
+
+        def receive() -> None:
+            for tag in received:
+                vector = torch.zeros_like(vectors[tag])
+                execution.finish(receiver.recv(vector, Receiving(0, tag)))
+                assert vector.tolist() == vectors[tag].tolist()
+
+        return [send, receive]
+
+    return build
+
+
+LONG_AND_SHORT = [(1, 1), (2, 5), (3, 0), (4, 4)]
+"""Messages by (tag, length): bodies with padding, without, and none."""
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("received", [(1, 2, 3, 4), (2, 4, 1, 3)], ids=["in order", "by tag"])
+def test_messages_are_whole_in_every_order(
+    monkeypatch: pytest.MonkeyPatch, order: Order, received: Sequence[int]
+) -> None:
+    monkeypatch.setattr(rings, "ORDERED", order is not Order.PARTIAL_STORE)
+    assert explore(messages_of(monkeypatch, LONG_AND_SHORT, received), order) > 50
+
+
+def test_messages_are_whole_in_every_order_in_a_ring_of_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explore(messages_of(monkeypatch, LONG_AND_SHORT[:2], (1, 2), 2 * HEADER)) > 500
+
+
+def of_a_header(store: Store) -> bool:
+    return store.place == "header"
+
+
+def of_a_count(store: Store) -> bool:
+    return isinstance(store.place, int)
+
+
+@pytest.mark.parametrize("late", [of_a_header, of_a_row], ids=["header", "body"])
+def test_bytes_that_are_stored_after_their_count_are_found(
+    monkeypatch: pytest.MonkeyPatch, late: Callable[[Store], bool]
+) -> None:
+    with pytest.raises(Broken):
+        explore(messages_of(monkeypatch, LONG_AND_SHORT, (1, 2, 3, 4)), late=(late, of_a_count))
+
+
+def test_room_that_is_not_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = rings.Outbox.room.fget
+    assert room is not None
+    monkeypatch.setattr(rings.Outbox, "room", property(lambda self: room(self) + rings.HEADER))
+    with pytest.raises(Broken):
+        explore(messages_of(monkeypatch, LONG_AND_SHORT, (1, 2, 3, 4)))
+
+
+def test_a_fence_that_is_missing_in_a_ring_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "ORDERED", True)
+    with pytest.raises(Broken):
+        explore(messages_of(monkeypatch, LONG_AND_SHORT, (1, 2, 3, 4)), Order.PARTIAL_STORE)
