@@ -1,4 +1,4 @@
-"""What every command is: a parser of its own and a function."""
+"""A command of the command line: a parser of its own and a function."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _help() -> str:
 
 
 def _repeated() -> bool:
-    """Whether another rank of the same MPI job says the same: each of them has read the same command."""
+    """Tell whether another rank of the same MPI job says the same: each of them has read the same command."""
     try:
         around = started_by()
     except UserError:
@@ -112,5 +112,5 @@ def _repeated() -> bool:
 
 
 def _flush() -> None:
-    """What was printed so far comes before the error."""
+    """Flush what was printed so far, so that it comes before the error."""
     sys.stdout.flush()

@@ -107,7 +107,7 @@ OWN = (
 
 
 def define(parser: Parser) -> None:
-    """What is compared, and the options of a training run."""
+    """Add what is compared, and the options of a training run."""
     parser.add_argument(
         "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as for 'tutti train'"
     )

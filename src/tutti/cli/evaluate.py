@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
 
 
 def _fits(config: TrainConfig) -> bool:
-    """Whether this machine has room for the ranks and threads of the run; then the figures are the same."""
+    """Tell whether this machine has room for the run's ranks and threads; the figures are then the same."""
     return (
         config.workers.isdecimal() and int(config.workers) * (config.threads or 1) <= allowed_cores().usable
     )

@@ -228,7 +228,7 @@ def command_words(config: TrainConfig) -> list[str]:
 
 
 def _text_of(value: object) -> str:
-    """What `parse_value` reads as this value."""
+    """Return the text that `parse_value` reads as this value."""
     if isinstance(value, str):
         return value if parse_value(value) == value else json.dumps(value)
     return json.dumps(value)

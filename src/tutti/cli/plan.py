@@ -26,7 +26,7 @@ OWN: Final = ("budget", "precisions", "batch_sizes", "exhaustive", "json")
 
 
 def define(parser: Parser) -> None:
-    """What to measure, and the options of a training run."""
+    """Add what to measure, and the options of a training run."""
     parser.add_argument(
         "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as for 'tutti train'"
     )

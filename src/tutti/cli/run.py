@@ -15,7 +15,7 @@ KEPT = ("workers", "hosts", "threads")
 
 
 def define(parser: Parser) -> None:
-    """Where to run, the program, and its arguments."""
+    """Add the place to run, the program, and its arguments."""
     add_config_options(
         parser, leave_out=[name for name in TrainConfig.__dataclass_fields__ if name not in KEPT]
     )

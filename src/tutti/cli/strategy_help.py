@@ -1,4 +1,4 @@
-"""What `--help` says about the hyper-parameters of the strategy that the command line names."""
+"""The help on the hyper-parameters of the strategy that the command line names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strategy_help(words: Sequence[str]) -> str:
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """What follows the flag on the command line."""
+    """Return the word after the flag on the command line."""
     for at, word in enumerate(words):
         name, given, value = word.partition("=")
         if name == flag and given:

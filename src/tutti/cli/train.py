@@ -52,7 +52,7 @@ def define(parser: Parser) -> None:
 
 
 def _define_recordings(parser: Parser) -> None:
-    """What is recorded besides the results."""
+    """Add the options for what is recorded besides the results."""
     parser.add_argument(
         "--trace",
         action="store_true",

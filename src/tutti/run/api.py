@@ -29,7 +29,7 @@ from tutti.training.weights import bring_back
 
 @dataclass(frozen=True)
 class Result:
-    """What `tutti.train` gives back.
+    """The result of `tutti.train`.
 
     Attributes:
         model: the trained model: the caller's own module when one was given.

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 from tutti.data import BUILT_IN
 from tutti.errors import UserError
+from tutti.model_parallel.layout import DATA, SCHEDULES, WAYS
 from tutti.optim.named import OPTIMIZERS
 from tutti.run.config import TrainConfig, type_name
 from tutti.strategies import STRATEGIES, Strategy
+from tutti.training.loggers import optional_loggers
 from tutti.training.losses import LOSSES
 
 SHORT: Final = {"n": "workers"}
@@ -26,13 +28,15 @@ SHORT: Final = {"n": "workers"}
 FIELDS: Final[dict[str, Field[Any] | None]] = {f.name: f for f in fields(TrainConfig)} | {"trace": None}
 """The arguments of `tutti.train` that the command line has too."""
 
+_WAYS: Final = "|".join([DATA, *WAYS])
+
 _NAMES: Final[dict[str, str]] = {
     "strategy": "|".join(STRATEGIES),
-    "parallel": r"(?:tensor|pipeline|sharded|data)(?:=\d+)?(?:,(?:tensor|pipeline|sharded|data)(?:=\d+)?)*",
+    "parallel": rf"(?:{_WAYS})(?:=\d+)?(?:,(?:{_WAYS})(?:=\d+)?)*",
     "optimizer": r"sgd|adam|adamw",
     "loss": "|".join(LOSSES),
     "data": "|".join(BUILT_IN),
-    "log": r"tensorboard|mlflow",
+    "log": "|".join(optional_loggers()),
     "hosts": r"\w+:\d+(?:,\w+:\d+)*",
 }
 """The values of texts that messages name, besides the choices of a field."""
@@ -124,9 +128,9 @@ def _name(option: re.Match[str]) -> str:
 
 
 def _values(name: str, key: str | None) -> str:
-    """What is a value after an option, and no word of the sentence."""
+    """Return the pattern of a value after an option, as against a word of the sentence."""
     if key is not None:
-        return rf"{_NUMBER}|N|gpipe|1f1b|interleaved|zero_bubble|zbv|worker|file\.py:function"
+        return rf"{_NUMBER}|N|{'|'.join(SCHEDULES)}|worker|file\.py:function"
     field = FIELDS[name]
     choices = field.metadata["choices"] if field is not None else ()
     names = [*choices, *filter(None, [_NAMES.get(name)])]

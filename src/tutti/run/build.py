@@ -73,7 +73,7 @@ def open_config_data(job: Job, comm: Communicator) -> DataSet:
 
 
 def outputs_for(dataset: DataSet) -> int:
-    """How many outputs a model needs: one for each class, or for each number of a target."""
+    """Count the outputs that a model needs: one for each class, or for each number of a target."""
     return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))
 
 
@@ -169,7 +169,7 @@ def deal(
 
 
 def part_sizes(dataset: DataSet) -> dict[str, int]:
-    """How many samples each part has."""
+    """Count the samples of each part."""
     parts: Mapping[str, Any] = {
         "train": dataset.train,
         "validation": dataset.validation,

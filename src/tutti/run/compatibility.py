@@ -1,4 +1,4 @@
-"""What goes with what: one table of the pairings that every command refuses, each with its remedy.
+"""The pairings of options and strategies that every command refuses, each with its remedy.
 
 A configuration is checked when it is made, so before any rank is started. What depends on the strategy is
 checked once that is known: before the ranks are started where this process has torch, else on the ranks.
@@ -90,7 +90,7 @@ class Pairing:
 
     @property
     def together(self) -> bool:
-        """Whether the workers make each update together."""
+        """True if the workers make each update together."""
         return self.strategy.pace.name == "TOGETHER"
 
 

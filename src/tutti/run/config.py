@@ -1,4 +1,4 @@
-"""What a training run is made from.
+"""The configuration of a training run.
 
 One dataclass: the command line, `tutti.train` and `config.json` all come from it.
 """
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
+from tutti.model_parallel.layout import SCHEDULES, WAYS
 from tutti.models import MODELS
 from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.compatibility import check_options
 from tutti.run.trust import check as check_trust
+from tutti.training.loggers import optional_loggers
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
@@ -115,16 +117,13 @@ class TrainConfig:
     parallel: str | None = field(
         default=None,
         metadata=about(
-            "hold one model on several ranks: tensor, pipeline or sharded; with =N on N ranks, and data=N "
-            "for so many such teams: data=2,tensor=2"
+            f"hold one model on several ranks: {', '.join(WAYS)}; with =N on N ranks, and data=N for N such "
+            "teams: data=2,tensor=2"
         ),
     )
     parallel_options: Options = field(
         default_factory=dict,
-        metadata=about(
-            "of pipeline: schedule (gpipe, 1f1b, interleaved, zero_bubble, zbv) and microbatches; of tensor: "
-            "plan"
-        ),
+        metadata=about(f"of pipeline: schedule ({', '.join(SCHEDULES)}) and microbatches; of tensor: plan"),
     )
     workers: str = field(
         default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")
@@ -233,8 +232,8 @@ class TrainConfig:
     log: str = field(
         default="none",
         metadata=about(
-            "where the figures of every epoch go, besides history.jsonl and history.csv in the run folder; "
-            "comma-separated: tensorboard, mlflow"
+            lambda: "where the figures of every epoch go, besides history.jsonl and history.csv in the run folder; "
+            f"comma-separated: {', '.join(optional_loggers())}"
         ),
     )
     out: str | None = field(
@@ -297,12 +296,12 @@ class TrainConfig:
 
 
 def flag(name: str) -> str:
-    """How the command line spells a field: batch_size is --batch-size."""
+    """Spell a field as the command line does: batch_size is --batch-size."""
     return "--" + name.replace("_", "-")
 
 
 def type_name(of: Field[Any]) -> str:
-    """Which of int, float, str, Options a field holds, besides None."""
+    """Return which of int, float, str, Options a field holds, besides None."""
     return str(of.type).removesuffix(" | None")
 
 

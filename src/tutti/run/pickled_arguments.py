@@ -17,7 +17,7 @@ OBJECT: Final = "object:"
 
 
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What the caller gave in Python, as a configuration can hold it.
+    """Turn what the caller gave in Python into what a configuration can hold.
 
     A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it: then
     the configuration alone repeats the run, and the ranks check the options of the class.
@@ -48,7 +48,7 @@ def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, bytes]]
 
 
 def name_of(value: object, field: str = "") -> str:
-    """How the configuration names an object: package.module:name where that is enough to repeat the run."""
+    """Name an object for the configuration: package.module:name where that is enough to repeat the run."""
     if isinstance(value, str):
         return value
     if (
@@ -69,7 +69,7 @@ def _can_be_imported(module: str, name: str) -> bool:
 
 
 def named_or_given(job: Job, field: str) -> Any:
-    """What a field of the configuration stands for: the object that the caller gave, or else its value.
+    """Return the object that the caller gave for a field of the configuration, or else its value.
 
     Raises:
         BadOption: the configuration comes from a run with an object that is not here, or cannot be loaded.

@@ -71,7 +71,7 @@ def _seen(comm: Communicator, folder: RunFolder | None) -> Path | None:
 
 
 def _mark(folder: Path) -> tuple[int, ...]:
-    """What tells the configuration in `folder` from any other file of that name, on whichever host."""
+    """Return a mark that tells this folder's configuration from any other file of that name, on any host."""
     found = os.stat(folder / CONFIG)
     return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -81,7 +81,7 @@ TAG: Final = 7410
 
 @dataclass(frozen=True)
 class RankRecording:
-    """What one rank has recorded."""
+    """The recordings of one rank."""
 
     lane: Lane | None
     profile: Profile | None

@@ -28,7 +28,7 @@ def take_sides(comm: Communicator, config: TrainConfig) -> Communicator:
 
 
 def serves(team: Communicator) -> bool:
-    """Whether this process is a server; `team` is what `take_sides` gave."""
+    """Tell whether this process is a server; `team` is what `take_sides` gave."""
     return team.servers is not None and team.servers.serving
 
 
@@ -53,7 +53,7 @@ def serve(job: Job, team: Communicator, module: nn.Module, strategy: Strategy) -
 
 
 def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:
-    """What each rank brings back: a worker its own result, a server rank 0's (collective over all ranks).
+    """Return the result of this rank: a worker's own, on a server rank 0's (collective over all ranks).
 
     To a program that mpirun started, all ranks are alike. And a server does not leave before the workers.
 

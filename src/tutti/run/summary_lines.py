@@ -1,4 +1,4 @@
-"""What a run says about itself, as lines of text. Needs no torch."""
+"""A run in lines of text. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape:
 
 
 def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
-    """What is to be learned, in a line."""
+    """Describe the task in a line."""
     return f"task: {kind}; loss {loss}, {'metrics ' + ', '.join(metrics) if metrics else 'no metrics'}"
 
 
 def training(config: TrainConfig, together: bool) -> str:
-    """How a model is trained, in a line.
+    """Describe the training in a line.
 
     Args:
         config: of the run, with all that was left open filled in.
@@ -67,7 +67,7 @@ def metric(name: str, value: float) -> str:
 
 
 def speed(summary: Summary) -> str:
-    """How fast the training was."""
+    """Describe the speed of the training."""
     world = summary.world
     return (
         f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on "
@@ -76,7 +76,7 @@ def speed(summary: Summary) -> str:
 
 
 def _passes(summary: Summary) -> str:
-    """How many epochs a run made."""
+    """Count the epochs of a run, in words."""
     if summary.complete:
         return _plural(summary.epochs, "epoch")
     return (
@@ -91,7 +91,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:
-    """How stale what workers exchanged was, and how long they waited for others; as far as any did."""
+    """Describe the staleness of what workers exchanged and their waits, as far as there were any."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale: Counter[int] = Counter()
     for rank in ranks:
@@ -116,7 +116,7 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
 
 
 def bubble(record: PipelineRecord) -> str:
-    """How long the ranks of a pipeline waited."""
+    """Describe the idle time of a pipeline's ranks."""
     shares = ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(record.idle))
     return (
         f"pipeline {record.schedule}, {record.microbatches} microbatches: idle for {record.bubble:.1%} of "
@@ -125,7 +125,7 @@ def bubble(record: PipelineRecord) -> str:
 
 
 def validation(way: str, history: Sequence[EpochRecord]) -> str:
-    """What validation that does not stop training cost all the same."""
+    """Describe the cost of validation that does not stop training."""
     *earlier, last = [record.seconds for record in history]
     during = sum(seconds["validation"] for seconds in earlier)
     total = sum(seconds["total"] for seconds in [*earlier, last]) - last["validation"]

@@ -1,4 +1,4 @@
-"""What is to be learned, and by which model. Runs on every rank."""
+"""The task of a run: its data, model, loss and metrics. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW: Final = 5
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned, by what, and how well it is done: all but the way of training.
+    """Data, model, loss and metrics: all of a run but the way of training.
 
     Attributes:
         dataset: what is to be learned.
@@ -51,7 +51,7 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """How much its weights take, of the whole model where this rank holds a portion of it."""
+        """The size of the weights in bytes, of the whole model where this rank holds a portion of it."""
         own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
         return max(own, self.parameters * torch.float32.itemsize)
 
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """What the targets are taken for."""
+        """The kind of targets, in words."""
         targets, data = self.dataset.train.targets, self.dataset
         if data.classes is not None:
             names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
@@ -83,7 +83,7 @@ class Task:
         return f"regression of {_count(numbers, 'number', 'numbers')}"
 
     def workload(self, batch_size: int) -> Workload:
-        """What the ways to hold a model on several ranks must know, with so many samples behind an update."""
+        """Describe the work to layouts of the model over ranks: `batch_size` samples are behind an update."""
         return Workload(self.dataset.train, batch_size, self.loss, self.arithmetic)
 
     def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
@@ -92,7 +92,7 @@ class Task:
         return self.loss.measure(self.arithmetic.forward(module, inputs), targets)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
-        """How well the model does on `part` (collective)."""
+        """Evaluate the model on `part` (collective)."""
         if part is None:
             return None
         rest = self.loss, self.metrics, self.dataset.classes

@@ -58,7 +58,7 @@ from tutti.training.weights import weights_to_bytes
 def captured_by(
     config: TrainConfig, task: Task, replica: Replica, batches: Batches | Queue
 ) -> GraphedPass | None:
-    """What computes by a graph; None where the CPU is to tell the device each operation.
+    """Return what computes by a graph; None where the CPU launches each operation.
 
     Raises:
         BadOption: a graph is asked for where none can be.
@@ -182,7 +182,7 @@ def prepare_trainer(
     portion: Portion,
     optimizer: Optimizer,
 ) -> Trainer:
-    """What trains by the resolved configuration (collective)."""
+    """Build the trainer of the resolved configuration (collective)."""
     config = job.config
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
     replica = portion.place(strategy)

@@ -114,7 +114,7 @@ def _hash(key: bytes, config: Mapping[str, Any], names: Mapping[str, str]) -> st
 
 
 def _place(name: str) -> str:
-    """Where the named code lies, found without importing it; empty where there is none."""
+    """Return the place of the named code, found without importing it; empty where there is none."""
     where = name.rpartition(":")[0] or name
     if where.endswith(".py"):
         return str(Path(where).expanduser().resolve())
@@ -155,5 +155,5 @@ def _make_key(path: Path) -> None:
 
 
 def state_folder() -> Path:
-    """Where this user's key is: `tutti` in the folder XDG_STATE_HOME, by default ~/.local/state."""
+    """Return the folder of this user's key: `tutti` in XDG_STATE_HOME, by default ~/.local/state."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tutti"

@@ -52,7 +52,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be found out.
+    """The question of a comparison.
 
     Attributes:
         config: what every combination has in common.

@@ -1,4 +1,4 @@
-"""What this machine has for training, and what to run on it. Needs no torch: a rank imports it and tells."""
+"""The inventory of this machine for training, and what to run on it. Needs no torch: a rank tells of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Measured:
-    """What two ranks found out together.
+    """The measurements of two ranks.
 
     Attributes:
         torch: its version.
@@ -131,7 +131,7 @@ def recommend(cores: Cores, gpu: str) -> list[str]:
 
 
 def mpi_library() -> str:
-    """Which MPI mpi4py would use, asked in another process: importing MPI initialises it."""
+    """Name the MPI that mpi4py would use, asked in another process: importing MPI initialises it."""
     if _version("mpi4py") == "not installed":
         return "mpi4py is not installed (needed for several machines only): pip install 'tutti[mpi]'"
     try:
@@ -203,7 +203,7 @@ def _cpuinfo() -> list[str]:
 
 
 def unused_gpu(measured: Measured) -> str:
-    """What the driver says, where torch can use no GPU, and why it cannot."""
+    """Return what the driver says where torch can use no GPU, and why it cannot."""
     found = _driver_gpu()
     if not found:
         return "none"

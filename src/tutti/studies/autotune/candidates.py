@@ -1,4 +1,4 @@
-"""What can be chosen about a training run: ranks, threads, precision, layout, batch size. Needs no torch."""
+"""The choices of a training run: ranks, threads, precision, layout, batch size. Needs no torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choices:
-    """What may be chosen: every shape with every precision, layout and batch size.
+    """The choices: every shape with every precision, layout and batch size.
 
     Attributes:
         shapes: numbers of ranks, and of threads of each.
@@ -101,7 +101,7 @@ def choices_for(
     precisions: Sequence[str] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Choices:
-    """What may be chosen for a training run.
+    """Return the choices for a training run.
 
     Args:
         config: what to train.

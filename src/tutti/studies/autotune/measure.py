@@ -55,7 +55,7 @@ MOST_FOR_CHOICE: Final = 0.75
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 has the ranks do.
+    """An order of rank 0 to the ranks.
 
     Attributes:
         candidate: the way to train.
@@ -256,7 +256,7 @@ def _measure_all(job: PlanJob, comm: Communicator, module: nn.Module, rehearsal:
 
 
 def has_images(module: nn.Module) -> bool:
-    """Whether the memory format of 4-d tensors matters to the model: it has 4-d weights, of convolutions."""
+    """Tell whether the model has 4-d weights, of convolutions: the memory format of tensors matters to it."""
     return any(parameter.dim() == 4 for parameter in module.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Which of several candidates is fastest: all are measured for a moment, the best for longer. Needs no torch.
+"""A race of candidates: all are measured for a moment, the best for longer. Needs no torch.
 
     first steps   a ▌ b ▌ c ▌ d ▌ e ████████     one step of each; e is hopeless and goes
     round 1       a ██ b ██ c ██ d ██
@@ -68,7 +68,7 @@ TIE: Final = 0.02
 
 
 class Fate(Enum):
-    """What became of a candidate."""
+    """The fate of a candidate."""
 
     WAITING = "not measured"
     RACING = "measured"
@@ -145,7 +145,7 @@ class Contender(Generic[C]):
 
 @dataclass(frozen=True)
 class Gap:
-    """How fast one candidate is compared with another.
+    """The speed of one candidate compared with another.
 
     Attributes:
         ratio: of their speeds.
@@ -157,7 +157,7 @@ class Gap:
 
 
 def gap(one: Contender[C], other: Contender[C]) -> Gap:
-    """How fast `one` is compared with `other`: by the rounds that both took part in, or else their rates."""
+    """Compare the speeds of `one` and `other` by the rounds that both took part in, or else their rates."""
     ratios = [one.turns[turn] / other.turns[turn] for turn in one.turns.keys() & other.turns.keys()]
     if not ratios:
         rates = one.rate, other.rate
@@ -241,7 +241,7 @@ def stop_behind(entries: Sequence[Contender[C]]) -> None:
 
 
 def decided(entries: Sequence[Contender[C]]) -> bool:
-    """Whether it no longer matters which of those in the race is taken."""
+    """Tell whether it no longer matters which of those in the race is taken."""
     best = leader(entries)
     gaps = [gap(entry, best) for entry in racing(entries) if entry is not best]
     return all(to.ratio - to.noise > 1 - CLOSE for to in gaps)

@@ -1,4 +1,4 @@
-"""What a plan found out, and what it says: a table, and why this one. Needs no torch."""
+"""The findings of a plan, and their report: a table, and the reasons. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS: Final = ("ranks", "threads", "precision", "layout", "batch", "samples/s",
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What was measured, and what to take.
+    """The measurements, and what to take.
 
     Attributes:
         ways: those to choose from.
@@ -62,7 +62,7 @@ class Recommendation:
         return sentence
 
     def _name(self, way: Way) -> str:
-        """What tells a way from the others, such as "2 ranks x 1 thread, channels_last"."""
+        """Name a way by what tells it from the others, such as "2 ranks x 1 thread, channels_last"."""
         one, every = way.candidate, [other.candidate for other in self.ways]
         parts = {"precision": one.precision, "layout": one.layout, "batch_size": f"batch {one.batch_size}"}
         telling = [text for part, text in parts.items() if len({getattr(c, part) for c in every}) > 1]

@@ -1,1 +1,1 @@
-"""Whether parallel training follows sequential training."""
+"""The comparison of parallel with sequential training."""

@@ -1,4 +1,4 @@
-"""What makes training on parts of a batch differ from training on the whole, seen by trying it."""
+"""Causes for which training on parts of a batch differs from training on the whole, found by trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tutti.training.evaluation import evaluating
 
 
 def by_design(task: Task, module: nn.Module, batch: Batch, parts: int, part: str) -> Iterator[str]:
-    """What in the model makes parts of a batch differ from the whole, by what it is for.
+    """Name the modules of the model that make parts of a batch differ from the whole by design.
 
     Args:
         task: what is learned.
@@ -56,7 +56,7 @@ def by_design(task: Task, module: nn.Module, batch: Batch, parts: int, part: str
 
 
 def is_random(task: Task, module: nn.Module, batch: Batch) -> bool:
-    """Whether the outputs of a model depend on random numbers, as with dropout."""
+    """Tell whether the outputs of a model depend on random numbers, as with dropout."""
     inputs = task.arithmetic.inputs(batch.inputs)
     return _differ(task, *(_outputs(task, module, inputs, seed) for seed in (0, 1)))
 
@@ -79,7 +79,7 @@ def of_the_loss(task: Task, module: nn.Module, batch: Batch, parts: int) -> str 
 
 
 def _outputs(task: Task, module: nn.Module, inputs: Tensor, seed: int) -> Tensor:
-    """What the model gives in training, from a certain state of the random generators."""
+    """Return the outputs in training, from a given state of the random generators."""
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(seed)
         return task.arithmetic.forward(copy.deepcopy(module).train(), inputs)

@@ -1,4 +1,4 @@
-"""Whether parallel training follows sequential training, on the user's own model. Runs on every rank.
+"""Comparison of parallel with sequential training, on the user's own model. Runs on every rank.
 
 Both sides begin with the same weights and see the same batches, step by step. The sequential side is plain
 torch, on rank 0: the whole batch in one backward pass, clipping and optimizer by torch. After each backward

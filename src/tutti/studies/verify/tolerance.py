@@ -1,4 +1,4 @@
-"""How far two runs are apart, how far rounding may take them, and what that says."""
+"""The distance between two runs, the part of it that rounding explains, and the verdict."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Distance:
 
 @dataclass
 class Deviation:
-    """How far a quantity of the parallel run is from that of the sequential run, and what rounding explains.
+    """Distance of a quantity of the parallel run from that of the sequential run, and what rounding explains.
 
     Some models and optimizers amplify rounding from step to step. So the sequential run is made again in ways
     that change the rounding and nothing else. In the first step nothing was amplified yet: a distance of
@@ -74,7 +74,7 @@ class Deviation:
 
     @property
     def rounding(self) -> float:
-        """What rounding alone comes to.
+        """The distance that rounding alone explains.
 
         Adding up parts does not count if it changed more than rounding: the whole is no sum of its parts.
         """
@@ -93,7 +93,7 @@ class Deviation:
 
     @property
     def drowned(self) -> bool:
-        """Whether rounding alone is so large that nothing can be said."""
+        """True if rounding alone is so large that nothing can be said."""
         return AMPLE * self.rounding > self.most
 
     def _allowed(self, rounding: float) -> float:
@@ -102,7 +102,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison found; equal on all ranks.
+    """The findings of the comparison; equal on all ranks.
 
     Attributes:
         deviations: of loss, gradient and weights.
@@ -118,12 +118,12 @@ class Verdict:
 
     @property
     def follows(self) -> bool:
-        """Whether every deviation is within what rounding explains."""
+        """True if every deviation is within what rounding explains."""
         return not self.at_once and all(one.found.largest <= one.allowed for one in self.deviations.values())
 
     @property
     def at_once(self) -> bool:
-        """Whether loss or gradient deviate in the first step by more than rounding explains.
+        """True if loss or gradient deviate in the first step by more than rounding explains.
 
         Not the weights: Adam's first step makes a whole step of the smallest gradient.
         """
@@ -170,7 +170,7 @@ def describe(verdict: Verdict, dtype: str) -> str:
 
 
 def _unexplained(verdict: Verdict) -> tuple[str, ...]:
-    """What can be said where nothing was seen to make the runs differ."""
+    """Describe a difference for which no cause was found."""
     when = (
         "loss or gradient differ from the first step on, which is no rounding"
         if verdict.at_once
