@@ -232,8 +232,10 @@ class TrainConfig:
     log: str = field(
         default="none",
         metadata=about(
-            lambda: "where the figures of every epoch go, besides history.jsonl and history.csv in the run folder; "
-            f"comma-separated: {', '.join(optional_loggers())}"
+            lambda: (
+                "where the figures of every epoch go, besides history.jsonl and history.csv in the run "
+                f"folder; comma-separated: {', '.join(optional_loggers())}"
+            )
         ),
     )
     out: str | None = field(
