@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
+from typing_extensions import override
 
 from tutti.data.batches import Batch, Batches, Update, even
-from tutti.data.parts import Part
 
 
-class Queue:
+class Queue(Batches):
     """Deals the batches of an epoch to whichever rank asks next: a slow one never holds up the rest.
 
     The batches and their order are those of `batches`; who gets which is decided by an atomic counter. It
@@ -26,36 +26,24 @@ class Queue:
     """
 
     def __init__(self, batches: Batches, draw: Callable[[], int]) -> None:
-        self._batches, self._draw = batches, draw
+        order = batches.passes, batches.seed, batches.shuffle
+        super().__init__(batches.part, batches.batch_size, batches.rank, batches.size, *order, own=True)
+        self._draw = draw
         self._count = -(-len(batches.part) // batches.batch_size)
         self._first: int | None = None
         self._held: int | None = None
 
     @property
-    def part(self) -> Part:
-        """The part of the data set that is dealt."""
-        return self._batches.part
-
-    @property
-    def batch_size(self) -> int:
-        """Samples behind one weight update of one rank."""
-        return self._batches.batch_size
-
-    @property
-    def updates(self) -> int:
-        """The number of rounds in an epoch, each with one update for each rank."""
-        return self._batches.updates
-
-    @property
-    def own(self) -> bool:
-        """True: each rank has batches of its own."""
-        return True
-
-    @property
+    @override
     def fewest(self) -> int:
         """The smallest number of samples that a rank may find in one pass."""
-        return (len(self.part) - (self._count - 1) * self.batch_size) // self._batches.passes
+        return (len(self.part) - (self._count - 1) * self.batch_size) // self.passes
 
+    @override
+    def prepare(self, epoch: int) -> None:
+        """Do nothing: the samples of an epoch are looked up batch by batch."""
+
+    @override
     def epoch(self, epoch: int, skip: int = 0, rounds: int | None = None) -> Iterator[Update]:
         """The batches of one epoch that this rank gets. Epochs are asked for in order, without gaps.
 
@@ -68,11 +56,11 @@ class Queue:
             One update for each batch that this rank gets. Its `samples` are those that all ranks were dealt
             since this rank's last.
         """
-        size, start = self._batches.size, epoch * self._count
+        size, start = self.size, epoch * self._count
         if self._first is None:
             self._first = start + min(self._count, skip * size)
         stop = start + (self._count if rounds is None else min(self._count, (skip + rounds) * size))
-        order, known = self._batches.order(epoch), max(start, self._first)
+        order, known = self.order(epoch), max(start, self._first)
         while (ticket := self._next(self._first)) < stop:
             self._held = None
             number = ticket - start
@@ -91,5 +79,5 @@ class Queue:
     def _passes(self, indices: Tensor) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""
         take, count = self.part.take, len(indices)
-        parts = [indices[part] for part in even(count, self._batches.passes)]
+        parts = [indices[part] for part in even(count, self.passes)]
         return tuple(Batch(*take(part), len(part) / count) for part in parts)

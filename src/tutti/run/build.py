@@ -158,7 +158,7 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
 
 def deal(
     config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator
-) -> tuple[Batches | Queue, SpeedBalance | None]:
+) -> tuple[Batches, SpeedBalance | None]:
     """Deal this rank its batches, with what keeps them balanced, as the configuration says (collective)."""
     own = strategy.pace is not Pace.TOGETHER
     size = config.batch_size

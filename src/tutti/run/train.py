@@ -55,18 +55,16 @@ from tutti.training.trainer import Trainer, run_length
 from tutti.training.weights import weights_to_bytes
 
 
-def captured_by(
-    config: TrainConfig, task: Task, replica: Replica, batches: Batches | Queue
-) -> GraphedPass | None:
+def captured_by(config: TrainConfig, task: Task, replica: Replica, batches: Batches) -> GraphedPass | None:
     """Return what computes by a graph; None where the CPU launches each operation.
 
     Raises:
         BadOption: a graph is asked for where none can be.
     """
     wanted, on_gpu = config.cuda_graph, batches.part.device.type == "cuda"
-    if wanted == "on" and not (on_gpu and isinstance(batches, Batches)):
+    if wanted == "on" and (not on_gpu or isinstance(batches, Queue)):
         raise BadOption(NEEDS_GPU_SAMPLES)
-    if not on_gpu or not isinstance(batches, Batches) or wanted == "off":
+    if not on_gpu or isinstance(batches, Queue) or wanted == "off":
         return None
     if task.loss.weighed:
         if wanted == "on":

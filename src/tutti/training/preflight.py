@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from tutti.data.batches import Batches
-from tutti.data.dealing import Queue
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
 from tutti.training.evaluation import evaluating
@@ -63,9 +62,7 @@ def check_fit(
     return loss
 
 
-def check_smallest_batch(
-    module: nn.Module, batches: Batches | Queue, *, arithmetic: Arithmetic = FP32
-) -> None:
+def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Arithmetic = FP32) -> None:
     """Refuse batches that leave a rank one sample of an update where the model needs more, as BatchNorm may.
 
     Random numbers and buffers are as before afterwards.

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch, Batches, Update
-from tutti.data.dealing import Queue
 from tutti.data.parts import Part
 from tutti.errors import BadOption, NotFinite
 from tutti.records.heartbeat import VALIDATING, WAITING
@@ -106,7 +105,7 @@ class Trainer:
     replica: Replica
     worker: Worker
     optimizer: Optimizer
-    batches: Batches | Queue
+    batches: Batches
     loss: Loss
     epochs: int | None = None
     steps: int | None = None
@@ -263,7 +262,7 @@ class Trainer:
         self._step = last
         self._schedule_until(last)
         if isinstance(tally.loss, Tensor):
-            if last < self.updates and isinstance(self.batches, Batches):
+            if last < self.updates:
                 self.batches.prepare(epoch + 1)
             self._refuse_sum(epoch, self._finite_check.last(tally.loss, last))
             stages.lap("backward")
@@ -414,7 +413,7 @@ def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float,
     return whole
 
 
-def run_length(batches: Batches | Queue, epochs: int | None = None, steps: int | None = None) -> int:
+def run_length(batches: Batches, epochs: int | None = None, steps: int | None = None) -> int:
     """How many weight updates a run makes, or rounds of them where each rank makes its own.
 
     Raises:
