@@ -41,15 +41,15 @@ class TracedCommunicator(Communicator):
         self.rank, self.size, self.hosts = comm.rank, comm.size, comm.hosts
         self._node: Communicator | None = None
         self._cross: Communicator | None = None
-        self._meetings = self._splits = self._locks = 0
+        self._collectives = self._splits = self._locks = 0
         self._messages: Counts[Hashable] = Counts()
         if comm.servers is not None:
             reach = TracedCommunicator(comm.servers.comm, trace, "workers and servers", 0)
             self.servers = replace(comm.servers, comm=reach)
 
-    def _meet(self, name: str, began: float, kind: SpanLink = SpanLink.MEET) -> None:
-        self._meetings += 1
-        key = ("meeting", self._name, self._meetings, self.size)
+    def _note_collective(self, name: str, began: float, kind: SpanLink = SpanLink.MEET) -> None:
+        self._collectives += 1
+        key = ("meeting", self._name, self._collectives, self.size)
         self._trace.link(name, began, self._clock(), kind, key)
 
     def _note_message(self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int) -> None:
@@ -63,44 +63,46 @@ class TracedCommunicator(Communicator):
     def barrier(self) -> None:
         began = self._clock()
         self._comm.barrier()
-        self._meet("barrier", began)
+        self._note_collective("barrier", began)
 
     @override
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         began = self._clock()
         self._comm.broadcast(vector, root)
-        self._meet("broadcast", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF)
+        self._note_collective("broadcast", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF)
 
     @override
     def all_reduce(self, vector: Tensor) -> None:
         began = self._clock()
         self._comm.all_reduce(vector)
-        self._meet("all_reduce", began)
+        self._note_collective("all_reduce", began)
 
     @override
     def reduce_scatter(self, vector: Tensor) -> None:
         began = self._clock()
         self._comm.reduce_scatter(vector)
-        self._meet("reduce_scatter", began)
+        self._note_collective("reduce_scatter", began)
 
     @override
     def all_gather(self, vector: Tensor) -> None:
         began = self._clock()
         self._comm.all_gather(vector)
-        self._meet("all_gather", began)
+        self._note_collective("all_gather", began)
 
     @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
         began = self._clock()
         found = self._comm.broadcast_object(value, root)
-        self._meet("broadcast_object", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF)
+        self._note_collective(
+            "broadcast_object", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF
+        )
         return found
 
     @override
     def all_gather_objects(self, value: object) -> list[object]:
         began = self._clock()
         found = self._comm.all_gather_objects(value)
-        self._meet("all_gather_objects", began)
+        self._note_collective("all_gather_objects", began)
         return found
 
     @override
