@@ -82,8 +82,8 @@ def main() -> None:
 
 def measure_collectives(rounds: int) -> dict[str, dict[int, float]]:
     """Seconds of one call, by side and size: the medians."""
-    from tutti.launch.hosts import Host
     from tutti.launch.mpirun import find_mpirun, settings
+    from tutti.launch.placement import Host
 
     mpirun = find_mpirun()
     command = [mpirun.path, "-n", str(RANKS)]
