@@ -143,7 +143,8 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
     cores = cores or allowed_cores().usable
     found: dict[str, Combination] = {}
     for one in _combinations(question, cores):
-        job = TrainJob(config_of(question, one, 0))
+        # A way that a device cannot run fails alone, in its turn: the others are compared all the same.
+        job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
         check_strategy(job, one.workers, hosts=1)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
