@@ -24,7 +24,7 @@ test: $(VENV)/installed-dev ## run the whole test suite; TORCH=2.15.0: with that
 	exit $$failed
 
 TESTS ?=
-test-processors: $(VENV)/installed-dev ## run the tests of numbers with the kernels of other processors; TESTS=some of them
+test-processors: $(VENV)/installed-dev ## run the tests of numbers with the kernels of other processors; TESTS=some of them, or --quick
 	$(BIN)/python -m tests.processors $(TESTS)
 
 SAMPLE ?= 400

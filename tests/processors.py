@@ -1,9 +1,10 @@
 """Runs tests of numbers with the kernels that torch has for other processors than this one.
 
-Usage: python -m tests.processors [TESTS]
+Usage: python -m tests.processors [--quick | TESTS]
 
 A float32 sum is rounded otherwise by each: a test that holds on one of them alone holds by chance. TESTS are
-those of `NUMERIC` unless they are given. The exit code is 1 when a test fails on one of them.
+those of `NUMERIC` unless they are given, and those of `QUICK` with --quick. The exit code is 1 when a test
+fails on one of them.
 """
 
 from __future__ import annotations
@@ -23,25 +24,34 @@ With each comes the ONEDNN_MAX_CPU_ISA of such a processor; DEFAULT is all that 
 
 NUMERIC = (
     "tests/allreduce",
-    "tests/torch_backend/test_collectives.py",
-    "tests/torch_backend/test_ecosystem_smoke.py",
-    "tests/parameter_server",
     "tests/data/test_parts.py",
-    "tests/own_loop/test_distribute.py",
-    "tests/run/test_servers.py",
-    "tests/studies/test_verify.py",
-    "tests/optim",
-    "tests/own_loop",
-    "tests/model_parallel/test_pipeline.py",
     "tests/model_parallel/test_fsdp.py",
+    "tests/model_parallel/test_pipeline.py",
     "tests/model_parallel/test_tensor.py",
     "tests/model_parallel/test_verify.py",
-    "tests/allreduce",
-    "tests/rules",
+    "tests/optim",
+    "tests/own_loop",
+    "tests/parameter_server",
+    "tests/run/test_servers.py",
     "tests/strategies",
+    "tests/studies/test_verify.py",
     "tests/test_replica.py",
+    "tests/torch_backend/test_collectives.py",
+    "tests/torch_backend/test_ecosystem_smoke.py",
     "tests/training",
 )
+
+QUICK = (
+    "tests/allreduce",
+    "tests/model_parallel/test_tensor.py",
+    "tests/parameter_server/test_staleness.py",
+    "tests/strategies/test_elastic_averaging.py",
+    "tests/strategies/test_energy_matching.py",
+    "tests/strategies/test_mixing.py",
+    "tests/strategies/test_sums.py",
+    "tests/strategies/test_worth_sending.py",
+)
+"""The formulas, each in seconds."""
 
 
 def others() -> list[dict[str, str]]:
@@ -52,12 +62,13 @@ def others() -> list[dict[str, str]]:
 
 
 def main(tests: Sequence[str]) -> int:
+    chosen = QUICK if list(tests) == ["--quick"] else tests or NUMERIC
     failed = []
     for settings in others():
         said = " ".join(f"{name}={value}" for name, value in settings.items())
         print(f"=== {said}", flush=True)
         options = ["--numprocesses", "auto", "--dist", "loadfile", "-m", "not mpi and not serial"]
-        command = [sys.executable, "-m", "pytest", "-q", *options, *(tests or NUMERIC)]
+        command = [sys.executable, "-m", "pytest", "-q", *options, *chosen]
         if subprocess.run(command, env=os.environ | settings, check=False).returncode:
             failed.append(said)
     for said in failed:
