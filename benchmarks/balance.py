@@ -27,7 +27,7 @@ WANTED = 1.4
 
 def main() -> None:
     from measure import describe_machine, table
-    from tutti.launch.placement import make_plan
+    from tutti.launch.placement import place_ranks
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -42,7 +42,7 @@ def main() -> None:
     for name in args.strategies.split(","):
         sides += [[name, "none"], [name, "queue"]]
     payload = json.dumps({"sides": sides, "rounds": args.rounds, "model": args.model}).encode()
-    runs = start("balance:work", payload, make_plan(2, 1))
+    runs = start("balance:work", payload, place_ranks(2, 1))
     print(describe_machine())
     print(f"{args.model}, {EPOCHS} epochs of {SAMPLES:,} samples, rank 1 slowed, median of {args.rounds}\n")
     rows, equal_s = [], 1.0

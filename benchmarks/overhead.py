@@ -24,7 +24,7 @@ WANTED = {"stages": 0.01, "trace": 0.02}
 
 def main() -> None:
     from measure import describe_machine, table
-    from tutti.launch.placement import make_plan
+    from tutti.launch.placement import place_ranks
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -36,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     payload = json.dumps({"rounds": args.rounds, "model": args.model}).encode()
-    found = start("overhead:work", payload, make_plan(args.ranks, 1))
+    found = start("overhead:work", payload, place_ranks(args.ranks, 1))
     print(describe_machine())
     print(f"{args.model}, {args.ranks} ranks, epochs of {SAMPLES:,} samples, median of {args.rounds}\n")
     off = median(found["off"])

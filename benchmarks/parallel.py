@@ -18,7 +18,7 @@ import numpy as np
 
 from measure import describe_machine
 from tutti.comm.base import Communicator
-from tutti.launch.placement import make_plan
+from tutti.launch.placement import place_ranks
 from tutti.launch.start import start
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -61,7 +61,7 @@ def runs(way: str, steps: int) -> dict[str, dict[str, Any]]:
 
 def on_ranks(entry: str, way: str, steps: int) -> dict[str, Any]:
     ranks = 2 if WAYS[way] else 1
-    return cast("dict[str, Any]", start(entry, pickle.dumps(runs(way, steps)), make_plan(ranks, 1)))
+    return cast("dict[str, Any]", start(entry, pickle.dumps(runs(way, steps)), place_ranks(ranks, 1)))
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def timed(entry, description, models):
         models: those measured by default.
     """
     from measure import describe_machine
-    from tutti.launch.placement import make_plan
+    from tutti.launch.placement import place_ranks
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -66,7 +66,7 @@ def timed(entry, description, models):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     payload = json.dumps({"models": args.models.split(","), "rounds": args.rounds, "port": port}).encode()
-    times = start(entry, payload, make_plan(args.ranks, None))
+    times = start(entry, payload, place_ranks(args.ranks, None))
     print(describe_machine())
     print(f"samples/s at global batch {BATCH}, fp32, Adam, median of {args.rounds}\n")
     return times

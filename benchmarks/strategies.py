@@ -122,7 +122,7 @@ def _number(value: float | None) -> str:
 
 
 def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest: object) -> Any:
-    from tutti.launch.placement import make_plan
+    from tutti.launch.placement import place_ranks
     from tutti.launch.start import start
 
     with socket.socket() as probe:
@@ -130,7 +130,7 @@ def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest:
         port = probe.getsockname()[1]
     given = {"names": list(names), "precision": args.precision, "port": port, **rest}
     given |= {"batches": args.batches, "rounds": args.rounds, "epochs": args.epochs}
-    return start(f"strategies:{what}", json.dumps(given).encode(), make_plan(args.ranks, None))
+    return start(f"strategies:{what}", json.dumps(given).encode(), place_ranks(args.ranks, None))
 
 
 def _learn(side: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ SIDES = ("none", "pause", "distributed", "background")
 
 def main() -> None:
     from measure import describe_machine, table
-    from tutti.launch.placement import make_plan
+    from tutti.launch.placement import place_ranks
     from tutti.launch.start import start
 
     parser = argparse.ArgumentParser(
@@ -39,7 +39,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     payload = json.dumps(vars(args)).encode()
-    runs = start("validation:work", payload, make_plan(2, 1))
+    runs = start("validation:work", payload, place_ranks(2, 1))
     found = {
         side: {name: median(run[name] for run in runs[side]) for name in ("training", "whole")}
         for side in SIDES

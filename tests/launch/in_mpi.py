@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tutti.launch.placement import make_plan
+from tutti.launch.placement import place_ranks
 from tutti.launch.start import start
 from tutti.launch.world import join
 
@@ -15,7 +15,7 @@ from tutti.launch.world import join
 def main() -> None:
     if sys.argv[1] == "start":
         result = start(
-            f"tests.launch.entries:{sys.argv[2]}", sys.argv[3].encode(), make_plan(), announce=print
+            f"tests.launch.entries:{sys.argv[2]}", sys.argv[3].encode(), place_ranks(), announce=print
         )
         print(f"result {result}")
         return

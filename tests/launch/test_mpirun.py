@@ -22,7 +22,7 @@ from tutti.launch.exit_reports import Report
 from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
-from tutti.launch.placement import Host, make_plan
+from tutti.launch.placement import Host, place_ranks
 from tutti.launch.start import start
 
 HERE = Path(__file__).parent
@@ -103,10 +103,10 @@ def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> Non
 @pytest.mark.mpi
 def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
     payload = b"x" * (LARGEST_IN_ENVIRONMENT + 1)
-    plan = make_plan(hosts="localhost:2")
-    ranks = start("tests.launch.entries:describe", payload, plan)
+    placement = place_ranks(hosts="localhost:2")
+    ranks = start("tests.launch.entries:describe", payload, placement)
     assert isinstance(ranks, list)
-    local = make_plan(2)
+    local = place_ranks(2)
     for rank, one in enumerate(ranks):
         assert (one["rank"], one["size"], one["payload"], one["launcher"]) == (rank, 2, payload, "MPIRUN")
         assert (one["threads"], one["joined"], one["nested"]) == (local.threads, True, 2)
@@ -118,7 +118,7 @@ def test_the_ranks_get_a_large_payload_and_the_result_comes_back() -> None:
 @pytest.mark.mpi
 def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="seven is not a colour") as caught:
-        start("tests.launch.entries:fail", str(tmp_path).encode(), make_plan(hosts="localhost:3"))
+        start("tests.launch.entries:fail", str(tmp_path).encode(), place_ranks(hosts="localhost:3"))
     assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
     assert caught.value.rank == 1
     assert wait_until_gone(int((tmp_path / f"pid-{rank}").read_text()) for rank in range(3)) == []
@@ -128,7 +128,7 @@ def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12"):
-        start("tests.launch.entries:bad_data", b"", make_plan(hosts="localhost:2"))
+        start("tests.launch.entries:bad_data", b"", place_ranks(hosts="localhost:2"))
 
 
 @needs_mpirun
@@ -136,7 +136,7 @@ def test_a_user_error_stays_what_it_is() -> None:
 def test_a_killed_rank_is_named() -> None:
     # Either mpirun says so first, which knows the signal, or the other rank, which does not.
     with pytest.raises(PeerLost) as caught:
-        start("tests.launch.entries:die", b"kill", make_plan(hosts="localhost:2"))
+        start("tests.launch.entries:die", b"kill", place_ranks(hosts="localhost:2"))
     assert caught.value.ranks == [1]
 
 
@@ -150,7 +150,7 @@ def test_a_launcher_that_was_killed_is_what_is_named() -> None:
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
     with pytest.raises(TuttiError, match="mpirun ended with exit code"):
-        start("tests.launch.entries:describe", b"", make_plan(hosts="no-such-host.invalid:1"))
+        start("tests.launch.entries:describe", b"", place_ranks(hosts="no-such-host.invalid:1"))
 
 
 @needs_mpirun

@@ -10,7 +10,7 @@ import pytest
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores
 from tutti.launch.launcher import Launcher
-from tutti.launch.placement import RANK_BYTES, Host, make_plan, share_host
+from tutti.launch.placement import RANK_BYTES, Host, place_ranks, share_host
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None) -> Cores:
@@ -19,57 +19,57 @@ def machine(cores: int, threads: int = 1, quota: int | None = None) -> Cores:
 
 
 def test_auto_is_one_rank_for_each_core() -> None:
-    plan = make_plan("auto", cores=machine(2))
-    assert (plan.workers, plan.threads, plan.cores) == (2, 1, ((0,), (1,)))
-    assert plan.describe() == "2 ranks x 1 thread, bound to cores 0 and 1"
+    placement = place_ranks("auto", cores=machine(2))
+    assert (placement.workers, placement.threads, placement.cores) == (2, 1, ((0,), (1,)))
+    assert placement.describe() == "2 ranks x 1 thread, bound to cores 0 and 1"
 
 
 def test_auto_prefers_one_rank_for_each_physical_core() -> None:
-    plan = make_plan("auto", cores=machine(4, threads=2))
-    assert (plan.workers, plan.threads, plan.cores[1]) == (4, 1, (1, 5))
+    placement = place_ranks("auto", cores=machine(4, threads=2))
+    assert (placement.workers, placement.threads, placement.cores[1]) == (4, 1, (1, 5))
 
 
 def test_auto_keeps_within_the_quota_and_then_binds_nothing() -> None:
-    plan = make_plan("auto", cores=machine(16, quota=3))
-    assert (plan.workers, plan.threads, plan.cores, plan.warnings) == (3, 1, (), ())
+    placement = place_ranks("auto", cores=machine(16, quota=3))
+    assert (placement.workers, placement.threads, placement.cores, placement.warnings) == (3, 1, (), ())
 
 
 def test_cores_are_shared_as_threads_and_consecutive_groups() -> None:
-    plan = make_plan(2, cores=machine(8))
-    assert (plan.threads, plan.cores) == (4, ((0, 1, 2, 3), (4, 5, 6, 7)))
-    assert plan.describe() == "2 ranks x 4 threads, bound to cores 0-3 and 4-7"
+    placement = place_ranks(2, cores=machine(8))
+    assert (placement.threads, placement.cores) == (4, ((0, 1, 2, 3), (4, 5, 6, 7)))
+    assert placement.describe() == "2 ranks x 4 threads, bound to cores 0-3 and 4-7"
 
 
 def test_groups_differ_by_at_most_one_core() -> None:
-    plan = make_plan(3, cores=machine(8))
-    assert sorted(len(group) for group in plan.cores) == [2, 3, 3]
-    assert sorted(cpu for group in plan.cores for cpu in group) == list(range(8))
-    assert plan.threads == 2
+    placement = place_ranks(3, cores=machine(8))
+    assert sorted(len(group) for group in placement.cores) == [2, 3, 3]
+    assert sorted(cpu for group in placement.cores for cpu in group) == list(range(8))
+    assert placement.threads == 2
 
 
 def test_hyperthreads_count_as_cores_only_when_ranks_outnumber_cores() -> None:
-    plan = make_plan(4, cores=machine(2, threads=2))
-    assert (plan.threads, plan.cores, plan.warnings) == (1, ((0,), (1,), (2,), (3,)), ())
+    placement = place_ranks(4, cores=machine(2, threads=2))
+    assert (placement.threads, placement.cores, placement.warnings) == (1, ((0,), (1,), (2,), (3,)), ())
 
 
 def test_more_ranks_than_cores_are_not_bound_and_a_warning_names_both_numbers() -> None:
-    plan = make_plan(5, cores=machine(2))
-    assert (plan.threads, plan.cores) == (1, ())
-    assert len(plan.warnings) == 1
-    assert "5 ranks" in plan.warnings[0]
-    assert "2 cores" in plan.warnings[0]
+    placement = place_ranks(5, cores=machine(2))
+    assert (placement.threads, placement.cores) == (1, ())
+    assert len(placement.warnings) == 1
+    assert "5 ranks" in placement.warnings[0]
+    assert "2 cores" in placement.warnings[0]
 
 
 def test_more_threads_than_cores_are_warned_of() -> None:
-    plan = make_plan(2, 4, cores=machine(4))
-    assert (plan.threads, plan.cores) == (4, ())
-    assert "2 ranks x 4 threads" in plan.warnings[0]
+    placement = place_ranks(2, 4, cores=machine(4))
+    assert (placement.threads, placement.cores) == (4, ())
+    assert "2 ranks x 4 threads" in placement.warnings[0]
 
 
 def test_one_worker_has_all_cores_as_threads_and_is_not_bound() -> None:
-    plan = make_plan(1, cores=machine(8))
-    assert (plan.threads, plan.cores) == (8, ())
-    assert plan.describe() == "1 rank x 8 threads"
+    placement = place_ranks(1, cores=machine(8))
+    assert (placement.threads, placement.cores) == (8, ())
+    assert placement.describe() == "1 rank x 8 threads"
 
 
 def test_threads_are_at_least_one() -> None:
@@ -78,15 +78,15 @@ def test_threads_are_at_least_one() -> None:
 
 def test_ranks_that_would_fill_the_memory_are_refused_before_they_start() -> None:
     four = 4 * RANK_BYTES
-    assert make_plan(4, cores=machine(2), memory_bytes=four).ranks == 4
-    assert make_plan(2, cores=machine(2), memory_bytes=four).ranks == 2
+    assert place_ranks(4, cores=machine(2), memory_bytes=four).ranks == 4
+    assert place_ranks(2, cores=machine(2), memory_bytes=four).ranks == 2
     with pytest.raises(BadOption, match=r"5 ranks need more than 0\.6 GiB.*give at most 4"):
-        make_plan(4, cores=machine(2), servers=1, memory_bytes=four)
+        place_ranks(4, cores=machine(2), servers=1, memory_bytes=four)
 
 
 def test_many_ranks_are_described_in_short() -> None:
     assert (
-        make_plan(64, cores=machine(64)).describe()
+        place_ranks(64, cores=machine(64)).describe()
         == "64 ranks x 1 thread, bound to cores 0-63 in consecutive groups"
     )
 
@@ -94,31 +94,31 @@ def test_many_ranks_are_described_in_short() -> None:
 @pytest.mark.parametrize("workers", ["0", "-1", "two", 0])
 def test_a_senseless_number_of_workers_is_refused(workers: str | int) -> None:
     with pytest.raises(BadOption, match="--workers is"):
-        make_plan(workers, cores=machine(2))
+        place_ranks(workers, cores=machine(2))
 
 
 def test_a_senseless_number_of_threads_is_refused() -> None:
     with pytest.raises(BadOption, match="--threads is 0"):
-        make_plan(1, 0, cores=machine(2))
+        place_ranks(1, 0, cores=machine(2))
 
 
 def test_hosts_decide_the_number_of_ranks(tmp_path: Path) -> None:
-    plan = make_plan("auto", hosts="a:4,b:2")
-    assert (plan.workers, plan.threads, plan.hosts) == (6, None, (Host("a", 4), Host("b", 2)))
-    assert plan.describe() == "6 ranks on 2 hosts (a: 4, b: 2), started by mpirun"
+    placement = place_ranks("auto", hosts="a:4,b:2")
+    assert (placement.workers, placement.threads, placement.hosts) == (6, None, (Host("a", 4), Host("b", 2)))
+    assert placement.describe() == "6 ranks on 2 hosts (a: 4, b: 2), started by mpirun"
 
 
 def test_workers_that_contradict_the_hosts_are_refused() -> None:
     with pytest.raises(BadOption, match=r"--workers is 3.*6 ranks"):
-        make_plan(3, hosts="a:4,b:2")
+        place_ranks(3, hosts="a:4,b:2")
 
 
 def test_under_a_launcher_its_ranks_are_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
-    plan = make_plan("auto")
-    assert (plan.workers, plan.launcher) == (4, Launcher.MPIRUN)
-    assert plan.describe() == "4 ranks, started by mpirun"
+    placement = place_ranks("auto")
+    assert (placement.workers, placement.launcher) == (4, Launcher.MPIRUN)
+    assert placement.describe() == "4 ranks, started by mpirun"
     with pytest.raises(BadOption, match=r"--workers is 2, but mpirun has started 4 ranks"):
-        make_plan(2)
+        place_ranks(2)
     with pytest.raises(BadOption, match=r"leave --hosts out"):
-        make_plan("auto", hosts="a:4")
+        place_ranks("auto", hosts="a:4")

@@ -11,7 +11,7 @@ from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import BadOption, PeerLost
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.mpi_rank import workers_here
-from tutti.launch.placement import Host, choose_servers, make_plan, servers_per_host
+from tutti.launch.placement import Host, choose_servers, place_ranks, servers_per_host
 from tutti.launch.start import start
 
 TWO = Cores(((0,), (1,)))
@@ -48,43 +48,45 @@ def test_servers_are_the_last_ranks_and_hosts_keep_a_worker_while_that_can_be(
 @pytest.mark.parametrize("hosts", ["a:2,b:2", "a:1,b:1", "a:3,b:1,c:2"])
 @pytest.mark.parametrize("servers", [0, 1, 2, 3, 5])
 def test_on_hosts_of_ours_every_worker_that_was_planned_works(hosts: str, servers: int) -> None:
-    plan = make_plan(hosts=hosts, servers=servers)
-    homes = [number for number, host in enumerate(plan.hosts_with_servers) for _ in range(host.ranks)]
-    assert len(homes) == plan.ranks == plan.workers + servers
+    placement = place_ranks(hosts=hosts, servers=servers)
+    homes = [number for number, host in enumerate(placement.hosts_with_servers) for _ in range(host.ranks)]
+    assert len(homes) == placement.ranks == placement.workers + servers
     kept = choose_servers(homes, servers)
-    left = [homes[rank] for rank in range(plan.ranks) if rank not in kept]
-    assert [left.count(number) for number in range(len(plan.hosts))] == [host.ranks for host in plan.hosts]
+    left = [homes[rank] for rank in range(placement.ranks) if rank not in kept]
+    assert [left.count(number) for number in range(len(placement.hosts))] == [
+        host.ranks for host in placement.hosts
+    ]
 
 
 def test_a_server_takes_no_core_from_the_workers() -> None:
-    plan = make_plan("auto", cores=TWO, servers=1)
-    assert (plan.workers, plan.servers, plan.ranks) == (2, 1, 3)
-    assert (plan.threads, plan.cores, plan.warnings) == (1, ((0,), (1,)), ())
-    assert plan.describe() == "2 ranks x 1 thread and 1 server, bound to cores 0 and 1"
-    assert make_plan(1, cores=TWO, servers=2).describe() == "1 rank x 2 threads and 2 servers"
+    placement = place_ranks("auto", cores=TWO, servers=1)
+    assert (placement.workers, placement.servers, placement.ranks) == (2, 1, 3)
+    assert (placement.threads, placement.cores, placement.warnings) == (1, ((0,), (1,)), ())
+    assert placement.describe() == "2 ranks x 1 thread and 1 server, bound to cores 0 and 1"
+    assert place_ranks(1, cores=TWO, servers=2).describe() == "1 rank x 2 threads and 2 servers"
 
 
 def test_hosts_get_servers_beside_their_workers() -> None:
-    plan = make_plan(hosts="a:4,b:2", servers=1)
-    assert (plan.workers, plan.servers, plan.hosts) == (6, 1, (Host("a", 4), Host("b", 2)))
-    assert plan.hosts_with_servers == (Host("a", 5), Host("b", 2))
-    assert plan.describe() == "6 ranks and 1 server on 2 hosts (a: 4, b: 2), started by mpirun"
+    placement = place_ranks(hosts="a:4,b:2", servers=1)
+    assert (placement.workers, placement.servers, placement.hosts) == (6, 1, (Host("a", 4), Host("b", 2)))
+    assert placement.hosts_with_servers == (Host("a", 5), Host("b", 2))
+    assert placement.describe() == "6 ranks and 1 server on 2 hosts (a: 4, b: 2), started by mpirun"
 
 
 def test_under_a_launcher_servers_are_some_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
-    plan = make_plan("auto", servers=1)
-    assert (plan.workers, plan.servers, plan.ranks) == (3, 1, 4)
-    assert make_plan(3, servers=1) == plan
+    placement = place_ranks("auto", servers=1)
+    assert (placement.workers, placement.servers, placement.ranks) == (3, 1, 4)
+    assert place_ranks(3, servers=1) == placement
     with pytest.raises(BadOption, match=r"--workers is 4, but mpirun has started 4 ranks, 1 of them"):
-        make_plan(4, servers=1)
+        place_ranks(4, servers=1)
     with pytest.raises(BadOption, match=r"--servers is 4, but mpirun has started 4 ranks in all"):
-        make_plan("auto", servers=4)
+        place_ranks("auto", servers=4)
 
 
 def test_a_negative_number_of_servers_is_refused() -> None:
     with pytest.raises(BadOption, match="--servers is -1"):
-        make_plan(2, cores=TWO, servers=-1)
+        place_ranks(2, cores=TWO, servers=-1)
 
 
 def test_a_rank_under_mpirun_knows_how_many_of_its_host_work() -> None:
@@ -108,26 +110,26 @@ def check_sides(sides: object, workers: int, servers: int) -> None:
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2)])
 def test_workers_and_servers_under_our_supervisor(workers: int, servers: int) -> None:
-    plan = make_plan(workers, servers=servers)
-    sides = start("tests.launch.entries:take_sides", str(servers).encode(), plan)
+    placement = place_ranks(workers, servers=servers)
+    sides = start("tests.launch.entries:take_sides", str(servers).encode(), placement)
     check_sides(sides, workers, servers)
     assert isinstance(sides, list)
     allowed = sorted(os.sched_getaffinity(0))
     assert [one["cores"] for one in sides[workers:]] == [allowed] * servers
-    assert [one["threads"] for one in sides[:workers]] == [plan.threads] * workers
+    assert [one["threads"] for one in sides[:workers]] == [placement.threads] * workers
     assert wait_until_gone(one["pid"] for one in sides) == []
 
 
 def test_the_death_of_a_server_ends_the_job() -> None:
     with pytest.raises(PeerLost, match="lost rank 2"):
-        start("tests.launch.entries:lose_a_server", b"1", make_plan(2, servers=1))
+        start("tests.launch.entries:lose_a_server", b"1", place_ranks(2, servers=1))
 
 
 @needs_mpirun
 @pytest.mark.mpi
 def test_workers_and_servers_under_our_mpirun() -> None:
-    plan = make_plan(hosts="localhost:2", servers=1)
-    sides = start("tests.launch.entries:take_sides", b"1", plan)
+    placement = place_ranks(hosts="localhost:2", servers=1)
+    sides = start("tests.launch.entries:take_sides", b"1", placement)
     check_sides(sides, 2, 1)
     assert isinstance(sides, list)
     assert sides[2]["cores"] == sorted(os.sched_getaffinity(0))

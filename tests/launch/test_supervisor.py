@@ -16,7 +16,7 @@ import pytest
 from tests.launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
 from tutti.errors import BadData, PeerLost, RankFailed
 from tutti.launch.cores import Cores
-from tutti.launch.placement import Placement, make_plan
+from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
 
 pytestmark = pytest.mark.serial
@@ -33,26 +33,26 @@ def _nothing_new_in_shared_memory() -> Iterator[None]:
 
 
 def test_each_rank_knows_its_place_and_the_result_of_rank_0_comes_back() -> None:
-    plan = make_plan(2)
+    placement = place_ranks(2)
     payload = os.urandom(300_000)
     said: list[str] = []
-    ranks = start("tests.launch.entries:describe", payload, plan, announce=said.append)
+    ranks = start("tests.launch.entries:describe", payload, placement, announce=said.append)
     assert isinstance(ranks, list)
-    assert said == [plan.describe(), *(f"warning: {text}" for text in plan.warnings)]
+    assert said == [placement.describe(), *(f"warning: {text}" for text in placement.warnings)]
     assert [one["rank"] for one in ranks] == [0, 1]
     assert len({one["pid"] for one in ranks} | {os.getpid()}) == 3
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     for rank, one in enumerate(ranks):
         assert one["payload"] == payload
         assert (one["size"], one["nested"], one["joined"], one["launcher"]) == (2, 2, True, "TUTTI")
-        assert (one["threads"], one["OMP_NUM_THREADS"]) == (plan.threads, str(plan.threads))
-        assert tuple(one["cores"]) == (plan.cores[rank] if plan.cores else allowed)
+        assert (one["threads"], one["OMP_NUM_THREADS"]) == (placement.threads, str(placement.threads))
+        assert tuple(one["cores"]) == (placement.cores[rank] if placement.cores else allowed)
     assert wait_until_gone(one["pid"] for one in ranks) == []
 
 
 def test_a_user_error_stays_what_it_is() -> None:
     with pytest.raises(BadData, match=r"^the labels are 12, expected 0 to 9; check the file$"):
-        start("tests.launch.entries:bad_data", b"", make_plan(2))
+        start("tests.launch.entries:bad_data", b"", place_ranks(2))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_user_error_stays_what_it_is() -> None:
 )
 def test_a_rank_that_dies_is_named(how: str, why: str) -> None:
     with pytest.raises(PeerLost, match=why) as caught:
-        start("tests.launch.entries:die", how.encode(), make_plan(2))
+        start("tests.launch.entries:die", how.encode(), place_ranks(2))
     assert caught.value.ranks == [1]
 
 
@@ -70,7 +70,7 @@ def test_a_rank_that_has_closed_its_pipe_is_named_and_writes_into_no_other_file(
     how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PeerLost) as caught:
-        start("tests.launch.entries:close_descriptors", f"{how} {tmp_path}".encode(), make_plan(2))
+        start("tests.launch.entries:close_descriptors", f"{how} {tmp_path}".encode(), place_ranks(2))
     assert caught.value.ranks == [1]
     assert ("ValueError: seven is not a colour" in capfd.readouterr().err) == (how == "raise")
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 32
@@ -78,11 +78,11 @@ def test_a_rank_that_has_closed_its_pipe_is_named_and_writes_into_no_other_file(
 
 @pytest.mark.parametrize("how", ["raise", "return"])
 def test_a_process_that_a_rank_forks_does_not_end_the_rank(how: str) -> None:
-    assert start("tests.launch.entries:fork_here", how.encode(), make_plan(2)) == 0
+    assert start("tests.launch.entries:fork_here", how.encode(), place_ranks(2)) == 0
 
 
 def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
-    child = start("tests.launch.entries:leave_a_child", b"", make_plan(2))
+    child = start("tests.launch.entries:leave_a_child", b"", place_ranks(2))
     assert isinstance(child, int)
     assert not lives(child)
 
@@ -91,14 +91,14 @@ def test_a_process_that_a_rank_leaves_behind_is_ended() -> None:
 
 
 def test_more_ranks_than_cores_work() -> None:
-    plan = make_plan(5, cores=Cores(((0,), (1,))))
-    expected = sum(range(plan.workers))
-    assert start("tests.launch.entries:sum_of_ranks", b"", plan) == expected
+    placement = place_ranks(5, cores=Cores(((0,), (1,))))
+    expected = sum(range(placement.workers))
+    assert start("tests.launch.entries:sum_of_ranks", b"", placement) == expected
 
 
 def test_an_exception_in_one_rank_ends_all_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
-        start("tests.launch.entries:fail", str(tmp_path).encode(), make_plan(3))
+        start("tests.launch.entries:fail", str(tmp_path).encode(), place_ranks(3))
     assert time.monotonic() - float((tmp_path / "when").read_text()) < LIMIT_S
     assert caught.value.rank == 1
     lines = caught.value.traceback.rstrip().splitlines()

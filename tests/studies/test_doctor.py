@@ -7,7 +7,7 @@ import pytest
 from tutti.cli.train import command
 from tutti.errors import PeerLost
 from tutti.launch.cores import Cores
-from tutti.launch.placement import make_plan
+from tutti.launch.placement import place_ranks
 from tutti.studies import doctor
 
 
@@ -25,7 +25,7 @@ def test_ranks_that_do_not_start_are_reported_too(monkeypatch: pytest.MonkeyPatc
         raise PeerLost([1], "killed by signal 9")
 
     monkeypatch.setattr(doctor, "start", fail)
-    assert doctor.measure_ranks(make_plan(1)) == "lost rank 1: killed by signal 9"
+    assert doctor.measure_ranks(place_ranks(1)) == "lost rank 1: killed by signal 9"
 
 
 def test_a_machine_without_mpi4py_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

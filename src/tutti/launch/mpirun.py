@@ -147,13 +147,13 @@ def is_this_machine(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", own, own.split(".")[0])
 
 
-def run_on_hosts(entry: str, payload: bytes, plan: Placement, *, prefix: bool = False) -> object:
-    """Run `entry` on the ranks of the plan, on its hosts.
+def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
+    """Run `entry` on the ranks of the placement, on its hosts.
 
     Args:
         entry: the function that each rank calls as function(comm, payload), as "package.module:function".
         payload: handed to each rank.
-        plan: the hosts and their ranks. Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
+        placement: the hosts and their ranks. Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
         prefix: have mpirun say before each line which rank printed it.
 
     Returns:
@@ -172,14 +172,21 @@ def run_on_hosts(entry: str, payload: bytes, plan: Placement, *, prefix: bool = 
     channel = MpirunChannel(payload)
     small = base64.b64encode(payload).decode() if len(payload) <= LARGEST_IN_ENVIRONMENT else None
     ranks = [
-        (worked.ranks, all_.ranks) for worked, all_ in zip(plan.hosts, plan.hosts_with_servers, strict=True)
+        (worked.ranks, all_.ranks)
+        for worked, all_ in zip(placement.hosts, placement.hosts_with_servers, strict=True)
     ]
     start = MpiStart(
-        entry, plan.threads, small, channel.address, [str(folder) for folder in sys.path], sys.argv, ranks
+        entry,
+        placement.threads,
+        small,
+        channel.address,
+        [str(folder) for folder in sys.path],
+        sys.argv,
+        ranks,
     )
     environment = {
         **os.environ,
-        **settings(mpirun, plan.hosts_with_servers, os.environ),
+        **settings(mpirun, placement.hosts_with_servers, os.environ),
         START: start.as_text(),
         JOB: job,
     }
@@ -187,7 +194,7 @@ def run_on_hosts(entry: str, payload: bytes, plan: Placement, *, prefix: bool = 
     extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
     try:
         with SignalWatch() as signals:
-            command = command_line(mpirun, plan.hosts_with_servers, exported, extra, prefix=prefix)
+            command = command_line(mpirun, placement.hosts_with_servers, exported, extra, prefix=prefix)
             returncode, said = _run(command, environment, job, signals)
         messages = channel.messages()
     finally:

@@ -76,7 +76,7 @@ class Placement:
         )
 
     def describe(self) -> str:
-        """The plan in one line, such as "2 ranks x 1 thread, bound to cores 0 and 1"."""
+        """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0 and 1"."""
         line = _count(self.workers, "rank")
         if self.threads is not None:
             line += f" x {_count(self.threads, 'thread')}"
@@ -99,7 +99,7 @@ class HostShare:
     warnings: tuple[str, ...]
 
 
-def make_plan(
+def place_ranks(
     workers: str | int = "auto",
     threads: int | None = None,
     cores: Cores | None = None,
@@ -121,7 +121,7 @@ def make_plan(
         memory_bytes: what the ranks of this host may use; by default what is available now.
 
     Returns:
-        The plan.
+        The placement.
 
     Raises:
         BadOption: a number that cannot be used, that contradicts the hosts or the launcher, or that this
@@ -135,9 +135,9 @@ def make_plan(
         raise BadOption(f"--threads is {threads}; give a whole number of at least 1")
     context = started_by()
     if context.launcher is not Launcher.ALONE:
-        return _launched_plan(context.launcher, context.size, wanted, threads, hosts, servers)
+        return _launched(context.launcher, context.size, wanted, threads, hosts, servers)
     if hosts is not None:
-        return _hosts_plan(read_hosts(hosts), wanted, threads, servers)
+        return _on_hosts(read_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
     if count + servers > cores.usable:
@@ -201,7 +201,7 @@ def _wanted(workers: str | int) -> int | None:
     return int(text)
 
 
-def _launched_plan(
+def _launched(
     launcher: Launcher, size: int, wanted: int | None, threads: int | None, hosts: str | None, servers: int
 ) -> Placement:
     if hosts is not None:
@@ -223,7 +223,7 @@ def _launched_plan(
     return Placement(size - servers, threads, launcher=launcher, servers=servers)
 
 
-def _hosts_plan(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:
+def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:
     slots = sum(host.ranks for host in hosts)
     if wanted is not None and wanted != slots:
         raise BadOption(

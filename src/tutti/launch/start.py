@@ -27,22 +27,22 @@ def load_entry(name: str) -> Entry:
 def start(
     entry: str,
     payload: bytes,
-    plan: Placement,
+    placement: Placement,
     *,
     announce: Callable[[str], None] | None = None,
     prefix: bool = False,
 ) -> object:
-    """Run `entry` on every rank of the plan, and wait for it.
+    """Run `entry` on every rank of the placement, and wait for it.
 
-    One rank is run in this process; several are processes under a supervisor, or under mpirun when the plan
-    names hosts. When this process is itself a rank already, because the user typed `mpirun -n 4 tutti ...`,
-    the function is called in place, on the communicator of that job.
+    One rank is run in this process; several are processes under a supervisor, or under mpirun when the
+    placement names hosts. When this process is itself a rank already, because the user typed `mpirun -n 4
+    tutti ...`, the function is called in place, on the communicator of that job.
 
     Args:
         entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
         payload: handed to each rank.
-        plan: what `make_plan` gave.
-        announce: called with the plan in one line and with each of its warnings, on rank 0 alone.
+        placement: what `place_ranks` gave.
+        announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         prefix: print whole lines of the ranks, each with its rank before it, where several are started.
 
     Returns:
@@ -61,29 +61,29 @@ def start(
     if context.launcher is Launcher.TUTTI:
         return _in_place(entry, payload)
     if context.mpi:
-        return _in_mpi_job(entry, payload, plan, announce)
+        return _in_mpi_job(entry, payload, placement, announce)
     if announce is not None:
-        for line in (plan.describe(), *(f"warning: {text}" for text in plan.warnings)):
+        for line in (placement.describe(), *(f"warning: {text}" for text in placement.warnings)):
             announce(line)
-    if plan.hosts:
+    if placement.hosts:
         from tutti.launch.mpirun import run_on_hosts
 
-        return run_on_hosts(entry, payload, plan, prefix=prefix)
-    if plan.ranks == 1:
-        return _alone(entry, payload, plan)
+        return run_on_hosts(entry, payload, placement, prefix=prefix)
+    if placement.ranks == 1:
+        return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 
-    return supervise(entry, payload, plan, prefix=prefix)
+    return supervise(entry, payload, placement, prefix=prefix)
 
 
-def _alone(entry: str, payload: bytes, plan: Placement) -> object:
+def _alone(entry: str, payload: bytes, placement: Placement) -> object:
     """Run in this process, which keeps its number of threads afterwards."""
     import torch
 
     from tutti.comm.shm.communicator import HostCommunicator
 
     before = torch.get_num_threads()
-    torch.set_num_threads(plan.threads or before)
+    torch.set_num_threads(placement.threads or before)
     comm = HostCommunicator.alone()
     try:
         return load_entry(entry)(comm, payload)
@@ -100,7 +100,7 @@ def _in_place(entry: str, payload: bytes) -> object:
 
 
 def _in_mpi_job(
-    entry: str, payload: bytes, plan: Placement, announce: Callable[[str], None] | None
+    entry: str, payload: bytes, placement: Placement, announce: Callable[[str], None] | None
 ) -> object:
     """Run as a rank of the user's MPI job; a failure ends the whole job, so that no rank hangs."""
     import torch
@@ -108,10 +108,10 @@ def _in_mpi_job(
     from tutti.launch.world import adopt, end_mpi_job, join, join_mpi, joined
 
     if not joined():
-        adopt(join_mpi(plan.threads))
+        adopt(join_mpi(placement.threads))
     comm = join()
     if announce is not None and comm.rank == 0:
-        announce(replace(plan, threads=torch.get_num_threads()).describe())
+        announce(replace(placement, threads=torch.get_num_threads()).describe())
     try:
         return load_entry(entry)(comm, payload)
     except BaseException as error:

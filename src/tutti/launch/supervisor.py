@@ -84,13 +84,13 @@ class RankProcess:
             self.death = Death(self.rank, time.monotonic(), returncode, starved)
 
 
-def supervise(entry: str, payload: bytes, plan: Placement, *, prefix: bool = False) -> object:
-    """Run `entry` on the ranks of the plan, on this machine.
+def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
+    """Run `entry` on the ranks of the placement, on this machine.
 
     Args:
         entry: the function that each rank calls as function(comm, payload), as "package.module:function".
         payload: handed to each rank.
-        plan: how many ranks, and their threads and cores.
+        placement: how many ranks, and their threads and cores.
         prefix: print whole lines of the ranks, each with its rank before it.
 
     Returns:
@@ -108,11 +108,13 @@ def supervise(entry: str, payload: bytes, plan: Placement, *, prefix: bool = Fal
     # The watch lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
     with SignalWatch() as signals:
         with ExitStack() as stack:
-            relay = stack.enter_context(Relay(plan.ranks)) if prefix else None
+            relay = stack.enter_context(Relay(placement.ranks)) if prefix else None
             # Left first: when nobody writes any more.
-            server = stack.enter_context(fork_server(plan.threads or 1, crowded=bool(plan.warnings)))
+            server = stack.enter_context(
+                fork_server(placement.threads or 1, crowded=bool(placement.warnings))
+            )
             stack.callback(_close, ranks)
-            _start_ranks(ranks, server, entry, payload, plan, relay)
+            _start_ranks(ranks, server, entry, payload, placement, relay)
             error = _watch(ranks, server, signals)
         received = signals.received
     if received is not None:
@@ -128,28 +130,28 @@ def _start_ranks(
     server: ForkServer,
     entry: str,
     payload: bytes,
-    plan: Placement,
+    placement: Placement,
     relay: Relay | None,
 ) -> None:
     arena = Arena.create()
-    block = arena.allocate(control_bytes(plan.ranks))
+    block = arena.allocate(control_bytes(placement.ranks))
     content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     try:
         with open(content, "wb", closefd=False) as file:
             path = [str(folder) for folder in sys.path]
             pickle.dump(RankJob(payload, path, sys.argv, _folder()), file)
-        for rank in range(plan.ranks):
-            works = rank < plan.workers
-            cores = plan.cores[rank] if plan.cores and works else allowed
-            threads = (plan.threads or 1) if works else 1
+        for rank in range(placement.ranks):
+            works = rank < placement.workers
+            cores = placement.cores[rank] if placement.cores and works else allowed
+            threads = (placement.threads or 1) if works else 1
             reading, writing = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(reading, False)
             ranks.append(RankProcess(rank, reading))
             outputs = (1, 2) if relay is None else relay.outputs[rank]
             try:
                 server.fork(
-                    RankPlace(rank, plan.ranks, entry, block, threads, cores),
+                    RankPlace(rank, placement.ranks, entry, block, threads, cores),
                     Descriptors(arena.fd, content, writing, *outputs),
                 )
             finally:

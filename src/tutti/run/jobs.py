@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.placement import Placement, make_plan
+from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
 from tutti.model_parallel.layout import Layout, ranks_of
 from tutti.run.config import TrainConfig
@@ -54,13 +54,13 @@ class Job:
         Raises:
             BadOption: the configuration asks for what cannot be had.
         """
-        return plan_for(self.config)
+        return placement_for(self.config)
 
-    def check(self, plan: Placement) -> None:
+    def check(self, placement: Placement) -> None:
         """Refuse what only this command refuses, and what needs no torch to be seen.
 
         Args:
-            plan: the ranks that are to be started.
+            placement: the ranks that are to be started.
 
         Raises:
             UserError: the job cannot be done.
@@ -83,7 +83,7 @@ def load_job(payload: bytes, kind: type[J]) -> J:
 
 
 def run(job: Job) -> object:
-    """Refuse what cannot be done, announce the plan, and run the job's entry on every rank.
+    """Refuse what cannot be done, announce the placement, and run the job's entry on every rank.
 
     Returns:
         What the entry returned on rank 0; None when rank 0 ran on another host.
@@ -91,16 +91,16 @@ def run(job: Job) -> object:
     Raises:
         TuttiError: the input is wrong, or a rank failed.
     """
-    plan = job.placement()
-    job.check(plan)
+    placement = job.placement()
+    job.check(placement)
     if started_by().launcher is Launcher.ALONE:
-        _check_with_torch(job, plan)
+        _check_with_torch(job, placement)
     say = announce if job.announced and not job.quiet else None
     with job.started() as sent:
-        return start(job.entry, pickle.dumps(sent), plan, announce=say)
+        return start(job.entry, pickle.dumps(sent), placement, announce=say)
 
 
-def _check_with_torch(job: Job, plan: Placement) -> None:
+def _check_with_torch(job: Job, placement: Placement) -> None:
     """Refuse what no rank could mend.
 
     That takes torch. Where this process has not imported it the ranks find out for themselves: they are there
@@ -109,10 +109,10 @@ def _check_with_torch(job: Job, plan: Placement) -> None:
     Raises:
         UserError: a name or an option is wrong, or the job does not fit these ranks.
     """
-    if "torch" in sys.modules or plan.servers or len(plan.hosts) > 1:
+    if "torch" in sys.modules or placement.servers or len(placement.hosts) > 1:
         from tutti.run.checks import check_job
 
-        check_job(job, plan.ranks, max(1, len(plan.hosts)))
+        check_job(job, placement.ranks, max(1, len(placement.hosts)))
 
 
 def announce(line: str) -> None:
@@ -134,7 +134,7 @@ def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
     return Layout.of(config.parallel, config.parallel_options, ranks)
 
 
-def plan_for(config: TrainConfig) -> Placement:
+def placement_for(config: TrainConfig) -> Placement:
     """Place the ranks of a run of this configuration.
 
     Raises:
@@ -146,13 +146,20 @@ def plan_for(config: TrainConfig) -> Placement:
         workers = str(asked) if free and asked is not None else workers
     elif free and (config.device == "cuda" or config.strategy == "solo"):
         workers = "1"
-    plan = make_plan(workers, config.threads, hosts=config.hosts, servers=config.servers)
+    placement = place_ranks(workers, config.threads, hosts=config.hosts, servers=config.servers)
     if config.parallel is not None:
-        layout_of(config, plan.workers)
-        return plan
+        layout_of(config, placement.workers)
+        return placement
     split = config.strategy in ("auto", "sync")  # one batch over all workers: each needs a sample of it
-    if split and workers == "auto" and plan.workers > config.batch_size and plan.launcher is Launcher.ALONE:
-        plan = make_plan(config.batch_size, config.threads, servers=config.servers)
-    if config.device == "cuda" and plan.workers > 1:
-        raise BadOption(f"--device cuda is for one worker, not {plan.workers}; use -n 1, or --device cpu")
-    return plan
+    if (
+        split
+        and workers == "auto"
+        and placement.workers > config.batch_size
+        and placement.launcher is Launcher.ALONE
+    ):
+        placement = place_ranks(config.batch_size, config.threads, servers=config.servers)
+    if config.device == "cuda" and placement.workers > 1:
+        raise BadOption(
+            f"--device cuda is for one worker, not {placement.workers}; use -n 1, or --device cpu"
+        )
+    return placement

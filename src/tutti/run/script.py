@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import BadOption
 from tutti.launch.launcher import LaunchContext, started_by
-from tutti.launch.placement import make_plan
+from tutti.launch.placement import place_ranks
 from tutti.launch.rendezvous import LOOPBACK, reserved_port, set_rendezvous_file, variables
 from tutti.launch.start import start
 from tutti.run.jobs import announce
@@ -42,7 +42,7 @@ def run_program(
         arguments: what follows it on the command line.
         workers: how many ranks, or "auto".
         threads: of each rank; None: the allowed cores / the ranks.
-        hosts: as for `make_plan`.
+        hosts: as for `place_ranks`.
         prefix: print whole lines of several ranks, each with its rank before it.
 
     Raises:
@@ -53,8 +53,8 @@ def run_program(
     if not path.is_file():
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
-    plan = make_plan(workers, threads, hosts=hosts)
-    start("tutti.run.script:work", payload, plan, announce=_announce, prefix=prefix)
+    placement = place_ranks(workers, threads, hosts=hosts)
+    start("tutti.run.script:work", payload, placement, announce=_announce, prefix=prefix)
 
 
 def _announce(line: str) -> None:

@@ -62,7 +62,7 @@ class TrainJob(Job):
     starter: Address | None = None
 
     @override
-    def check(self, plan: Placement) -> None:
+    def check(self, placement: Placement) -> None:
         if logger_names(self.config.log) and not self.write:
             raise BadOption(f"log={self.config.log!r} is for a run with a folder; name one with out=...")
         for option, asked in (("--trace", self.trace), ("--profile", self.profile is not None)):
@@ -70,14 +70,14 @@ class TrainJob(Job):
                 raise BadOption(
                     f"{option} writes into the run folder, but there is none; name one with out=..."
                 )
-        ranks = plan.ranks
+        ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []
         if missing:
             raise BadOption(
                 f"--profile-ranks names rank {missing[0]}, but the job has {ranks} "
                 f"rank{'' if ranks == 1 else 's'}, counted from 0"
             )
-        if started_by().launcher is Launcher.ALONE and not plan.hosts:
+        if started_by().launcher is Launcher.ALONE and not placement.hosts:
             check_writable(self.config.out if self.write else None)
 
     @override

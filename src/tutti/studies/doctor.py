@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tutti.errors import TuttiError
 from tutti.launch.cores import Cores, allowed_cores
-from tutti.launch.placement import Placement, make_plan
+from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def examine() -> list[Finding]:
         Finding("python", f"{platform.python_version()} ({sys.executable})"),
         Finding("MPI", mpi_library()),
     ]
-    measured = measure_ranks(make_plan(2))
+    measured = measure_ranks(place_ranks(2))
     if isinstance(measured, str):
         findings += [Finding("torch", _version("torch")), Finding("2 ranks", f"do not work here: {measured}")]
         return findings
@@ -83,10 +83,10 @@ def examine() -> list[Finding]:
     return findings + [Finding("recommended", line) for line in recommend(cores, measured.gpu)]
 
 
-def measure_ranks(plan: Placement) -> Measured | str:
+def measure_ranks(placement: Placement) -> Measured | str:
     """Start two ranks on this host and let them measure; or the reason why that does not work."""
     try:
-        result = start("tutti.studies.doctor:measure", pickle.dumps(ROUNDS), plan)
+        result = start("tutti.studies.doctor:measure", pickle.dumps(ROUNDS), placement)
     except TuttiError as error:
         return str(error)
     assert isinstance(result, Measured)
@@ -164,8 +164,10 @@ def _listed(cpus: tuple[int, ...]) -> str:
 def _threads() -> str:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    plan = make_plan("auto")
-    return f"{plan.describe()} by default" + (f"; {', '.join(given)} in the environment" if given else "")
+    placement = place_ranks("auto")
+    return f"{placement.describe()} by default" + (
+        f"; {', '.join(given)} in the environment" if given else ""
+    )
 
 
 def _memory() -> str:
