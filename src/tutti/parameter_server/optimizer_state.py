@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -17,17 +18,19 @@ from tutti.optim.runs import is_parameterwise
 from tutti.parameter_server.base import Allocate
 from tutti.replica import ALIGNMENT
 
-_TORCHS: Final = frozenset(vars(SGD([torch.zeros(1)]))) | {
-    "_opt_called",
-    "_need_device_dtype_check_for_fused",
-    "_step_supports_amp_scaling",
-    "step",
-}
-"""Attributes that torch itself gives an optimizer."""
-
 _HOLDERS: Final = (list, dict, set, deque)
 
 BY_ITSELF: Final = "Let each worker run it by itself: '--strategy downpour --strategy.side worker'"
+
+
+@cache
+def _attributes_of_torch() -> frozenset[str]:
+    """Return the attributes that torch itself gives an optimizer.
+
+    Making the first optimizer of a process imports the compiler of torch, which takes a second.
+    """
+    later = {"_opt_called", "_need_device_dtype_check_for_fused", "_step_supports_amp_scaling", "step"}
+    return frozenset(vars(SGD([torch.zeros(1)]))) | later
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,7 @@ def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
     return {
         name: (id(value), getattr(value, "_version", 0), len(value) if isinstance(value, _HOLDERS) else 0)
         for name, value in vars(optimizer).items()
-        if name not in _TORCHS and not is_parameterwise(optimizer)
+        if name not in _attributes_of_torch() and not is_parameterwise(optimizer)
     }
 
 

@@ -9,7 +9,7 @@ model and what evaluates it pickled, and snapshots through memory that both map.
 scheduler's idle policy, computes on one thread, and is gone when its parent is. On a busy machine it may get
 no time at all: what is not done in time the rank does itself, so nothing ever waits for it.
 
-The process costs 3 to 4 s of processor time before its first result, all of it imports, and 300 MB of
+The process costs 2 s of processor time before its first result, all of it imports, and 300 MB of
 memory; starting it holds the rank up for 10 ms.
 """
 
