@@ -14,6 +14,7 @@ import pytest
 
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder, UserError, no_room
+from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder, check_writable
 from tutti.terminal import LastingFile
 
@@ -53,7 +54,7 @@ def test_a_full_disk_under_the_output_costs_no_weights(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    summary = RunFolder.open(tmp_path / "run").summary()
+    summary = RunFolder.open(tmp_path / "run").read(Summary)
     assert summary.epochs == 2
 
 
@@ -67,7 +68,7 @@ def test_the_exit_code_says_whether_the_output_is_all_there(tmp_path: Path, wher
 def test_a_closed_output_is_not_taken_for_the_next_file(tmp_path: Path) -> None:
     done = shell(tmp_path, f"{TRAIN} -n 1 >&-")
     assert done.returncode == 0, done.stderr
-    assert RunFolder.open(tmp_path / "run").summary().epochs == 2
+    assert RunFolder.open(tmp_path / "run").read(Summary).epochs == 2
     assert not any(b"epoch 1/2" in path.read_bytes() for path in (tmp_path / "run").glob("*.*"))
 
 

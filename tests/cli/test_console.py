@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 
 TUTTI = str(Path(sys.executable).with_name("tutti"))
@@ -44,7 +45,7 @@ def test_two_ranks_train_and_repeat_bit_by_bit(tmp_path: Path) -> None:
     assert repeated.returncode == 0, repeated.stderr
     first, second = ((tmp_path / out / "weights.safetensors").read_bytes() for out in "ab")
     assert first == second
-    test = RunFolder.open(tmp_path / "a").summary().test
+    test = RunFolder.open(tmp_path / "a").read(Summary).test
     assert test is not None
     assert test.samples == 359
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tutti.cli.main import main
+from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
@@ -51,11 +52,12 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
         "history.csv",
         "history.jsonl",
         "summary.json",
+        "strategy.json",
         "usage.jsonl",
         "weights.safetensors",
     }
     assert {path.name for path in folder.iterdir()} == files
-    summary = RunFolder.open(folder).summary()
+    summary = RunFolder.open(folder).read(Summary)
     assert summary.test is not None
     assert summary.test.samples == 359
     assert len(RunFolder.open(folder).history().records) == 2
@@ -205,7 +207,7 @@ def test_every_position_may_have_a_label(tutti: Run, tmp_path: Path) -> None:
     assert "task: 4 classes at each of 6 positions; loss cross_entropy, metrics accuracy" in out
     assert "test: 50 samples, accuracy 100.00%" in out
     (folder,) = (tmp_path / "runs").iterdir()
-    test = RunFolder.open(folder).summary().test
+    test = RunFolder.open(folder).read(Summary).test
     assert test is not None
     assert test.confusion is not None
     assert sum(map(sum, test.confusion)) == lengths.sum()
@@ -231,7 +233,7 @@ def test_samples_without_a_label_are_counted_and_not_scored(tutti: Run, tmp_path
     assert "test: 60 samples" in out
     assert "nan" not in out
     (folder,) = (tmp_path / "runs").iterdir()
-    test = RunFolder.open(folder).summary().test
+    test = RunFolder.open(folder).read(Summary).test
     assert test is not None
     assert test.confusion is not None
     assert (test.samples, sum(map(sum, test.confusion))) == (60, 40)

@@ -28,7 +28,7 @@ from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import Json, decode, parse_record
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
-from tutti.records.run_folder import TrainedOn
+from tutti.records.run_folder import StrategyFacts, TrainedOn
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import advice
 from tutti.reports.figures import FIGURES
@@ -70,6 +70,7 @@ RECORDS: dict[str, tuple[Callable[[Json], object], Json]] = {
     "usage": (UsageRecord.from_json, usage("sleeping", "gone").as_json()),
     "pipeline": (PipelineRecord.from_json, PIPELINE.as_json()),
     "data": (TrainedOn.from_json, TRAINED_ON),
+    "strategy": (StrategyFacts.from_json, StrategyFacts("free", "--strategy.every 40").as_json()),
     "comparison": (lambda values: decode(Comparison, values), json.loads(json.dumps(asdict(COMPARED)))),
 }
 
@@ -195,10 +196,14 @@ def report(folder: Path) -> None:
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
-@given(config=st.dictionaries(st.sampled_from([*TrainConfig().as_json()]), VALUES, max_size=6))
-def test_advice_is_given_whatever_the_configuration_says(config: Json) -> None:
+@given(
+    config=st.dictionaries(st.sampled_from([*TrainConfig().as_json()]), VALUES, max_size=6),
+    facts=st.none()
+    | st.builds(StrategyFacts, st.sampled_from(["free", "together", "x"]), st.text(min_size=1)),
+)
+def test_advice_is_given_whatever_the_records_say(config: Json, facts: StrategyFacts | None) -> None:
     for stage in ("data", "wait", "reduce", "validation", "checkpoint", "update", "copy"):
-        assert advice([{stage: 1.0, "samples": 4.0}, {"forward": 0.1, "samples": 4.0}], config)
+        assert advice([{stage: 1.0, "samples": 4.0}, {"forward": 0.1, "samples": 4.0}], config, facts)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "..", "a/b", ".", "", "a/"])

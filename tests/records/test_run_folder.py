@@ -16,14 +16,17 @@ from torch import nn
 
 from tutti.errors import BadModel, BadRunFolder
 from tutti.records import run_folder
+from tutti.records.pipeline import FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
-from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.training.weights import load_weights, weights_to_bytes
 
 RECORD = EpochRecord(
     1, 8, True, Evaluation(10, 0.5), None, {"validation": 0.0, "total": 1.0}, 10.0, 0.1, "now"
 )
+FACTS = StrategyFacts("abreast", "--strategy.every 32")
+PIPELINE = PipelineRecord("gpipe", 1, [0], [["0"]], [0.5], [PipelineSpan(0, 0, FORWARD, 0, 0.0, 0.001)])
 TRAINED_ON = TrainedOn("digits", 3, ("a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
 
 
@@ -54,17 +57,21 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "run", "mlp", "digits")
     module = nn.Linear(4, 3)
     folder.write_config({"model": "mlp", "lr": None})
-    folder.write_data(TRAINED_ON)
+    folder.write_seal("0123")
+    for record in (TRAINED_ON, FACTS, PIPELINE):
+        folder.write(record)
     folder.append(RECORD)
     summary = Summary.of([RECORD], RECORD.train, 15, World())
     folder.write_weights(weights_to_bytes(module.state_dict()))
-    folder.write_summary(summary)
+    folder.write(summary)
     again, other = RunFolder.open(folder.path), nn.Linear(4, 3)
     load_weights(other, again.weights)
     assert json.loads((again.path / run_folder.CONFIG).read_text()) == {"model": "mlp", "lr": None}
-    assert again.data() == TRAINED_ON
+    assert again.read(TrainedOn) == TRAINED_ON
+    assert again.find(StrategyFacts) == FACTS
+    assert again.find(PipelineRecord) == PIPELINE
     assert again.history().records == [RECORD]
-    assert again.summary() == summary
+    assert again.read(Summary) == summary
     assert torch.equal(module.weight, other.weight)
     files = {*run_folder.FILES} - {run_folder.CSV}  # which a logger writes
     assert {path.name for path in folder.path.iterdir()} == {*files, "ranks"}
@@ -169,9 +176,9 @@ def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
     for name in ("summary.json", "data.json"):
         (tmp_path / name).write_text(content)
     with pytest.raises(BadRunFolder, match=r"summary\.json"):
-        RunFolder(tmp_path).summary()
+        RunFolder(tmp_path).read(Summary)
     with pytest.raises(BadRunFolder, match=r"data\.json"):
-        RunFolder(tmp_path).data()
+        RunFolder(tmp_path).read(TrainedOn)
 
 
 def test_broken_weights_are_named(tmp_path: Path) -> None:

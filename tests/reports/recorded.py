@@ -68,7 +68,7 @@ def write_run(
     if config is not None:
         (path / "config.json").write_text(to_json(config))
     if labels is not None:
-        RunFolder(path).write_data(TrainedOn("digits", len(labels), tuple(labels), (64,), (), ()))
+        RunFolder(path).write(TrainedOn("digits", len(labels), tuple(labels), (64,), (), ()))
     if finished:
         summary = Summary.of(history, test, 7, World())
         (path / "summary.json").write_text(to_json(summary.as_json()))

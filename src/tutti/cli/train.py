@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     if isinstance(outcome, RunOutcome) and started_by().rank == 0:
         ranks = stages_by_rank(outcome.history)
         print(
-            f"where the time went: {advice(ranks, outcome.config.as_json())}; "
+            f"where the time went: {advice(ranks, outcome.config.as_json(), outcome.strategy)}; "
             f"measuring took {measuring_share(ranks):.2%}"
         )
     return 0

@@ -3,6 +3,7 @@
     config.json           the resolved configuration, which is enough to repeat the run
     config.seal           proof that this user has written it, if it names code: `tutti.run.trust`
     data.json             the data as the model saw it: `TrainedOn`
+    strategy.json         what advice must know of the strategy: `StrategyFacts`
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
     tensorboard/          event files, with --log tensorboard
@@ -30,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder
 from tutti.records.heartbeat import RANKS
@@ -40,15 +41,11 @@ from tutti.records.run import EpochRecord, Summary, read_history
 from tutti.records.usage import usage_files
 
 CONFIG: Final = "config.json"
-DATA: Final = "data.json"
 HISTORY: Final = "history.jsonl"
 CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
-SUMMARY: Final = "summary.json"
 WEIGHTS: Final = "weights.safetensors"
-PIPELINE: Final = "pipeline.json"
 SEAL: Final = "config.seal"
-FILES: Final = (CONFIG, DATA, HISTORY, CSV, SUMMARY, WEIGHTS)
 
 HEADER_BYTES: Final = 16 << 10
 """Room for names and shapes in a file of weights."""
@@ -76,6 +73,32 @@ class TrainedOn(Record):
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StrategyFacts(Record):
+    """The facts of a run's strategy that advice for a faster run depends on.
+
+    Attributes:
+        pace: the name of its `tutti.strategies.base.Pace`, in lower case.
+        rarer: what to try for fewer exchanges, such as "--strategy.every 40".
+    """
+
+    pace: str
+    rarer: str
+
+
+RECORDS: Final[dict[type[Record], str]] = {
+    TrainedOn: "data.json",
+    StrategyFacts: "strategy.json",
+    Summary: "summary.json",
+    PipelineRecord: "pipeline.json",
+}
+"""The files that hold one record each."""
+
+FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -137,17 +160,21 @@ class RunFolder:
         if seal is not None:
             self._write(SEAL, seal.encode() + b"\n")
 
-    def write_data(self, trained_on: TrainedOn) -> None:
-        """Write the data as the model sees them."""
-        self._write_json(DATA, trained_on.as_json())
-
     def config(self) -> Json:
         """Read the resolved configuration, as JSON values."""
         return read_record(self.path / CONFIG, dict)
 
-    def data(self) -> TrainedOn:
-        """Read the data as the model saw them."""
-        return read_record(self.path / DATA, TrainedOn.from_json)
+    def write(self, record: Record) -> None:
+        """Write the run's record of a kind in `RECORDS`."""
+        self._write_json(RECORDS[type(record)], record.as_json())
+
+    def read(self, kind: type[R]) -> R:
+        """Read the run's record of a kind in `RECORDS`."""
+        return read_record(self.path / RECORDS[kind], kind.from_json)
+
+    def find(self, kind: type[R]) -> R | None:
+        """Read the run's record of a kind in `RECORDS`; None if it has left none."""
+        return self.read(kind) if self.has(RECORDS[kind]) else None
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch to the history."""
@@ -157,14 +184,6 @@ class RunFolder:
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""
         return read_history(self.path / HISTORY)
-
-    def write_summary(self, summary: Summary) -> None:
-        """Write the summary of the finished run."""
-        self._write_json(SUMMARY, summary.as_json())
-
-    def summary(self) -> Summary:
-        """Read the summary of the finished run."""
-        return read_record(self.path / SUMMARY, Summary.from_json)
 
     def reserve_weights(self, needed_bytes: int) -> None:
         """Reserve room on the disk for the weights, before the records of the run take it.
@@ -196,14 +215,6 @@ class RunFolder:
         """The file of the trained weights."""
         return self.path / WEIGHTS
 
-    def write_pipeline(self, record: PipelineRecord) -> None:
-        """Write the record of a pipeline."""
-        self._write(PIPELINE, to_json(record.as_json()).encode() + b"\n")
-
-    def pipeline(self) -> PipelineRecord:
-        """Read the record of a pipeline."""
-        return read_record(self.path / PIPELINE, PipelineRecord.from_json)
-
     def has(self, name: str) -> bool:
         """Tell whether the run has left a file, such as `CONFIG`."""
         return (self.path / name).exists()
@@ -216,11 +227,11 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """True if the run has come to its end."""
-        return self.has(SUMMARY)
+        return self.has(RECORDS[Summary])
 
     def remove(self) -> None:
         """Undo a run that failed early: delete its files, and the folder if nothing else is in it."""
-        written = [self.path / name for name in (*FILES, PIPELINE, SEAL)]
+        written = [self.path / name for name in FILES]
         with _refusing(self.path):
             for path in (*written, *map(_unfinished, written), *usage_files(self.path)):
                 path.unlink(missing_ok=True)

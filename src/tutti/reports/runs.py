@@ -11,7 +11,7 @@ from typing import Any
 from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import STAGES, EpochRecord, Summary
-from tutti.records.run_folder import CONFIG, DATA, PIPELINE, RunFolder
+from tutti.records.run_folder import CONFIG, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.usage import UsageRecord, read_usage
 from tutti.reports.advice import stages_by_rank
 
@@ -29,6 +29,7 @@ class Run:
         labels: names of the classes; empty when unknown.
         usage: samples of the hosts' cores and memory; empty where none were taken.
         pipeline: the record of a pipeline; None: there was none.
+        strategy: the facts of its strategy; None in the folder of an older version.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Run:
     labels: tuple[str, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
     pipeline: PipelineRecord | None = None
+    strategy: StrategyFacts | None = None
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -56,16 +58,17 @@ class Run:
         history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        usage = read_usage(path)
+        usage, data = read_usage(path), folder.find(TrainedOn)
         return cls(
             path=path,
             history=tuple(history.records),
             damage=(*history.damage, *usage.damage),
-            summary=folder.summary() if folder.finished else None,
+            summary=folder.find(Summary),
             config=folder.config() if folder.has(CONFIG) else {},
-            labels=folder.data().labels if folder.has(DATA) else (),
+            labels=() if data is None else data.labels,
             usage=tuple(usage.records),
-            pipeline=folder.pipeline() if folder.has(PIPELINE) else None,
+            pipeline=folder.find(PipelineRecord),
+            strategy=folder.find(StrategyFacts),
         )
 
     @property

@@ -35,7 +35,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     with seeded(job.config.seed):
         dataset = open_config_data(job, comm)
         if job.other_data:
-            dataset = _seen_as(dataset, folder.data())
+            dataset = _seen_as(dataset, folder.read(TrainedOn))
         if getattr(dataset, job.part) is None:
             have = ", ".join(part_sizes(dataset))
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")

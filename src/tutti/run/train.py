@@ -23,7 +23,7 @@ from tutti.model_parallel.layout import Layout
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import Summary, World
-from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -131,7 +131,8 @@ def _train(
         trainer = prepare_trainer(job, comm, task, strategy, portion, optimizer)
         warn_if_short(strategy, trainer.updates, comm)
         recording.attach(trainer)
-        return _run(job, comm, task, trainer, sampler, portion, recording)
+        facts = strategy.facts(job.config.batch_size)
+        return _run(job, comm, task, facts, trainer, sampler, portion, recording)
     finally:
         portion.close()
 
@@ -215,6 +216,7 @@ def _run(
     job: TrainJob,
     comm: Communicator,
     task: Task,
+    facts: StrategyFacts,
     trainer: Trainer,
     sampler: Sampler | None,
     portion: Portion,
@@ -229,7 +231,7 @@ def _run(
     config = replace(job.config, out=None)
     state: dict[str, Any] = {}
     with (
-        _run_folder(job, comm, config, task, sampler, recording) as folder,
+        _run_folder(job, comm, config, task, facts, sampler, recording) as folder,
         _logbook(folder, config) as book,
         # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
         observed(comm, folder, sampler, wanted=job.write) as heart,
@@ -250,13 +252,13 @@ def _run(
         pipeline = portion.record()
         if folder is not None:
             if pipeline is not None:
-                folder.write_pipeline(pipeline)
-            folder.write_summary(summary)
+                folder.write(pipeline)
+            folder.write(summary)
             book.finish(summary)
     path = None if folder is None else str(folder.path)
     weights = _own(state) if job.bring_weights else None
     data = task.dataset
-    outcome = RunOutcome(config, history, summary, path, data.shape, outputs_for(data), weights)
+    outcome = RunOutcome(config, history, summary, facts, path, data.shape, outputs_for(data), weights)
     if speaks:
         _print_end(outcome, data, pipeline)
     return outcome
@@ -268,6 +270,7 @@ def _run_folder(
     comm: Communicator,
     config: TrainConfig,
     task: Task,
+    facts: StrategyFacts,
     sampler: Sampler | None,
     recording: Recording,
 ) -> Iterator[RunFolder | None]:
@@ -288,7 +291,8 @@ def _run_folder(
         folder.reserve_weights(task.nbytes)
         folder.write_config(config.as_json())
         folder.write_seal(seal(config.as_json()))
-        folder.write_data(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
+        folder.write(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
+        folder.write(facts)
         yield folder
     except Exception:
         if folder.begun:

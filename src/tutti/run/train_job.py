@@ -15,7 +15,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import RunFolder, check_writable
+from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
 from tutti.training.loggers import logger_names
@@ -113,6 +113,7 @@ class RunOutcome:
         config: the resolved configuration.
         history: one record for each epoch.
         summary: the totals, and the evaluation on the test part.
+        strategy: the facts of its strategy that advice depends on.
         folder: the run folder, if one was written.
         shape: of one input of the model.
         outputs: of the model.
@@ -122,6 +123,7 @@ class RunOutcome:
     config: TrainConfig
     history: list[EpochRecord]
     summary: Summary
+    strategy: StrategyFacts
     folder: str | None
     shape: tuple[int, ...]
     outputs: int

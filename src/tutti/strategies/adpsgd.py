@@ -278,6 +278,7 @@ class ADPSGD(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.FREE
+    rarer: ClassVar[str] = "--strategy.every {every}"
 
     graph: str = field(default="all", metadata={"help": f"who averages with whom: {', '.join(GRAPHS)}"})
     every: int = field(default=1, metadata={"help": "batches of a worker between two averages, from 1"})

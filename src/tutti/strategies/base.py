@@ -16,6 +16,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.parameter_server.base import Centre
 from tutti.parameter_server.connect import check_reachable
+from tutti.records.run_folder import StrategyFacts
 from tutti.replica import Replica
 from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.measurements import Stopwatch, Traffic
@@ -170,11 +171,16 @@ class Strategy(ABC):
     ranks and passes is the mean over the samples; where the loss has a denominator of its own, the loop has
     divided by that instead. Under the other paces it is the mean over the worker's own
     batch.
+
+    Attributes:
+        rarer: what a user may try for fewer exchanges. A name in braces, of an option with a whole number or
+            "batch_size", stands for four times its value.
     """
 
     name: ClassVar[str]
     home: ClassVar[Home]
     pace: ClassVar[Pace] = Pace.TOGETHER
+    rarer: ClassVar[str] = "--batch-size {batch_size}, for fewer exchanges"
     needs: ClassVar[tuple[type, ...]] = ()
     joint_norm: ClassVar[bool] = False
     joins_gradients: ClassVar[bool] = False
@@ -269,6 +275,16 @@ class Strategy(ABC):
     def options(self) -> dict[str, object]:
         """Return the hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def facts(self, batch_size: int) -> StrategyFacts:
+        """Return the facts that the run folder keeps for advice.
+
+        Args:
+            batch_size: of the run.
+        """
+        numbers = {**self.options(), "batch_size": batch_size}
+        larger = {name: 4 * value for name, value in numbers.items() if isinstance(value, int)}
+        return StrategyFacts(self.pace.name.lower(), self.rarer.format(**larger))
 
 
 S = TypeVar("S", bound=type[Strategy])

@@ -45,6 +45,7 @@ class DiLoCo(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
+    rarer: ClassVar[str] = "--strategy.every {every}"
 
     every: int = field(default=20, metadata={"help": "batches of a worker between two outer steps, from 1"})
     outer_lr: float = field(default=0.7, metadata={"help": "learning rate of the outer steps, above 0"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -78,6 +79,9 @@ class Downpour(Centred):
     Compensation", arXiv:1609.08326 (there for plain SGD; here whichever optimizer follows).
     """
 
+    rarer: ClassVar[str] = (
+        "--strategy.push-every {push_every} --strategy.pull-every {pull_every}, or --strategy easgd"
+    )
     push_every: int = field(default=1, metadata={"help": "batches of a worker between two pushes, from 1"})
     pull_every: int = field(default=1, metadata={"help": "batches of a worker between two pulls, from 1"})
     side: str = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -50,6 +51,7 @@ class EASGD(Centred):
     algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta, `momentum` is delta.
     """
 
+    rarer: ClassVar[str] = "--strategy.every {every}"
     every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
     force: float = field(
         default=0.9,

@@ -41,6 +41,7 @@ class EASGDSync(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
+    rarer: ClassVar[str] = "--strategy.every {every}"
 
     every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
     force: float = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class GEM(Centred):
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
     """
 
+    rarer: ClassVar[str] = "--strategy easgd, whose workers meet every 10 batches"
     momentum: float = field(
         default=0.9, metadata={"help": "momentum (mu) of the proxy whose energy is matched, 0 to below 1"}
     )

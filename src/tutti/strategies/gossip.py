@@ -56,6 +56,7 @@ class Gossip(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
+    rarer: ClassVar[str] = "--strategy.every {every}"
 
     graph: str = field(default="ring", metadata={"help": f"who averages with whom: {', '.join(GRAPHS)}"})
     every: int = field(default=1, metadata={"help": "batches of a worker between two averagings, from 1"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, optim
@@ -62,6 +63,7 @@ class Lazy(Centred):
     (`threshold` is xi, `memory` is D).
     """
 
+    rarer: ClassVar[str] = "--strategy.slack 10, or --strategy easgd"
     slack: int = field(
         default=3, metadata={"help": "batches that a worker may be ahead of the slowest one, from 0"}
     )

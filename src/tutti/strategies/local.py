@@ -42,6 +42,7 @@ class Local(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
+    rarer: ClassVar[str] = "--strategy.every {every}"
 
     every: int = field(default=8, metadata={"help": "batches of a worker between two averagings, from 1"})
     after: int = field(

@@ -46,6 +46,9 @@ class ParamServer(Centred):
     """
 
     pace: ClassVar[Pace] = Pace.TOGETHER
+    rarer: ClassVar[str] = (
+        "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
+    )
 
     quorum: float = field(
         default=1.0, metadata={"help": "share of a batch whose gradients close a step, above 0 to 1"}

@@ -408,6 +408,9 @@ class Sync(Strategy):
     home: ClassVar[Home] = Home.SHARED
     joint_norm: ClassVar[bool] = True
     joins_gradients: ClassVar[bool] = True
+    rarer: ClassVar[str] = (
+        "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
+    )
 
     every: int = field(default=1, metadata={"help": "passes of each worker for one update, from 1"})
     collective: str = field(

@@ -238,7 +238,7 @@ def compare(
 def _train(config: TrainConfig) -> Summary:
     run(TrainJob(config, quiet=True))
     assert config.out is not None
-    return RunFolder(Path(config.out)).summary()
+    return RunFolder(Path(config.out)).read(Summary)
 
 
 def _shapes(

@@ -160,7 +160,7 @@ def _config(folder: RunFolder) -> Json | None:
 def _summary(folder: RunFolder) -> tuple[Summary | None, list[str]]:
     """Read the summary of a finished run, and return a sentence if it is there but cannot be read."""
     try:
-        return folder.summary() if folder.finished else None, []
+        return folder.find(Summary), []
     except BadRunFolder as error:
         return None, [str(error)]
 

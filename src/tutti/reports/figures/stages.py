@@ -37,7 +37,7 @@ def advised(results: Results) -> list[str]:
         runs = results.runs[row.combination.folder]
         ranks = stages_by_rank([record for run in runs for record in run.history])
         if ranks:
-            said = advice(ranks, {**runs[0].config, "strategy": row.combination.strategy})
+            said = advice(ranks, runs[0].config, runs[0].strategy)
             found.append(f"{row.combination.name}: {said}; measuring took {measuring_share(ranks):.2%}")
     return found
 
