@@ -28,7 +28,7 @@ Act = Callable[[HostCollectives, Execution], None]
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "ROW", ROW)
     monkeypatch.setattr(collectives, "HALF", ROW // 2)
-    monkeypatch.setattr(collectives, "ONE_HOP", 8)
+    monkeypatch.setattr(collectives, "SHORT", 8)
 
 
 def ranks_that(

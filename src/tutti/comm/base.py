@@ -7,7 +7,7 @@ are called by all ranks of a communicator in the same order. Any operation may r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -19,8 +19,30 @@ ANY: Final = -1
 """A `source` that stands for every rank."""
 
 
-class Collectives(ABC):
-    """Operations that all ranks take part in."""
+class Counter(ABC):
+    """An integer that all ranks see, such as the head of a work queue."""
+
+    @abstractmethod
+    def add(self, amount: int = 1) -> int:
+        """Add `amount` in one indivisible operation; returns the value from before."""
+
+
+class Communicator(ABC):
+    """A group of ranks, and how vectors travel between them.
+
+    Attributes:
+        rank: this process's number in the group, 0 to size - 1.
+        size: how many ranks there are (the world size).
+        hosts: how many hosts they are on.
+        servers: the ranks beside these that are kept for parameter centres, if there are any.
+    """
+
+    rank: int
+    size: int
+    hosts: int
+    servers: Servers | None = None
+
+    # --- collectives: all ranks take part
 
     @abstractmethod
     def barrier(self) -> None:
@@ -53,9 +75,7 @@ class Collectives(ABC):
     def all_gather_objects(self, value: object) -> list[object]:
         """The picklable values of all ranks, in rank order, on every rank."""
 
-
-class Messages(ABC):
-    """Vectors from one rank to another."""
+    # --- messages from one rank to another
 
     @abstractmethod
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
@@ -69,6 +89,9 @@ class Messages(ABC):
         """Overwrite `vector` with the next message from `source`; returns the sender's rank.
 
         With `source=ANY`, first come, first served. Waiting costs no core.
+
+        Raises:
+            ValueError: the message has another length or dtype than `vector`. It stays there.
         """
 
     @abstractmethod
@@ -78,6 +101,9 @@ class Messages(ABC):
         Both go on at the same time: ranks that all exchange in a ring, or in pairs, never wait for each other
         in vain, however long the vectors are. The two may differ in length and dtype, not overlap in memory.
         The other side may `exchange`, or `send` and `recv`.
+
+        Raises:
+            ValueError: the message has another length or dtype than `incoming`. `outgoing` is sent then.
         """
 
     @abstractmethod
@@ -88,17 +114,7 @@ class Messages(ABC):
         its way.
         """
 
-
-class Counter(ABC):
-    """An integer that all ranks see, such as the head of a work queue."""
-
-    @abstractmethod
-    def add(self, amount: int = 1) -> int:
-        """Add `amount` in one indivisible operation; returns the value from before."""
-
-
-class SharedMemory(ABC):
-    """Memory that the ranks of one host see, and locks on it."""
+    # --- memory that the ranks of one host see, and locks on it
 
     @abstractmethod
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -116,21 +132,7 @@ class SharedMemory(ABC):
         """A lock for the ranks of this host (collective over the host's ranks); a dead owner frees it."""
         return self.locks(1)[0]
 
-
-class Communicator(Collectives, Messages, SharedMemory):
-    """A group of ranks, and how vectors travel between them.
-
-    Attributes:
-        rank: this process's number in the group, 0 to size - 1.
-        size: how many ranks there are (the world size).
-        hosts: how many hosts they are on.
-        servers: the ranks beside these that are kept for parameter centres, if there are any.
-    """
-
-    rank: int
-    size: int
-    hosts: int
-    servers: Servers | None = None
+    # --- groups, time, the end
 
     @property
     @abstractmethod
@@ -160,6 +162,21 @@ class Communicator(Collectives, Messages, SharedMemory):
     @abstractmethod
     def close(self) -> None:
         """Give back what this communicator holds. No operation may follow."""
+
+    def _check(self, vector: Tensor) -> None:
+        if vector.dim() != 1 or not vector.is_contiguous() or not vector.is_cpu:
+            raise ValueError(
+                f"a vector must be one-dimensional, contiguous and on the CPU; this one has shape "
+                f"{tuple(vector.shape)}, strides {vector.stride()} and is on {vector.device}; "
+                f"flatten it: vector.contiguous().view(-1)"
+            )
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            last = self.size - 1
+            raise ValueError(
+                f"there is no rank {rank} in a communicator of size {self.size}; expected 0 to {last}"
+            )
 
 
 @dataclass(frozen=True)
@@ -217,6 +234,14 @@ def keep_servers(
     assert part is not None, "every rank gave a color"
     part.servers = Servers(whole, tuple(range(workers, comm.size)), levels, climb_every)
     return part
+
+
+def by_color(choices: Sequence[tuple[int | None, int]]) -> dict[int | None, list[int]]:
+    """Return the ranks of each part of a `split` in its order, by color; the ranks chose (color, key)."""
+    parts: dict[int | None, list[int]] = {}
+    for rank in sorted(range(len(choices)), key=lambda rank: (choices[rank][1], rank)):
+        parts.setdefault(choices[rank][0], []).append(rank)
+    return parts
 
 
 def cut(length: int, parts: int) -> list[slice]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, Counter
 from tutti.records.trace import SpanLink, Trace
+
+R = TypeVar("R")
 
 
 def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
@@ -47,10 +49,14 @@ class TracedCommunicator(Communicator):
             reach = TracedCommunicator(comm.servers.comm, trace, "workers and servers", 0)
             self.servers = replace(comm.servers, comm=reach)
 
-    def _note_collective(self, name: str, began: float, kind: SpanLink = SpanLink.MEET) -> None:
+    def _noted(self, kind: SpanLink, call: Callable[..., R], *arguments: object) -> R:
+        """Run a collective and note it."""
+        began = self._clock()
+        found = call(*arguments)
         self._collectives += 1
         key = ("meeting", self._name, self._collectives, self.size)
-        self._trace.link(name, began, self._clock(), kind, key)
+        self._trace.link(call.__name__, began, self._clock(), kind, key)
+        return found
 
     def _note_message(self, name: str, began: float, kind: SpanLink, source: int, to: int, tag: int) -> None:
         """Messages from one rank to another with one tag keep their order, so that both ends count alike."""
@@ -61,49 +67,35 @@ class TracedCommunicator(Communicator):
 
     @override
     def barrier(self) -> None:
-        began = self._clock()
-        self._comm.barrier()
-        self._note_collective("barrier", began)
+        self._noted(SpanLink.MEET, self._comm.barrier)
 
     @override
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        began = self._clock()
-        self._comm.broadcast(vector, root)
-        self._note_collective("broadcast", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF)
+        self._noted(self._end_of(root), self._comm.broadcast, vector, root)
 
     @override
     def all_reduce(self, vector: Tensor) -> None:
-        began = self._clock()
-        self._comm.all_reduce(vector)
-        self._note_collective("all_reduce", began)
+        self._noted(SpanLink.MEET, self._comm.all_reduce, vector)
 
     @override
     def reduce_scatter(self, vector: Tensor) -> None:
-        began = self._clock()
-        self._comm.reduce_scatter(vector)
-        self._note_collective("reduce_scatter", began)
+        self._noted(SpanLink.MEET, self._comm.reduce_scatter, vector)
 
     @override
     def all_gather(self, vector: Tensor) -> None:
-        began = self._clock()
-        self._comm.all_gather(vector)
-        self._note_collective("all_gather", began)
+        self._noted(SpanLink.MEET, self._comm.all_gather, vector)
 
     @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
-        began = self._clock()
-        found = self._comm.broadcast_object(value, root)
-        self._note_collective(
-            "broadcast_object", began, SpanLink.ROOT if self.rank == root else SpanLink.LEAF
-        )
-        return found
+        return self._noted(self._end_of(root), self._comm.broadcast_object, value, root)
+
+    def _end_of(self, root: int) -> SpanLink:
+        """The link that this rank has in a broadcast."""
+        return SpanLink.ROOT if self.rank == root else SpanLink.LEAF
 
     @override
     def all_gather_objects(self, value: object) -> list[object]:
-        began = self._clock()
-        found = self._comm.all_gather_objects(value)
-        self._note_collective("all_gather_objects", began)
-        return found
+        return self._noted(SpanLink.MEET, self._comm.all_gather_objects, value)
 
     @override
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:

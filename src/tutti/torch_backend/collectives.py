@@ -40,8 +40,8 @@ class GroupCollectives(ProcessGroup):
     _rank: int
     _size: int
     _transport: HostCollectives | HierarchicalCollectives
-    _hop: Callable[[Tensor, Reduction], Steps | None]
-    _longest_hop = -1
+    _short_all_reduce: Callable[[Tensor, Reduction], Steps | None]
+    _short = -1
     _progress: ProgressEngine
     _dispatch: DeviceDispatch
 
@@ -61,8 +61,10 @@ class GroupCollectives(ProcessGroup):
             reduction, wanted = reduction_of(op, tensor.dtype), asynchronous(options)
             if reduction.factor is not None:
                 tensor.mul_(reduction.factor)
-            if tensor.nbytes <= self._longest_hop:
-                return self._progress.immediate(self._hop, tensor, reduction, "all_reduce", wanted)
+            if tensor.nbytes <= self._short:
+                return self._progress.immediate(
+                    self._short_all_reduce, tensor, reduction, "all_reduce", wanted
+                )
             steps = self._transport.all_reduce(tensor.view(-1), reduction)
             return self._progress.collective(steps, several, "all_reduce", wanted)
         return self._all_reduce_all(several, options)

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
-from tutti.comm.shm.collectives import ONE_HOP, HostCollectives
+from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.layout import LEFT, ControlLayout
 from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
@@ -104,8 +104,8 @@ class TuttiGroup(GroupCollectives):
     def _connect_ranks(self, memory: HostMemory) -> None:
         arena, block, words, crowded = memory.arena, memory.block, memory.words, self._peers.crowded
         rows = HostCollectives(arena, block, words, self._rank, self._names, crowded, Mismatch)
-        self._transport, self._hop = rows, rows.hop
-        self._longest_hop = ONE_HOP if self._size > 1 else -1
+        self._transport, self._short_all_reduce = rows, rows.short_all_reduce
+        self._short = SHORT if self._size > 1 else -1
         self._messages = HostMessages(arena, block, words, self._rank, self._names, Mismatch)
 
     def _connect_hosts(self, group_store: GroupStore, memory: HostMemory, keys: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.comm.base import ANY, Communicator, Counter, cut
+from tutti.comm.base import ANY, Communicator, Counter, by_color, cut
 from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
 from tutti.comm.mpi.discovery import join_host
 from tutti.comm.mpi.failures import MpiJob, guarded
@@ -355,8 +355,7 @@ class MpiCommunicator(Communicator):
     @guarded
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         choices = cast("list[tuple[int | None, int]]", self.all_gather_objects((color, key)))
-        ordered = sorted(range(self.size), key=lambda rank: (choices[rank][1], rank))
-        members = [rank for rank in ordered if choices[rank][0] == color]
+        members = by_color(choices)[color]
         by_host: dict[int, list[int]] = {}
         for number, rank in enumerate(members):
             by_host.setdefault(self._host_of[rank], []).append(number)
@@ -389,13 +388,6 @@ class MpiCommunicator(Communicator):
             self._job.leave()
         self._node.close()
         self._job.drop(self._member)
-
-    def _check(self, vector: Tensor) -> None:
-        if vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
-            raise ValueError(
-                f"a vector must be one-dimensional, contiguous and on the CPU; this one has shape "
-                f"{tuple(vector.shape)} and is on {vector.device}; pass vector.contiguous().view(-1)"
-            )
 
     def _buffer(self, vector: Tensor) -> tuple[Any, Any]:
         """The vector as MPI sees it: whole elements, as its counts are 32-bit numbers."""

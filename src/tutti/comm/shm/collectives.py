@@ -89,14 +89,14 @@ class Piece:
         for place, offset, nbytes in self._given:
             move(place, vector + offset, nbytes)
 
-    def fold(self, vector: Tensor, way: Reduction) -> None:
+    def fold(self, vector: Tensor, reduction: Reduction) -> None:
         """Reduce the slice that this rank owns, here and for the others."""
         found, own = [*self._found], vector[self._own]
         found[self._rank] = own
         # Rows are folded from the first on: `fold` overwrites the result with that of the first two before it
         # reads the third. From rank 2 on, `own` comes later, and the first row, read already, is the result.
         result = own if self._rank < 2 else found[0]
-        way.fold(found, result)
+        reduction.fold(found, result)
         if result is own:
             place, _, nbytes = self._mine
             move(place, own.data_ptr(), nbytes)
@@ -114,10 +114,12 @@ def _home(owner: int) -> int:
     return 0 if owner else 1
 
 
-_Hop = tuple[Call, list[list[tuple[list[Tensor], int]]]]
+_ShortPlan = tuple[Call, list[list[tuple[list[Tensor], int]]]]
 _Plan = list[list[Piece]]
+_Moves = Sequence[tuple[Tensor, int, int]]
+"""Vectors, each with a row and the first element of its pieces' place there."""
 
-ONE_HOP: Final = 64 << 10
+SHORT: Final = 64 << 10
 """Bytes up to which every rank sums all of a vector itself, which saves a barrier."""
 
 HALF: Final = ROW // 2
@@ -129,7 +131,7 @@ SLOTS: Final = 32
 write to memory that other cores have in their caches takes longer than to memory that has left them."""
 
 _PLACES: Final = 2048
-_HOPS: Final = 128
+_SHORT_PLANS: Final = 128
 _PLANS: Final = 64
 """The most views of rows, and plans for vectors, that are kept."""
 
@@ -165,7 +167,7 @@ class HostCollectives(HostBarrier):
             )
         self._places: dict[tuple[torch.dtype, int, int, int, int], Tensor] = {}
         self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
-        self._hops: dict[tuple[torch.dtype, torch.Size, int], _Hop] = {}
+        self._short_plans: dict[tuple[torch.dtype, torch.Size, int], _ShortPlan] = {}
 
     def _memory_of(self, dtype: torch.dtype) -> Tensor:
         """All rows, of shape (2, size, elements)."""
@@ -185,7 +187,7 @@ class HostCollectives(HostBarrier):
 
     # --- reductions
 
-    def hop(self, tensor: Tensor, way: Reduction) -> Steps | None:
+    def short_all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps | None:
         """All-reduce a short tensor, contiguous and of any shape: every rank sums all of it itself.
 
         Begins at once and goes on as long as the others are at it, too.
@@ -193,8 +195,8 @@ class HostCollectives(HostBarrier):
         Returns:
             What is left to be done, or None.
         """
-        key = (tensor.dtype, tensor.shape, way.number)
-        call, sets = self._hops.get(key) or self._plan_hop(*key)
+        key = (tensor.dtype, tensor.shape, reduction.number)
+        call, sets = self._short_plans.get(key) or self._plan_short(*key)
         self._set = chosen = self._set ^ 1
         slots = sets[chosen]
         # `_phase` is twice the number of the last phase. Each set is used in every second phase, so that a
@@ -202,26 +204,28 @@ class HostCollectives(HostBarrier):
         rows, place = slots[(self._phase >> 2) % len(slots)]
         move_few(place, tensor.data_ptr(), tensor.nbytes)
         if not self.arrive(call):
-            return self._land(call, rows, tensor, way)
-        self._fold(rows, tensor, way)
+            return self._wait_and_fold(call, rows, tensor, reduction)
+        self._fold(rows, tensor, reduction)
         return None
 
-    def _land(self, call: Call, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> Steps:
+    def _wait_and_fold(
+        self, call: Call, rows: Sequence[Tensor], tensor: Tensor, reduction: Reduction
+    ) -> Steps:
         yield from self.wait(call)
-        self._fold(rows, tensor, way)
+        self._fold(rows, tensor, reduction)
 
-    def _fold(self, rows: Sequence[Tensor], tensor: Tensor, way: Reduction) -> None:
+    def _fold(self, rows: Sequence[Tensor], tensor: Tensor, reduction: Reduction) -> None:
         """Reduce rows into `tensor`, which this core has nearer than its copy in the row of this rank."""
         # Only as the first or the second of them may it be the result, too.
         if self.rank == 0:
             rows = (tensor, *rows[1:])
         elif self.rank == 1:
             rows = (rows[0], tensor, *rows[2:])
-        way.fold(rows, tensor)
+        reduction.fold(rows, tensor)
 
-    def _plan_hop(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _Hop:
-        if len(self._hops) >= _HOPS:
-            self._hops.clear()
+    def _plan_short(self, dtype: torch.dtype, shape: torch.Size, number: int) -> _ShortPlan:
+        if len(self._short_plans) >= _SHORT_PLANS:
+            self._short_plans.clear()
         length = shape.numel()
         nbytes = length * dtype.itemsize
         slots = min(SLOTS, ROW // nbytes) if nbytes >= SPREAD_FROM else 1
@@ -234,10 +238,10 @@ class HostCollectives(HostBarrier):
             for rows in self._memory_of(dtype)
         ]
         found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
-        self._hops[dtype, shape, number] = found
+        self._short_plans[dtype, shape, number] = found
         return found
 
-    def all_reduce(self, vector: Tensor, way: Reduction) -> Steps:
+    def all_reduce(self, vector: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `vector` on every rank with what the ranks' vectors make together.
 
         Each rank owns a slice of each piece. There is one barrier (│) for each piece and one more, as the
@@ -249,14 +253,14 @@ class HostCollectives(HostBarrier):
         has taken piece n, between barriers n + 1 and n + 2: three places would do.
         """
         if self.size == 1:
-            way.finish(vector, 1)
+            reduction.finish(vector, 1)
             return
-        if vector.nbytes <= ONE_HOP:
-            rest = self.hop(vector, way)
+        if vector.nbytes <= SHORT:
+            rest = self.short_all_reduce(vector, reduction)
             if rest is not None:
                 yield from rest
             return
-        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=way.number)
+        call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
@@ -265,7 +269,7 @@ class HostCollectives(HostBarrier):
         pieces[0].put(address)  # [1]
         yield from self._arrive_and_wait(call)  # [2]
         for number, piece in enumerate(pieces):
-            piece.fold(vector, way)  # [3]
+            piece.fold(vector, reduction)  # [3]
             if number + 1 < len(pieces):
                 pieces[number + 1].put(address)
             yield True
@@ -297,35 +301,39 @@ class HostCollectives(HostBarrier):
             self._plans[dtype, length] = found
         return found
 
-    def reduce(self, vector: Tensor, way: Reduction, root: int) -> Steps:
+    def reduce(self, vector: Tensor, reduction: Reduction, root: int) -> Steps:
         """Overwrite `vector` on rank `root` with what the ranks' vectors make together."""
         if self.size == 1:
-            way.finish(vector, 1)
+            reduction.finish(vector, 1)
             return
-        call = Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=way.number, root=root)
-        for piece in _cut(vector, ROW // vector.itemsize):
+        call = Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=reduction.number, root=root)
+        most = ROW // vector.itemsize
+        for begin in range(0, max(len(vector), 1), most):
+            piece = _part(vector, begin, most)
             self._set ^= 1
             self._place(piece.dtype, self.rank, len(piece)).copy_(piece)
             yield from self._arrive_and_wait(call)
             if self.rank == root:
-                way.fold([self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece)
+                reduction.fold(
+                    [self._place(piece.dtype, other, len(piece)) for other in range(self.size)], piece
+                )
             yield True
 
-    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, way: Reduction) -> Steps:
+    def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with what the ranks' vectors for this rank make together.
 
         Args:
             inputs: one vector for each rank.
             output: this rank's.
-            way: what is made of them.
+            reduction: what is made of them.
         """
         if self.size == 1:
             output.copy_(inputs[0])
-            way.finish(output, 1)
+            reduction.finish(output, 1)
             return
         lengths, dtype, rank = [len(vector) for vector in inputs], output.dtype, self.rank
         call = Call.of(
-            Kind.REDUCE_SCATTER, dtype, sum(lengths), reduction=way.number, root=check_sum(lengths)
+            Kind.REDUCE_SCATTER, dtype, sum(lengths), reduction=reduction.number, root=check_sum(lengths)
         )
         most = ROW // dtype.itemsize // self.size
         for begin in range(0, max(*lengths, 1), most):
@@ -340,101 +348,89 @@ class HostCollectives(HostBarrier):
                 found[rank] = mine
                 # As in `Piece.fold`; nobody else reads this part of row 0.
                 result = target if rank < 2 else found[0]
-                way.fold(found, result)
+                reduction.fold(found, result)
                 if result is not target:
                     target.copy_(result)
             yield True
 
     # --- moves
 
-    def broadcast(self, vector: Tensor, root: int) -> Steps:
-        """Overwrite `vector` on every rank with that of rank `root`."""
+    def _pass_on(
+        self,
+        call: Call,
+        longest: int,
+        most: int,
+        puts: _Moves,
+        takes: _Moves,
+        own: tuple[Tensor, Tensor] | None = None,
+    ) -> Steps:
+        """Pass vectors through the rows, piece by piece.
+
+        Args:
+            call: what all ranks call.
+            longest: the elements of the longest vector of any rank.
+            most: the elements of a piece.
+            puts: the vectors that this rank puts in, each with the row, and the place in it, of its pieces.
+            takes: likewise the vectors that it takes out.
+            own: (target, source) of what stays in this rank.
+        """
+        if own is not None:
+            own[0].copy_(own[1])
         if self.size == 1:
             return
-        call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
-        for piece in _cut(vector, ROW // vector.itemsize):
+        for begin in range(0, max(longest, 1), most):
             self._set ^= 1
-            place = self._place(piece.dtype, root, len(piece))
-            if self.rank == root:
-                place.copy_(piece)
-            yield from self._arrive_and_wait(call)
-            if self.rank != root:
-                piece.copy_(place)
+            for vector, row, at in puts:
+                piece = _part(vector, begin, most)
+                self._place(piece.dtype, row, len(piece), at).copy_(piece)  # [1]
+            yield from self._arrive_and_wait(call)  # [2]
+            for vector, row, at in takes:
+                piece = _part(vector, begin, most)
+                piece.copy_(self._place(piece.dtype, row, len(piece), at))  # [5]
             yield True
+
+    def broadcast(self, vector: Tensor, root: int) -> Steps:
+        """Overwrite `vector` on every rank with that of rank `root`."""
+        call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
+        moves = [(vector, root, 0)]
+        puts, takes = (moves, []) if self.rank == root else ([], moves)
+        return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
 
     def all_gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with the ranks' vectors, which may differ in length."""
-        lengths, dtype, rank = [len(output) for output in outputs], vector.dtype, self.rank
-        call = Call.of(Kind.ALL_GATHER, dtype, sum(lengths), root=check_sum(lengths))
-        if outputs[rank].data_ptr() != vector.data_ptr():
-            outputs[rank].copy_(vector)
-        if self.size == 1:
-            return
-        most = ROW // dtype.itemsize
-        for begin in range(0, max(*lengths, 1), most):
-            self._set ^= 1
-            mine = _part(vector, begin, most)
-            self._place(dtype, rank, len(mine)).copy_(mine)
-            yield from self._arrive_and_wait(call)
-            for other in self._others:
-                piece = _part(outputs[other], begin, most)
-                piece.copy_(self._place(dtype, other, len(piece)))
-            yield True
+        lengths, mine = [len(output) for output in outputs], outputs[self.rank]
+        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
+        own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
+        puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
+        return self._pass_on(call, max(lengths), ROW // vector.itemsize, puts, takes, own)
 
     def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
-        dtype, rank = vector.dtype, self.rank
-        call = Call.of(Kind.GATHER, dtype, vector.numel(), root=root)
-        if rank == root:
-            outputs[root].copy_(vector)
-        most = ROW // dtype.itemsize
-        for begin in range(0, max(len(vector), 1), most):
-            self._set ^= 1
-            mine = _part(vector, begin, most)
-            if rank != root:
-                self._place(dtype, rank, len(mine)).copy_(mine)
-            yield from self._arrive_and_wait(call)
-            if rank == root:
-                for other in self._others:
-                    _part(outputs[other], begin, most).copy_(self._place(dtype, other, len(mine)))
-            yield True
+        call = Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root)
+        most = ROW // vector.itemsize
+        if self.rank != root:
+            return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
+        takes = [(outputs[other], other, 0) for other in self._others]
+        return self._pass_on(call, len(vector), most, [], takes, (outputs[root], vector))
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        dtype, rank = vector.dtype, self.rank
-        call = Call.of(Kind.SCATTER, dtype, vector.numel(), root=root)
-        if rank == root:
-            vector.copy_(inputs[root])
-        most = ROW // dtype.itemsize
-        for begin in range(0, max(len(vector), 1), most):
-            self._set ^= 1
-            mine = _part(vector, begin, most)
-            if rank == root:
-                for other in self._others:
-                    self._place(dtype, other, len(mine)).copy_(_part(inputs[other], begin, most))
-            yield from self._arrive_and_wait(call)
-            if rank != root:
-                mine.copy_(self._place(dtype, rank, len(mine)))
-            yield True
+        call = Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root)
+        most = ROW // vector.itemsize
+        if self.rank != root:
+            return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])
+        puts = [(inputs[other], other, 0) for other in self._others]
+        return self._pass_on(call, len(vector), most, puts, [], (vector, inputs[root]))
 
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
-        dtype, rank = inputs[0].dtype, self.rank
-        call = Call.of(Kind.ALL_TO_ALL, dtype)
+        call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
         table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
         agree_on_lengths(table, self._names, self._mismatch)
-        most = ROW // dtype.itemsize // self.size
-        outputs[rank].copy_(inputs[rank])
-        for begin in range(0, max(map(max, table)), most):
-            self._set ^= 1
-            for other in self._others:
-                piece = _part(inputs[other], begin, most)
-                self._place(dtype, rank, len(piece), other * most).copy_(piece)
-            yield from self._arrive_and_wait(call)
-            for other in self._others:
-                piece = _part(outputs[other], begin, most)
-                piece.copy_(self._place(dtype, other, len(piece), rank * most))
-            yield True
+        rank, most = self.rank, ROW // inputs[0].itemsize // self.size
+        puts = [(inputs[other], rank, other * most) for other in self._others]
+        takes = [(outputs[other], other, rank * most) for other in self._others]
+        yield from self._pass_on(call, max(map(max, table)), most, puts, takes, (outputs[rank], inputs[rank]))
 
     def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
         """Tell all ranks some whole numbers, as part of `call`.
@@ -447,11 +443,6 @@ class HostCollectives(HostBarrier):
         rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))
         yield from self._arrive_and_wait(call)
         return [row.tolist() for row in rows]
-
-
-def _cut(vector: Tensor, most: int) -> Sequence[Tensor]:
-    """A vector in pieces of `most` elements."""
-    return (vector,) if len(vector) <= most else torch.split(vector, most)
 
 
 def _part(vector: Tensor, begin: int, most: int) -> Tensor:

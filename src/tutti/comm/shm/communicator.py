@@ -15,17 +15,18 @@ from typing import Final, TypeVar, cast
 import cloudpickle
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tutti.comm.base import ANY, Communicator, cut
+from tutti.comm.base import ANY, Communicator, by_color, cut
 from tutti.comm.counters import HostCounter
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import BARRIER, Call, Kind
-from tutti.comm.shm.collectives import ONE_HOP, HostCollectives
+from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import LEFT, ControlLayout, control_bytes
 from tutti.comm.shm.liveness import Peers, wait
-from tutti.comm.shm.point_to_point import HostMessages, Receiving, Together
+from tutti.comm.shm.point_to_point import HostMessages, Receiving, run_together
 
 T = TypeVar("T")
 
@@ -108,41 +109,41 @@ class HostCommunicator(Communicator):
 
     # --- collectives
 
+    @override
     def barrier(self) -> None:
-        """Return when every rank has come here."""
         if not self._rows.arrive(BARRIER):
             self._run(self._rows.wait(BARRIER))
 
+    @override
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        """Overwrite `vector` on every rank with that of rank `root`."""
         self._check(vector)
         self._check_rank(root)
         self._run(self._rows.broadcast(vector, root))
 
+    @override
     def all_gather(self, vector: Tensor) -> None:
-        """Every rank owns its slice, `cut(len(vector), size)[rank]`; fill in the others' slices."""
         self._check(vector)
         parts = [vector[part] for part in cut(len(vector), self.size)]
         self._run(self._rows.all_gather(parts[self.rank], parts))
 
+    @override
     def all_reduce(self, vector: Tensor) -> None:
-        """Overwrite `vector` on every rank with the sum over the ranks; bit-equal on all of them."""
         self._check(vector)
         if self.size == 1:
             return
-        short = vector.nbytes <= ONE_HOP
-        rest = self._rows.hop(vector, SUM) if short else self._rows.all_reduce(vector, SUM)
+        short = vector.nbytes <= SHORT
+        rest = self._rows.short_all_reduce(vector, SUM) if short else self._rows.all_reduce(vector, SUM)
         if rest is not None:
             self._run(rest)
 
+    @override
     def reduce_scatter(self, vector: Tensor) -> None:
-        """Overwrite this rank's slice, `cut(len(vector), size)[rank]`, with the sum over the ranks."""
         self._check(vector)
         parts = [vector[part] for part in cut(len(vector), self.size)]
         self._run(self._rows.reduce_scatter(parts, parts[self.rank], SUM))
 
+    @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
-        """The picklable `value` of rank `root`, on every rank."""
         self._check_rank(root)
         data = cloudpickle.dumps(value) if self.rank == root else b""
         length = self._tell(len(data), Call.of(Kind.BROADCAST_OBJECT, root=root))[root]
@@ -152,8 +153,8 @@ class HostCommunicator(Communicator):
         self._run(self._rows.broadcast(vector, root))
         return value if self.rank == root else pickle.loads(vector.numpy().data)
 
+    @override
     def all_gather_objects(self, value: object) -> list[object]:
-        """The picklable values of all ranks, in rank order, on every rank."""
         mine = _as_vector(cloudpickle.dumps(value))
         lengths = self._tell(len(mine), Call.of(Kind.ALL_GATHER_OBJECTS))
         vectors = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
@@ -167,25 +168,18 @@ class HostCommunicator(Communicator):
 
     # --- messages
 
+    @override
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         """Send `vector`; returns when it may be overwritten.
 
-        Messages to one rank with one tag keep their order. Some 200 KB are buffered. Two
-        ranks that send to each other at the same time do not block each other.
+        Some 200 KB are buffered. Two ranks that send to each other at the same time do not block each other.
         """
         self._check(vector)
         self._check_rank(to)
         self._run(self._messages.send(vector, to, tag), lambda: [to])
 
+    @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
-        """Overwrite `vector` with the next message from `source`; returns the sender's rank.
-
-        With `source=ANY`, first come, first served. Waiting costs no core.
-
-        Raises:
-            ValueError: the message has another length or dtype than `vector`. It stays there.
-            PeerLost: a rank of the job died, or every rank that could send has left.
-        """
         self._check(vector)
         if source != ANY:
             self._check_rank(source)
@@ -203,24 +197,19 @@ class HostCommunicator(Communicator):
             )
         return others
 
+    @override
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
-        """Send `outgoing` to rank `to` while `incoming` is overwritten with a message from `source`.
-
-        Raises:
-            ValueError: the message has another length or dtype than `incoming`. `outgoing` is sent then.
-            PeerLost: a rank of the job died, or the one that is waited for has left.
-        """
         self._check(outgoing)
         self._check(incoming)
         self._check_rank(to)
         self._check_rank(source)
         going = self._messages.send(outgoing, to, tag)
         coming = self._messages.recv(incoming, Receiving(source, tag))
-        both = Together([(going, to), (coming, source)])
-        self._run(both.run(), both.absent)
+        both = [(going, to), (coming, source)]
+        self._run(run_together(both), lambda: [rank for _, rank in both])
 
+    @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Return the sender of an unread message with this tag, or None; never wait for one."""
         if source != ANY:
             self._check_rank(source)
         found = self._messages.find(Receiving(source, tag))
@@ -233,20 +222,20 @@ class HostCommunicator(Communicator):
 
     # --- shared memory
 
+    @override
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor of zeros that every rank of this host sees (collective)."""
         count = 1
         for length in shape:
             count *= length
         offset = self._allocate(count * dtype.itemsize, Call.of(Kind.SHARED, dtype, count))
         return self._arena.tensor(offset, shape, dtype)
 
+    @override
     def counter(self) -> HostCounter:
-        """A counter at zero that every rank of the communicator sees (collective)."""
         return HostCounter(self._arena, self._allocate(8, Call.of(Kind.COUNTER)))
 
+    @override
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
-        """So many locks for the ranks of this host, not their threads (collective)."""
         offset = self._allocate(count, Call.of(Kind.LOCKS, torch.uint8, count))
         return [self._arena.lock(offset + number) for number in range(count)]
 
@@ -256,21 +245,23 @@ class HostCommunicator(Communicator):
     # --- groups, time, the end
 
     @property
+    @override
     def node(self) -> HostCommunicator:
         """The ranks of this host: all of them."""
         return self
 
     @property
+    @override
     def cross(self) -> HostCommunicator:
         """A world of this rank alone: there is one host."""
         if self._cross is None:
             self._cross = self._part(self._arena.allocate(control_bytes(1)), [self.rank])
         return self._cross
 
+    @override
     def split(self, color: int | None, key: int = 0) -> HostCommunicator | None:
-        """One communicator for all ranks that give the same `color`, ordered by (key, rank)."""
-        choices = self.all_gather_objects((color, key))
-        members = _members(choices, color)
+        choices = cast("list[tuple[int | None, int]]", self.all_gather_objects((color, key)))
+        members = by_color(choices)[color]
         leads = color is not None and members[0] == self.rank
         block = self._arena.allocate(control_bytes(len(members))) if leads else 0
         blocks = self._tell(block, Call.of(Kind.SPLIT))
@@ -281,13 +272,15 @@ class HostCommunicator(Communicator):
         rank = members.index(self.rank)
         return HostCommunicator(self._arena, block, rank, len(members), names=names, peers=self._peers)
 
+    @override
     def clock(self) -> float:
-        """Seconds since some fixed moment, the same for all processes of the host."""
         return time.monotonic()
 
+    @override
     def compute(self, seconds: float) -> None:
         """Do nothing: computing takes its own time here."""
 
+    @override
     def close(self) -> None:
         """Leave. Tensors that `shared` gave out stay usable; a rank that still waits for this one is told."""
         if self._closed:
@@ -309,27 +302,7 @@ class HostCommunicator(Communicator):
         if self._owns_arena:
             self._arena.close()
 
-    # --- arguments
-
-    def _check(self, vector: Tensor) -> None:
-        if vector.dim() != 1 or not vector.is_contiguous() or not vector.is_cpu:
-            raise ValueError(
-                f"a vector must be one-dimensional, contiguous and on the CPU; this one has shape "
-                f"{tuple(vector.shape)}, strides {vector.stride()} and is on {vector.device}; "
-                f"pass vector.contiguous().view(-1)"
-            )
-
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"there is no rank {rank} in a communicator of size {self.size}")
-
 
 def _as_vector(data: bytes) -> Tensor:
     """A copy of some bytes."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _members(choices: list[object], color: int | None) -> list[int]:
-    """The ranks that chose `color`, ordered by (key, rank)."""
-    pairs = enumerate(cast("list[tuple[int | None, int]]", choices))
-    return [rank for _, rank in sorted((key, rank) for rank, (chosen, key) in pairs if chosen == color)]

@@ -162,46 +162,35 @@ class HostMessages:
     def _inbox(self, sender: int) -> Inbox:
         if sender not in self._inboxes:
             self._inboxes[sender] = Inbox(
-                self._arena, self._block, self._words, sender, self._rank, len(self._names)
+                self._arena, self._block, self._words, self._layout, sender, self._rank
             )
         return self._inboxes[sender]
 
     def _outbox(self, receiver: int) -> Outbox:
         if receiver not in self._outboxes:
-            self._outboxes[receiver] = Outbox(
-                self._arena, self._block, self._words, self._rank, receiver, len(self._names)
-            )
+            ends = self._rank, receiver
+            self._outboxes[receiver] = Outbox(self._arena, self._block, self._words, self._layout, *ends)
         return self._outboxes[receiver]
 
 
-class Together:
-    """Several messages moved on together.
+def run_together(under_way: list[tuple[Steps, int]]) -> Steps:
+    """Move several messages on, each given with the rank that it waits for, and take out those that are over.
 
-    Args:
-        parts: what is to be done, each with the rank that it waits for.
+    What one of them raises is raised when the others are over.
     """
-
-    def __init__(self, parts: Sequence[tuple[Steps, int]]) -> None:
-        self._parts = list(parts)
-
-    def absent(self) -> list[int]:
-        """The ranks that are still waited for."""
-        return [rank for _, rank in self._parts]
-
-    def run(self) -> Steps:
-        """Move all of them on. What one of them raises is raised when the others are over."""
-        wrong: Exception | None = None
-        while self._parts:
-            moved = False
-            for part in tuple(self._parts):
-                try:
-                    moved |= next(part[0])
-                except StopIteration:
-                    self._parts.remove(part)
-                    moved = True
-                except Exception as error:
-                    self._parts.remove(part)
-                    wrong, moved = error, True
-            yield moved
-        if wrong is not None:
-            raise wrong
+    wrong: Exception | None = None
+    while under_way:
+        moved = False
+        for message in tuple(under_way):
+            try:
+                moved |= next(message[0])
+                continue
+            except StopIteration:
+                pass
+            except Exception as error:
+                wrong = error
+            under_way.remove(message)
+            moved = True
+        yield moved
+    if wrong is not None:
+        raise wrong

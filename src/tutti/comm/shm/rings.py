@@ -94,61 +94,54 @@ class _Ring:
     """A ring, as both its ends see it."""
 
     def __init__(
-        self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
+        self, arena: Arena, block: int, words: memoryview, layout: ControlLayout, sender: int, receiver: int
     ) -> None:
-        layout = ControlLayout(size)
-        self.words = words
+        self.sender, self.words = sender, words
         self.sent, self.received = layout.sent(sender, receiver), layout.received(sender, receiver)
         self.headers = arena.words(block + layout.ring(sender, receiver), RING // 8)
         self.bytes = torch.frombuffer(self.headers, dtype=torch.uint8)
 
 
-class Outbox:
+class Outbox(_Ring):
     """The sender's end of a ring."""
-
-    def __init__(
-        self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
-    ) -> None:
-        self._ring = _Ring(arena, block, words, sender, receiver, size)
 
     @property
     def room(self) -> int:
         """The bytes that can be put in now: [1]."""
-        return RING - (self._ring.words[self._ring.sent] - self._ring.words[self._ring.received])
+        return RING - (self.words[self.sent] - self.words[self.received])
 
     def begin(self, tag: int, vector: Tensor) -> None:
         """Put the header of a message in; there must be room for it."""
-        ring, sent = self._ring, self._ring.words[self._ring.sent]
+        sent = self.words[self.sent]
         at = sent % RING // 8
-        ring.headers[at], ring.headers[at + 1] = tag, time.monotonic_ns()  # [2]
-        ring.headers[at + 2], ring.headers[at + 3] = DTYPE_NUMBERS[vector.dtype], vector.nbytes
+        self.headers[at], self.headers[at + 1] = tag, time.monotonic_ns()  # [2]
+        self.headers[at + 2], self.headers[at + 3] = DTYPE_NUMBERS[vector.dtype], vector.nbytes
         if not ORDERED:
             fence()
-        ring.words[ring.sent] = sent + HEADER  # [3]
+        self.words[self.sent] = sent + HEADER  # [3]
 
     def put(self, body: Tensor, done: int) -> int:
         """Put in what there is room for of `body`, from byte `done` on; returns how far it is done then."""
-        ring, sent = self._ring, self._ring.words[self._ring.sent]
+        sent = self.words[self.sent]
         at = sent % RING
         count = min(self.room, len(body) - done, RING - at, PIECE)
-        ring.bytes[at : at + count].copy_(body[done : done + count])  # [2]
+        self.bytes[at : at + count].copy_(body[done : done + count])  # [2]
         done += count
         # -n % m is what is missing from n to the next multiple of m.
         padding = -done % HEADER if done == len(body) else 0
         if not ORDERED:
             fence()
-        ring.words[ring.sent] = sent + count + padding  # [3]
+        self.words[self.sent] = sent + count + padding  # [3]
         return done
 
 
-class Inbox:
+class Inbox(_Ring):
     """The receiver's end of a ring, and the messages taken out of it while another was looked for."""
 
     def __init__(
-        self, arena: Arena, block: int, words: memoryview, sender: int, receiver: int, size: int
+        self, arena: Arena, block: int, words: memoryview, layout: ControlLayout, sender: int, receiver: int
     ) -> None:
-        self.sender = sender
-        self._ring = _Ring(arena, block, words, sender, receiver, size)
+        super().__init__(arena, block, words, layout, sender, receiver)
         self._waiting: deque[Arrival] = deque()
 
     def find(self, tag: int) -> Arrival | None:
@@ -193,36 +186,35 @@ class Inbox:
             self._pump(last)
             if not last.complete:
                 return None
-        ring, received = self._ring, self._ring.words[self._ring.received]
-        if ring.words[ring.sent] - received < HEADER:  # [4]
+        received = self.words[self.received]
+        if self.words[self.sent] - received < HEADER:  # [4]
             return None
         if not ORDERED:
             fence()
         at = received % RING // 8
-        tag, stamp, dtype, nbytes = ring.headers[at : at + 4]  # [5]
+        tag, stamp, dtype, nbytes = self.headers[at : at + 4]  # [5]
         if not ORDERED:
             fence()
-        ring.words[ring.received] = received + HEADER  # [6]
+        self.words[self.received] = received + HEADER  # [6]
         arrival = Arrival(tag, stamp, DTYPES[dtype], nbytes)
         self._waiting.append(arrival)
         return arrival
 
     def _pump(self, arrival: Arrival) -> None:
         """Move what has arrived of the body, which is the next in the ring."""
-        ring = self._ring
         assert arrival.body is not None
         while arrival.filled < arrival.nbytes:
-            received = ring.words[ring.received]
+            received = self.words[self.received]
             at = received % RING
             # [4] What follows the body in the ring, and its padding, are left for the next message.
-            count = min(ring.words[ring.sent] - received, arrival.nbytes - arrival.filled, RING - at)
+            count = min(self.words[self.sent] - received, arrival.nbytes - arrival.filled, RING - at)
             if not count:
                 return
             if not ORDERED:
                 fence()
-            arrival.body[arrival.filled : arrival.filled + count].copy_(ring.bytes[at : at + count])  # [5]
+            arrival.body[arrival.filled : arrival.filled + count].copy_(self.bytes[at : at + count])  # [5]
             arrival.filled += count
             padding = -arrival.nbytes % HEADER if arrival.filled == arrival.nbytes else 0
             if not ORDERED:
                 fence()
-            ring.words[ring.received] = received + count + padding  # [6]
+            self.words[self.received] = received + count + padding  # [6]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.comm.base import ANY, Communicator, Counter, cut
+from tutti.comm.base import ANY, Communicator, Counter, by_color, cut
 from tutti.comm.network import Network
-from tutti.comm.virtual.group import CollectiveCall, Message, PendingCollective, VirtualGroup
+from tutti.comm.reductions import SUM
+from tutti.comm.virtual.group import Message, PendingCollective, VirtualGroup
 from tutti.comm.virtual.scheduler import RankTask, Scheduler, Wait
 
 V = TypeVar("V")
@@ -39,13 +40,11 @@ class VirtualCommunicator(Communicator):
 
     @override
     def barrier(self) -> None:
-        self._collective(
-            CollectiveCall("barrier"), None, lambda _: (self._price.barrier_s(self._hosts), None)
-        )
+        self._collective("barrier", None, lambda _: (self._price.barrier_s(self._hosts), None))
 
     @override
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        self._require_rank("root", root)
+        self._check_rank(root)
 
         def finish(vectors: list[Tensor]) -> tuple[float, None]:
             for other in vectors:
@@ -53,7 +52,7 @@ class VirtualCommunicator(Communicator):
                     other.copy_(vectors[root])
             return self._price.broadcast_s(self._hosts, vector.nbytes), None
 
-        self._collective(_call_with("broadcast", vector, root=root), vector, finish)
+        self._of_vectors("broadcast", vector, finish, root=root)
 
     @override
     def all_reduce(self, vector: Tensor) -> None:
@@ -63,7 +62,7 @@ class VirtualCommunicator(Communicator):
                 other.copy_(total)
             return self._price.all_reduce_s(self._hosts, vector.nbytes), None
 
-        self._collective(_call_with("all_reduce", vector), vector, finish)
+        self._of_vectors("all_reduce", vector, finish)
 
     @override
     def reduce_scatter(self, vector: Tensor) -> None:
@@ -73,7 +72,7 @@ class VirtualCommunicator(Communicator):
                 other[own] = total[own]
             return self._price.reduce_scatter_s(self._hosts, vector.nbytes), None
 
-        self._collective(_call_with("reduce_scatter", vector), vector, finish)
+        self._of_vectors("reduce_scatter", vector, finish)
 
     @override
     def all_gather(self, vector: Tensor) -> None:
@@ -84,19 +83,17 @@ class VirtualCommunicator(Communicator):
                 other.copy_(whole)
             return self._price.all_gather_s(self._hosts, vector.nbytes), None
 
-        self._collective(_call_with("all_gather", vector), vector, finish)
+        self._of_vectors("all_gather", vector, finish)
 
     @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
-        self._require_rank("root", root)
+        self._check_rank(root)
 
         def finish(values: list[object]) -> tuple[float, bytes]:
             payload = cloudpickle.dumps(values[root])
             return self._price.broadcast_s(self._hosts, len(payload)), payload
 
-        return pickle.loads(
-            self._collective(CollectiveCall("broadcast_object", (("root", root),)), value, finish)
-        )
+        return pickle.loads(self._collective("broadcast_object", value, finish, root=root))
 
     @override
     def all_gather_objects(self, value: object) -> list[object]:
@@ -104,14 +101,12 @@ class VirtualCommunicator(Communicator):
             payload = cloudpickle.dumps(values)
             return self._price.all_gather_s(self._hosts, len(payload)), payload
 
-        found: list[object] = pickle.loads(
-            self._collective(CollectiveCall("all_gather_objects"), value, finish)
-        )
+        found: list[object] = pickle.loads(self._collective("all_gather_objects", value, finish))
         return found
 
     @override
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        self._require_rank("to", to)
+        self._check_rank(to)
         self._begin("send")
         self._scheduler.advance(self._task, self._post(vector, to, tag))
 
@@ -127,21 +122,21 @@ class VirtualCommunicator(Communicator):
     @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         if source != ANY:
-            self._require_rank("source", source)
+            self._check_rank(source)
         self._begin("recv")
         return self._receive(vector, source, tag)
 
     def _receive(self, vector: Tensor, source: int, tag: int) -> int:
         """Wait for a message and take it out of the queue; returns the sender."""
         task, queue = self._task, self._group.queues[self.rank]
-        queue.want(source, tag)
+        queue.wanted = source, tag
         while (message := queue.first(source, tag)) is None or message.arrival_s > task.clock:
             if message is not None:
                 self._scheduler.advance(task, message.arrival_s)
             else:
                 self._group.require_alive(None if source == ANY else source)
                 self._scheduler.block(task, self._wait_for_message(source, tag))
-        queue.want_nothing()
+        queue.wanted = None
         if message.vector.shape != vector.shape or message.vector.dtype != vector.dtype:
             raise ValueError(
                 f"rank {message.source} sent {_describe(message.vector)} with tag {tag}, but rank "
@@ -153,8 +148,8 @@ class VirtualCommunicator(Communicator):
 
     @override
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
-        self._require_rank("to", to)
-        self._require_rank("source", source)
+        self._check_rank(to)
+        self._check_rank(source)
         self._begin("exchange")
         done = self._post(outgoing, to, tag)
         self._receive(incoming, source, tag)
@@ -165,7 +160,7 @@ class VirtualCommunicator(Communicator):
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
         """Return the sender of an arrived message. A look takes the latency of a link inside a host."""
         if source != ANY:
-            self._require_rank("source", source)
+            self._check_rank(source)
         self._begin("waiting")
         task = self._task
         self._scheduler.advance(task, task.clock + self._cluster.local.latency_s)
@@ -183,17 +178,16 @@ class VirtualCommunicator(Communicator):
         def finish(_: list[None]) -> tuple[float, Tensor]:
             return node._price.barrier_s(node._hosts), torch.zeros(shape, dtype=dtype)
 
-        call = CollectiveCall("shared", (("shape", shape), ("dtype", dtype)))
         # `.data` has the same memory and a version counter of its own: what other ranks write is, as with the
         # memory of other processes, no in-place change that this rank's autograd could object to.
-        return node._collective(call, None, finish).data
+        return node._collective("shared", None, finish, shape=shape, dtype=dtype).data
 
     @override
     def counter(self) -> Counter:
         def finish(_: list[None]) -> tuple[float, list[int]]:
             return self._price.barrier_s(self._hosts), [0]
 
-        return _VirtualCounter(self, self._collective(CollectiveCall("counter"), None, finish))
+        return _VirtualCounter(self, self._collective("counter", None, finish))
 
     @override
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
@@ -202,7 +196,7 @@ class VirtualCommunicator(Communicator):
         def finish(_: list[None]) -> tuple[float, list[_LockState]]:
             return node._price.barrier_s(node._hosts), [_LockState(node._group) for _ in range(count)]
 
-        states = node._collective(CollectiveCall("locks", (("count", count),)), None, finish)
+        states = node._collective("locks", None, finish, count=count)
         return [_VirtualLock(node, state) for state in states]
 
     @property
@@ -228,16 +222,15 @@ class VirtualCommunicator(Communicator):
     @override
     def split(self, color: int | None, key: int = 0) -> VirtualCommunicator | None:
         def finish(choices: list[tuple[int | None, int]]) -> tuple[float, dict[int, VirtualGroup]]:
-            ordered = sorted(range(self.size), key=lambda rank: (choices[rank][1], rank))
-            parts: dict[int, list[int]] = {}
-            for rank in ordered:
-                chosen = choices[rank][0]
-                if chosen is not None:
-                    parts.setdefault(chosen, []).append(self._group.members[rank])
-            groups = {part: VirtualGroup(self._cluster, members) for part, members in parts.items()}
+            members = self._group.members
+            groups = {
+                part: VirtualGroup(self._cluster, [members[rank] for rank in ranks])
+                for part, ranks in by_color(choices).items()
+                if part is not None
+            }
             return self._price.all_gather_s(self._hosts, 16 * self.size), groups
 
-        groups = self._collective(CollectiveCall("split"), (color, key), finish)
+        groups = self._collective("split", (color, key), finish)
         if color is None:
             return None
         return VirtualCommunicator(groups[color], groups[color].members.index(self._task.rank))
@@ -264,22 +257,36 @@ class VirtualCommunicator(Communicator):
     def _hosts(self) -> tuple[int, ...]:
         return self._group.host_sizes
 
-    def _require_rank(self, name: str, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"{name}={rank} is no rank of this communicator; expected 0 to {self.size - 1}")
+    def _of_vectors(
+        self,
+        name: str,
+        vector: Tensor,
+        finish: Callable[[list[Tensor]], tuple[float, None]],
+        **agreed: object,
+    ) -> None:
+        self._check(vector)
+        self._collective(name, vector, finish, length=len(vector), dtype=vector.dtype, **agreed)
 
     def _begin(self, operation: str) -> None:
         self._scheduler.begin(self._task, operation)
         if self._closed:
             raise RuntimeError(f"{operation} on a communicator that is closed; call close() last")
 
-    def _collective(self, call: CollectiveCall, value: V, finish: Callable[[list[V]], tuple[float, R]]) -> R:
-        """Meet all ranks of the group. The last to come calls `finish(values in rank order)`.
+    def _collective(
+        self, name: str, value: V, finish: Callable[[list[V]], tuple[float, R]], **agreed: object
+    ) -> R:
+        """Meet all ranks of the group.
 
-        It returns (seconds that the collective takes, the result for all).
+        Args:
+            name: the operation.
+            value: what this rank brings.
+            finish: the last to come calls it with the values in rank order. It returns (the seconds that the
+                collective takes, the result for all).
+            agreed: what else must be the same on all ranks: length, dtype, root.
         """
         group, task = self._group, self._task
-        self._begin(call.name)
+        self._begin(name)
+        call = f"{name}({', '.join(f'{key}={it}' for key, it in agreed.items())})"
         group.require_alive()
         pending = cast("PendingCollective[V, R]", group.pending) or PendingCollective[V, R](call, self.rank)
         if pending.call != call:
@@ -311,25 +318,15 @@ class VirtualCommunicator(Communicator):
         return Wait(f"recv from rank {source}, tag {tag}", sender, lambda: sender)
 
 
-def _call_with(name: str, vector: Tensor, **more: object) -> CollectiveCall:
-    if vector.dim() != 1:
-        raise ValueError(
-            f"{name} got a tensor of shape {tuple(vector.shape)}; expected a vector: flatten it first"
-        )
-    return CollectiveCall(name, (("length", len(vector)), ("dtype", vector.dtype), *more.items()))
-
-
 def _describe(vector: Tensor) -> str:
     return f"{tuple(vector.shape)} of {vector.dtype}"
 
 
 def _sum(vectors: list[Tensor]) -> Tensor:
-    """The sum in rank order; that of 16-bit numbers is formed in float32 and rounded once."""
-    narrow = vectors[0].is_floating_point() and vectors[0].itemsize < 4
-    total = vectors[0].float() if narrow else vectors[0].clone()
-    for vector in vectors[1:]:
-        total += vector
-    return total.to(vectors[0].dtype)
+    total = vectors[0].clone()
+    if len(vectors) > 1:
+        SUM.fold(vectors, total)
+    return total
 
 
 class _VirtualCounter(Counter):

@@ -40,29 +40,26 @@ class Message:
 
 
 class MessageQueue:
-    """The messages to one rank of one communicator; all operations take O(log messages)."""
+    """The messages to one rank of one communicator; all operations take O(log messages).
+
+    Attributes:
+        owner: the rank.
+        wanted: the source and the tag of the message that it waits for, or None.
+    """
 
     def __init__(self, owner: RankTask) -> None:
         self.owner = owner
         self._number = count()
         self._from: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self._all: dict[int, list[tuple[float, int, int, Message]]] = defaultdict(list)
-        self._wanted: tuple[int, int] | None = None
-
-    def want(self, source: int, tag: int) -> None:
-        """The owner waits for such a message, until `want_nothing`."""
-        self._wanted = (source, tag)
-
-    def want_nothing(self) -> None:
-        """The owner waits no more."""
-        self._wanted = None
+        self.wanted: tuple[int, int] | None = None
 
     def put(self, message: Message) -> bool:
         """Add a message; returns whether the owner waits for such a one."""
         self._from[message.source, message.tag].append(message)
         entry = (message.arrival_s, message.source, next(self._number), message)
         heapq.heappush(self._all[message.tag], entry)
-        return self._wanted in ((message.source, message.tag), (ANY, message.tag))
+        return self.wanted in ((message.source, message.tag), (ANY, message.tag))
 
     def first(self, source: int, tag: int) -> Message | None:
         """The message of `tag` from `source` (or `ANY`) that arrives first, if one was sent."""
@@ -94,34 +91,18 @@ class Port:
         return self.free_s
 
 
-@dataclass(frozen=True)
-class CollectiveCall:
-    """A collective as one rank calls it; all ranks must call the same.
-
-    Attributes:
-        name: the operation.
-        details: what else must agree: length, dtype, root.
-    """
-
-    name: str
-    details: tuple[tuple[str, object], ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.details)})"
-
-
 @dataclass(eq=False)
 class PendingCollective(Generic[V, R]):
     """One collective under way.
 
     Attributes:
-        call: what was called.
+        call: what was called, and what else must agree, such as "all_reduce(length=3, dtype=torch.float32)".
         first: the rank that came first, numbered in the group.
         values: what each rank brought, by rank in the group.
         result: what all take away; set when the last has come.
     """
 
-    call: CollectiveCall
+    call: str
     first: int
     values: dict[int, V] = field(default_factory=dict)
     result: R | None = None
