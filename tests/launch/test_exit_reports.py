@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ class OwnError(UserError):
 
 
 def report(rank: int, error: Exception, at: float) -> Report:
-    return failure(rank, error, error.__traceback__, at)
+    return replace(failure(rank, error, error.__traceback__), at=at)
 
 
 def the_cause(reports: list[Report], deaths: list[Death] | None = None) -> TuttiError:

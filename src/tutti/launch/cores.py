@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -89,40 +89,24 @@ def cpu_quota(mount: Path, membership: Path) -> float | None:
         lines = membership.read_text().splitlines()
     except OSError:
         return None
-    quotas: list[float] = []
+    quotas: list[float | None] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            quotas += _quotas_upwards(mount, path, _quota_version_2)
-        elif "cpu" in controllers.split(","):
-            for folder in (controllers, "cpu"):
-                quotas += _quotas_upwards(mount / folder, path, _quota_version_1)
-    return min(quotas, default=None)
+        # Version 2 has one tree for all controllers, version 1 one for each, or for several together.
+        if not controllers or "cpu" in controllers.split(","):
+            # In a container the path may be the host's and not exist here; then the root's files count.
+            group = Path(path.lstrip("/"))
+            roots = {mount / controllers, mount / "cpu"} if controllers else {mount}
+            quotas += [_quota(root / folder) for root in roots for folder in (group, *group.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _quotas_upwards(root: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
-    """The quotas of the group `path` and of all groups above it, up to `root`."""
-    # In a container the path may be the host's and not exist here; the root's files are then the container's.
-    group = Path(path.lstrip("/"))
-    found = (read(root / folder) for folder in (group, *group.parents))
-    return [quota for quota in found if quota is not None]
-
-
-def _quota_version_2(group: Path) -> float | None:
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_version_1(group: Path) -> float | None:
-    try:
-        quota = int((group / "cpu.cfs_quota_us").read_text())
-        period = int((group / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+def _quota(group: Path) -> float | None:
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None
 
 
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:

@@ -26,8 +26,8 @@ class Report:
 
     Attributes:
         rank: the sender.
-        at: when, in seconds of a clock that all ranks share.
-        value: the pickled return value, of a rank that is done and was asked for it.
+        at: when, by the monotonic clock of the host.
+        value: the pickled return value, of rank 0 when it is done.
         error: the pickled `UserError` or `PeerLost` that ended the rank, when there was one.
         traceback: the formatted traceback of an exception; empty for a rank that is done.
         lost: whether the rank failed only because a peer was lost to it.
@@ -108,7 +108,16 @@ def _starts(file: str) -> bool:
     return path.parent == here or path == here.parent / "run/script.py" or path.name == _RUNPY
 
 
-def failure(rank: int, error: BaseException, frames: TracebackType | None, at: float | None = None) -> Report:
+def done(rank: int, value: object) -> Report:
+    """The report of a rank that is done; rank 0's return value is the job's."""
+    if rank != 0:
+        return Report(rank, time.monotonic())
+    import cloudpickle
+
+    return Report(rank, time.monotonic(), cloudpickle.dumps(value))
+
+
+def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Report:
     """The report of an exception, with the traceback of these frames."""
     if isinstance(error, BrokenPipeError) and output_closed():
         error = OutputClosed("nobody reads standard output any more")
@@ -117,7 +126,7 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None, at: f
     text = "".join(traceback.format_exception(type(error), error, frames))
     known = isinstance(error, UserError | PeerLost | OutputClosed)
     pickled = _pickled(error) if known and isinstance(error, TuttiError) else None
-    return Report(rank, at or time.monotonic(), None, pickled, text, isinstance(error, PeerLost))
+    return Report(rank, time.monotonic(), None, pickled, text, isinstance(error, PeerLost))
 
 
 def output_closed() -> bool:

@@ -52,16 +52,6 @@ class Guard:
         self._process.wait()
 
 
-def wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    """Wait until all of them have ended, or the time is over."""
-    deadline = time.monotonic() + timeout_s
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
-
-
 def processes_of(job: str) -> list[int]:
     """Return the processes that carry the mark of the job."""
     mark = f"{JOB}={job}".encode()

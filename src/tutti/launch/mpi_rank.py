@@ -7,20 +7,20 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
 from tutti.launch.cores import allowed_cores
-from tutti.launch.exit_reports import Report, failure, without_launcher
+from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.launcher import started_by
 from tutti.launch.mpirun_channel import Address, RankStarted
 from tutti.launch.orphans import follow, mpi_segments
 from tutti.launch.placement import share_host
-from tutti.launch.start import load_entry
+from tutti.launch.world import end_mpi_job, end_ranks, join
 from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
@@ -78,14 +78,11 @@ def main() -> None:
 
 
 def _run(start: MpiStart) -> None:
-    from tutti.launch.world import adopt, join_mpi
-
-    comm = join_mpi(_set_up_process(start))
-    adopt(comm)
+    comm = join(_set_up_process(start))
     start.address.send(RankStarted(comm.rank, mpi_segments()))
-    value = load_entry(start.entry)(comm, _payload(start, comm))
+    value = resolve_name(start.entry)(comm, _payload(start, comm))
     if comm.rank == 0:
-        start.address.send(_done(value))
+        start.address.send(done(comm.rank, value))
     comm.close()
 
 
@@ -100,7 +97,7 @@ def _set_up_process(start: MpiStart) -> int | None:
     if context.local_rank == 0:
         for warning in share.warnings:
             print(f"tutti: warning: on {socket.gethostname()}, {warning}", file=sys.stderr, flush=True)
-    if share.cores and works and workers > 1:
+    if share.cores and works:
         os.sched_setaffinity(0, share.cores[context.local_rank])
     threads = share.threads if works else 1
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
@@ -144,17 +141,9 @@ def _payload(start: MpiStart, comm: Communicator) -> bytes:
     return given
 
 
-def _done(value: object) -> Report:
-    import cloudpickle
-
-    return Report(0, time.time(), cloudpickle.dumps(value))
-
-
 def _fail(start: MpiStart, error: BaseException, frames: TracebackType | None) -> None:
     """Report the exception to the process that ran mpirun, or else say it here; end the job."""
-    from tutti.launch.world import end_mpi_job, end_ranks
-
-    report = failure(started_by().rank, error, frames, at=time.time())
+    report = failure(started_by().rank, error, frames)
     if start.address.send(report):
         say_last("")
         end_ranks(error.exit_code if isinstance(error, UserError) else 1)

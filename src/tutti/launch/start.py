@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
 
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-
-if TYPE_CHECKING:
-    from tutti.comm.base import Communicator
-
-    Entry = Callable[[Communicator, bytes], object]
-
-
-def load_entry(name: str) -> Entry:
-    """Import the function that `name` stands for."""
-    module, _, function = name.partition(":")
-    found: Entry = getattr(importlib.import_module(module), function)
-    return found
+from tutti.launch.world import end_mpi_job, join
 
 
 def start(
@@ -59,7 +47,7 @@ def start(
     """
     context = started_by()
     if context.launcher is Launcher.TUTTI:
-        return _in_place(entry, payload)
+        return resolve_name(entry)(join(), payload)
     if context.mpi:
         return _in_mpi_job(entry, payload, placement, announce)
     if announce is not None:
@@ -86,17 +74,10 @@ def _alone(entry: str, payload: bytes, placement: Placement) -> object:
     torch.set_num_threads(placement.threads or before)
     comm = HostCommunicator.alone()
     try:
-        return load_entry(entry)(comm, payload)
+        return resolve_name(entry)(comm, payload)
     finally:
         comm.close()
         torch.set_num_threads(before)
-
-
-def _in_place(entry: str, payload: bytes) -> object:
-    """Run on the communicator that this process has already."""
-    from tutti.launch.world import join
-
-    return load_entry(entry)(join(), payload)
 
 
 def _in_mpi_job(
@@ -105,14 +86,10 @@ def _in_mpi_job(
     """Run as a rank of the user's MPI job; a failure ends the whole job, so that no rank hangs."""
     import torch
 
-    from tutti.launch.world import adopt, end_mpi_job, join, join_mpi, joined
-
-    if not joined():
-        adopt(join_mpi(placement.threads))
-    comm = join()
+    comm = join(placement.threads)
     if announce is not None and comm.rank == 0:
         announce(replace(placement, threads=torch.get_num_threads()).describe())
     try:
-        return load_entry(entry)(comm, payload)
+        return resolve_name(entry)(comm, payload)
     except BaseException as error:
         end_mpi_job(error, without_launcher(error.__traceback__))

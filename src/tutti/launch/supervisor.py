@@ -85,24 +85,7 @@ class RankProcess:
 
 
 def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
-    """Run `entry` on the ranks of the placement, on this machine.
-
-    Args:
-        entry: the function that each rank calls as function(comm, payload), as "package.module:function".
-        payload: handed to each rank.
-        placement: how many ranks, and their threads and cores.
-        prefix: print whole lines of the ranks, each with its rank before it.
-
-    Returns:
-        What the function returned on rank 0.
-
-    Raises:
-        UserError: a rank found that the input is wrong.
-        RankFailed: a rank raised another exception.
-        PeerLost: a rank was killed, or exited before it was done.
-        KeyboardInterrupt: Ctrl-C, after all ranks are gone.
-        SystemExit: SIGTERM or SIGHUP, after all ranks are gone.
-    """
+    """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
     ranks: list[RankProcess] = []
     error: TuttiError | None = None
     # The watch lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
@@ -121,8 +104,8 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
         act_on(received)
     if error is not None:
         raise error
-    report = ranks[0].report
-    return pickle.loads(report.value) if report is not None and report.value is not None else None
+    done = cast("Report", ranks[0].report)
+    return pickle.loads(cast("bytes", done.value))
 
 
 def _start_ranks(

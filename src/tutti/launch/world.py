@@ -34,12 +34,7 @@ def adopt(comm: Communicator) -> None:
     _world = comm
 
 
-def joined() -> bool:
-    """Tell whether this process has its communicator already."""
-    return _world is not None
-
-
-def join() -> Communicator:
+def join(threads: int | None = None) -> Communicator:
     """Return the communicator of all ranks of this job, made at the first call.
 
     Started by mpirun or srun, these are the ranks of the MPI job, torch gets this rank's share of the host's
@@ -47,31 +42,26 @@ def join() -> Communicator:
     whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise this is
     a world of one.
 
+    Args:
+        threads: of torch, in a rank of an MPI job; None: this rank's share of the host's cores.
+
     Returns:
         The communicator. Each call returns the same.
 
     Raises:
         UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """
-    if _world is None:
-        adopt(_join())
-    assert _world is not None
+    global _world
+    if _world is None and started_by().mpi:
+        _world = _join_mpi(threads)
+    elif _world is None:
+        from tutti.comm.shm.communicator import HostCommunicator
+
+        _world = HostCommunicator.alone()
     return _world
 
 
-def _join() -> Communicator:
-    if started_by().mpi:
-        return join_mpi(threads=None)
-    from tutti.comm.shm.communicator import HostCommunicator
-
-    return HostCommunicator.alone()
-
-
-def join_mpi(threads: int | None) -> Communicator:
-    """Join the ranks of the MPI job, and set torch's threads, by default to this rank's share of the cores.
-
-    The rank keeps the memory that it frees.
-    """
+def _join_mpi(threads: int | None) -> Communicator:
     import torch
 
     from tutti.comm.mpi.communicator import MpiCommunicator
