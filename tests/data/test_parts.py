@@ -69,7 +69,7 @@ def test_a_scale_travels_between_processes():
 def test_samples_are_taken_where_the_data_set_lies():
     scale = Scale((0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
     part = Part(torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.zeros(4), scale)
-    moved = DataSet("some", part, None, part, None, (), (3, 2, 2)).on("meta")
+    moved = DataSet("some", part, None, part, None, ()).on("meta")
     for one in (moved.train, moved.test):
         inputs, targets = one.take(torch.tensor([2, 0]))
         assert inputs.device.type == targets.device.type == "meta"
@@ -80,4 +80,4 @@ def test_samples_are_taken_where_the_data_set_lies():
 
 def test_a_data_set_knows_how_much_memory_it_takes():
     part = Part(torch.zeros(4, 2, dtype=torch.uint8), torch.zeros(4))
-    assert DataSet("some", part, part, None, None, (), (2,)).nbytes == 2 * (8 + 16)
+    assert DataSet("some", part, part, None, None, ()).nbytes == 2 * (8 + 16)

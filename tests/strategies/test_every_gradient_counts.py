@@ -128,7 +128,7 @@ def train(comm: Communicator, case: Case, loss: LossFunction) -> Tensor | None:
         worker=case.strategy.worker(replica, comm, optimizer, Clip()),
         optimizer=optimizer,
         batches=Queue(batches, comm.counter().add) if case.queue else batches,
-        loss=named_loss(loss, DataSet("ledger", part, None, None, None, (), (SAMPLES,))),
+        loss=named_loss(loss, DataSet("ledger", part, None, None, None, ())),
         epochs=EPOCHS,
         validation=part,
         seconds_per_sample=(1.0, 1.31e-3, 0.77, 0.113)[comm.rank % 4],

@@ -107,7 +107,7 @@ NOTHING: tuple[Part, str | LossFunction, LossFunction] = (
 
 
 def dataset(part: Part) -> DataSet:
-    return DataSet("made up", part, None, None, 4, (), (12,))
+    return DataSet("made up", part, None, None, 4, ())
 
 
 def network(name: str) -> nn.Module:
@@ -307,7 +307,7 @@ def test_each_position_counts_where_samples_have_several_labels() -> None:
     labels = scores.argmax(1)
     labels[0], labels[1, 2:] = -100, (labels[1, 2:] + 1) % 3
     part = Part(scores, labels)
-    loss = named_loss("cross_entropy", DataSet("tokens", part, None, None, 3, (), (3, 4)))
+    loss = named_loss("cross_entropy", DataSet("tokens", part, None, None, 3, ()))
     (found,) = VirtualWorld(1).run(
         lambda comm: evaluate(nn.Identity(), part, comm, loss, [METRICS["accuracy"]], 3, batch_size=1)
     )

@@ -19,7 +19,7 @@ SCORES = torch.tensor([[2.0, 0.1, 0.3], [0.2, 0.4, 0.1], [1.0, 1.5, 0.0], [0.0, 
 
 def data_set(targets: Tensor, classes: int | None = None) -> DataSet:
     part = Part(torch.zeros(len(targets), 2), targets)
-    return DataSet("made up", part, None, None, classes, (), (2,))
+    return DataSet("made up", part, None, None, classes, ())
 
 
 CLASSES = data_set(LABELS, 3)

@@ -22,7 +22,7 @@ LABELS = torch.randint(0, 10, (500,), generator=GENERATOR)
 
 def data_set(targets: Tensor) -> DataSet:
     part = Part(torch.zeros(len(targets), 2), targets)
-    return DataSet("made up", part, None, None, None, (), (2,))
+    return DataSet("made up", part, None, None, None, ())
 
 
 def names(spec, loss: str, targets: Tensor) -> list[str]:
@@ -50,7 +50,7 @@ def test_accuracy_of_one_logit_is_whether_it_is_positive() -> None:
 def test_a_single_output_that_approaches_the_class_number_means_the_nearest_class(loss: str) -> None:
     inputs = torch.tensor([[0.1], [0.4], [0.6], [1.2], [2.2], [-3.0]])
     part = Part(inputs, torch.tensor([0, 1, 1, 1, 2, 0]))
-    data = DataSet("made up", part, None, None, 3, (), (1,))
+    data = DataSet("made up", part, None, None, 3, ())
     loss_used = named_loss(loss, data)
     metrics = named_metrics("auto", loss_used, data)
     found = VirtualWorld(2).run(

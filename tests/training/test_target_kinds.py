@@ -14,7 +14,7 @@ from tutti.training.target_kinds import loss_for
 
 def take(loss: str, targets: Tensor) -> None:
     """Choose a loss for a data set with these targets."""
-    named_loss(loss, DataSet("some", Part(targets, targets), None, None, None, (), ()))
+    named_loss(loss, DataSet("some", Part(targets, targets), None, None, None, ()))
 
 
 @pytest.mark.parametrize(

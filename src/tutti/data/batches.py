@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.comm.base import cut
 from tutti.data.parts import Part
 from tutti.errors import BadOption
 
@@ -50,13 +51,8 @@ class Update:
     round: int
 
 
-@dataclass(frozen=True)
-class _Span:
-    """The beginning and end of a rank's pass in a round, and its share."""
-
-    start: int
-    stop: int
-    share: float
+_Span = tuple[int, int, float]
+"""The beginning and end of a rank's pass in a round, and its share."""
 
 
 def check_split(batch_size: int, ranks: int) -> None:
@@ -178,32 +174,29 @@ class Batches:
         for update in range(skip, stop):
             start = update * self.round_size
             spans = self._last if update == self.updates - 1 else self._full
-            batches = tuple(Batch(*take(order[start + s.start : start + s.stop]), s.share) for s in spans)
+            batches = tuple(Batch(*take(order[start + a : start + b]), share) for a, b, share in spans)
             yield Update(min(self.round_size, count - start), batches, epoch * self.updates + update)
 
     def _spans(self, samples: int, speeds: Sequence[float] = ()) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
         if self.own:
-            mine = even(samples, self.size)[self.rank]
-            passes = [(mine.start + p.start, mine.start + p.stop) for p in even(_length(mine), self.passes)]
+            mine = cut(samples, self.size)[self.rank]
             whole = _length(mine)
+            passes = [(mine.start, part) for part in cut(whole, self.passes)]
         else:
-            cuts = [(p.start, self._cut(_length(p), speeds)[self.rank]) for p in even(samples, self.passes)]
-            passes = [(start + part.start, start + part.stop) for start, part in cuts]
             whole = samples
-        return [_Span(start, stop, (stop - start) / whole if whole else 0.0) for start, stop in passes]
+            passes = [(p.start, self._cut(_length(p), speeds)[self.rank]) for p in cut(whole, self.passes)]
+        return [
+            (start + part.start, start + part.stop, _length(part) / whole if whole else 0.0)
+            for start, part in passes
+        ]
 
     def _cut(self, samples: int, speeds: Sequence[float]) -> list[slice]:
         """Cut one pass over the ranks."""
         if not speeds:
-            return even(samples, self.size)
-        return _consecutive(by_speed(samples, speeds, LEAST))
-
-
-def even(samples: int, parts: int) -> list[slice]:
-    """Cut `range(samples)` into consecutive parts whose lengths differ by at most one, longer ones first."""
-    base, longer = divmod(samples, parts)
-    return _consecutive([base + (part < longer) for part in range(parts)])
+            return cut(samples, self.size)
+        edges = [0, *accumulate(by_speed(samples, speeds, LEAST))]
+        return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:
@@ -232,8 +225,3 @@ def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]
 
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def _consecutive(lengths: Sequence[int]) -> list[slice]:
-    edges = [0, *np.cumsum(lengths).tolist()]
-    return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.data.batches import Batch, Batches, Update, even
+from tutti.comm.base import cut
+from tutti.data.batches import Batch, Batches, Update
 
 
 class Queue(Batches):
@@ -79,5 +80,5 @@ class Queue(Batches):
     def _passes(self, indices: Tensor) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""
         take, count = self.part.take, len(indices)
-        parts = [indices[part] for part in even(count, self.passes)]
+        parts = [indices[part] for part in cut(count, self.passes)]
         return tuple(Batch(*take(part), len(part) / count) for part in parts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.comm.base import Communicator
 from tutti.data.arrays import Array, samples_per_chunk, stored_dtype
 from tutti.data.contents import Contents
 from tutti.data.parts import PIXEL_MAX, DataSet, Part, Scale
@@ -18,52 +18,13 @@ from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, BadOption, UserError
 
-
-class SharingRanks(Protocol):
-    """The part of a communicator that is used here; every communicator has it."""
-
-    rank: int
-
-    @property
-    def node(self) -> SharingRanks:
-        """The ranks of this host."""
-
-    def broadcast_object(self, value: object, root: int = 0) -> object:
-        """Return the value of rank `root`, on every rank."""
-
-    def all_gather_objects(self, value: object) -> list[object]:
-        """Return the values of all ranks, on every rank."""
-
-    def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Allocate zeros that every rank of the host sees."""
-
-
-@dataclass(frozen=True)
-class ArrayLayout:
-    """The layout of the shared arrays: train, then validation, then test. The same on every host."""
-
-    name: str
-    lengths: tuple[int, int, int]
-    input_shape: tuple[int, ...]
-    input_dtype: torch.dtype
-    target_shape: tuple[int, ...]
-    target_dtype: torch.dtype
-    classes: int | None
-    labels: tuple[str, ...]
-    checksum: int
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The layout of a data set, and the order in which its samples go into the shared arrays."""
-
-    layout: ArrayLayout
-    pieces: tuple[tuple[tuple[Array, Array], Indices], ...]
+_Pieces = list[tuple[tuple[Array, Array], Indices]]
+"""Of train, validation and test: inputs and targets, and which of them go into the part, in which order."""
 
 
 def open_data(
     data: object,
-    comm: SharingRanks,
+    comm: Communicator,
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
@@ -94,31 +55,33 @@ def open_data(
         UnknownName: no such built-in data set, file, factory or option.
     """
     node = comm.node
-    plan = _plan_or_error(data, validation, seed, dict(options or {})) if node.rank == 0 else None
-    outcome = node.broadcast_object(plan.layout if isinstance(plan, _Plan) else plan)
-    layout = _agreed(cast("ArrayLayout | UserError", outcome), comm)
-    total = sum(layout.lengths)
-    inputs = node.shared(total, *layout.input_shape, dtype=layout.input_dtype)
-    targets = node.shared(total, *layout.target_shape, dtype=layout.target_dtype)
-    scale = _fill(inputs, targets, plan) if isinstance(plan, _Plan) else None
+    found = _find_or_error(data, validation, seed, dict(options or {})) if node.rank == 0 else None
+    outcome = node.broadcast_object(found[:2] if isinstance(found, tuple) else found)
+    outline = _agreed(cast("tuple[DataSet, int] | UserError", outcome), comm)
+    lengths, train = [len(part) for part in outline.parts], outline.train
+    inputs = node.shared(sum(lengths), *outline.shape, dtype=train.inputs.dtype)
+    targets = node.shared(sum(lengths), *train.targets.shape[1:], dtype=train.targets.dtype)
+    scale = _fill(inputs, targets, found[2]) if isinstance(found, tuple) else None
     # Nobody goes on before the leader has filled the arrays: the scale comes after them.
     scale = cast(Scale, node.broadcast_object(scale))
-    return _data_set(layout, inputs, targets, scale)
+    arrays = zip(torch.split(inputs, lengths), torch.split(targets, lengths), strict=True)
+    return outline.with_parts(lambda _: Part(*next(arrays), scale))
 
 
-def _plan_or_error(
+def _find_or_error(
     data: object, validation: float, seed: int, options: Mapping[str, object]
-) -> _Plan | UserError:
+) -> tuple[DataSet, int, _Pieces] | UserError:
     """Return an error instead of raising it: the host's other ranks wait for the leader's word."""
     try:
         if not 0 <= validation < 1:
             raise BadOption(f"the validation share is {validation}; give at least 0 and below 1, such as 0.1")
-        return _plan(read_source(data, options), validation, seed)
+        return _find(read_source(data, options), validation, seed)
     except UserError as error:
         return error
 
 
-def _plan(contents: Contents[Array], validation: float, seed: int) -> _Plan:
+def _find(contents: Contents[Array], validation: float, seed: int) -> tuple[DataSet, int, _Pieces]:
+    """Return the data set, with tensors that have no memory, a checksum of its targets, and its pieces."""
     own, test = contents.parts.get("validation"), contents.parts.get("test")
     inputs, targets = train = contents.parts["train"]
     kept, aside = split(targets, 0 if own else validation, seed, contents.classes)
@@ -127,53 +90,56 @@ def _plan(contents: Contents[Array], validation: float, seed: int) -> _Plan:
     checksum = 0
     for (_, values), indices in pieces:
         checksum = zlib.crc32(values[indices].tobytes(), checksum)
-    layout = ArrayLayout(
-        name=contents.name,
-        lengths=(len(pieces[0][1]), len(pieces[1][1]), len(pieces[2][1])),
-        input_shape=inputs.shape[1:],
-        input_dtype=_torch_dtype(stored_dtype(inputs)),
-        target_shape=targets.shape[1:],
-        target_dtype=_torch_dtype(targets.dtype),
-        classes=contents.classes,
-        labels=contents.labels,
-        checksum=checksum,
-    )
-    return _Plan(layout, tuple(pieces))
+    x, y = torch.from_numpy(inputs[:0].astype(stored_dtype(inputs))), torch.from_numpy(targets[:0])
+    parts = [
+        Part(
+            x.new_empty(len(indices), *x.shape[1:], device="meta"),
+            y.new_empty(len(indices), *y.shape[1:], device="meta"),
+        )
+        for _, indices in pieces
+    ]
+    first, second, third = (part if len(part) else None for part in parts)
+    outline = DataSet(contents.name, cast(Part, first), second, third, contents.classes, contents.labels)
+    return outline, checksum, pieces
 
 
-def _agreed(outcome: ArrayLayout | UserError, comm: SharingRanks) -> ArrayLayout:
-    """Return the layout that all hosts found, or raise the first host's error on every rank."""
-    outcomes = cast("list[ArrayLayout | UserError]", comm.all_gather_objects(outcome))
+def _agreed(outcome: tuple[DataSet, int] | UserError, comm: Communicator) -> DataSet:
+    """Return the data set that all hosts found, or raise the first host's error on every rank."""
+    outcomes = cast("list[tuple[DataSet, int] | UserError]", comm.all_gather_objects(outcome))
+    found: list[tuple[DataSet, int]] = []
     for rank, other in enumerate(outcomes):
         if isinstance(other, UserError):
             raise other
-        if other != outcomes[0]:
+        found.append(other)
+        # Their texts have all shapes and types; tensors without memory cannot be compared.
+        if repr(other) != repr(found[0]):
             raise BadData(
-                f"the hosts read different data: rank 0 has '{_summary(cast(ArrayLayout, outcomes[0]))}', "
-                f"rank {rank} has '{_summary(other)}'; copy the same files to every host"
+                f"the hosts read different data: rank 0 has '{_summary(*found[0])}', "
+                f"rank {rank} has '{_summary(*other)}'; copy the same files to every host"
             )
-    return cast(ArrayLayout, outcome)
+    return found[0][0]
 
 
-def _summary(layout: ArrayLayout) -> str:
-    train, validation, test = layout.lengths
+def _summary(found: DataSet, checksum: int) -> str:
+    parts = (found.train, found.validation, found.test)
+    train, validation, test = (0 if part is None else len(part) for part in parts)
     return (
-        f"{layout.name}: {train:,} train, {validation:,} validation, {test:,} test, "
-        f"inputs {layout.input_shape}, checksum of the targets {layout.checksum:08x}"
+        f"{found.name}: {train:,} train, {validation:,} validation, {test:,} test, "
+        f"inputs {found.shape}, checksum of the targets {checksum:08x}"
     )
 
 
-def _fill(inputs: Tensor, targets: Tensor, plan: _Plan) -> Scale:
+def _fill(inputs: Tensor, targets: Tensor, pieces: _Pieces) -> Scale:
     x, y = inputs.numpy(), targets.numpy()
     start = 0
-    for (stored, wanted), indices in plan.pieces:
+    for (stored, wanted), indices in pieces:
         step = samples_per_chunk(stored)
         for chunk in np.split(indices, range(step, len(indices), step)):
             # Chunks go straight to their place, so that no second copy of the data ever exists.
             x[start : start + len(chunk)] = stored[chunk]
             y[start : start + len(chunk)] = wanted[chunk]
             start += len(chunk)
-    return pixel_scale(x[: plan.layout.lengths[0]]) if x.dtype == np.uint8 else Scale()
+    return pixel_scale(x[: len(pieces[0][1])]) if x.dtype == np.uint8 else Scale()
 
 
 def pixel_scale(inputs: Array) -> Scale:
@@ -198,26 +164,3 @@ def pixel_scale(inputs: Array) -> Scale:
     # A channel that never varies has no deviation to divide by; it becomes 0.
     std = np.where(variance > 0, np.sqrt(np.maximum(variance, 0)), PIXEL_MAX)
     return Scale(tuple((mean / PIXEL_MAX).tolist()), tuple((std / PIXEL_MAX).tolist()))
-
-
-def _data_set(layout: ArrayLayout, inputs: Tensor, targets: Tensor, scale: Scale) -> DataSet:
-    parts: list[Part | None] = []
-    start = 0
-    for length in layout.lengths:
-        end = start + length
-        parts.append(Part(inputs[start:end], targets[start:end], scale) if length else None)
-        start = end
-    train, validation, test = parts
-    return DataSet(
-        name=layout.name,
-        train=cast(Part, train),
-        validation=validation,
-        test=test,
-        classes=layout.classes,
-        labels=layout.labels,
-        shape=layout.input_shape,
-    )
-
-
-def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -108,7 +109,6 @@ class DataSet:
         test: for the final figure only; None when the source has none.
         classes: the number of classes; None when the targets are floats.
         labels: the classes' names; empty when unknown.
-        shape: of one input as the model sees it, such as (1, 28, 28).
     """
 
     name: str
@@ -117,15 +117,28 @@ class DataSet:
     test: Part | None
     classes: int | None
     labels: tuple[str, ...]
-    shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input as the model sees it, such as (1, 28, 28)."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts that there are: train, validation, test."""
+        return [part for part in (self.train, self.validation, self.test) if part is not None]
 
     @property
     def nbytes(self) -> int:
         """The memory that its parts take, in bytes."""
-        return sum(part.nbytes for part in (self.train, self.validation, self.test) if part is not None)
+        return sum(part.nbytes for part in self.parts)
+
+    def with_parts(self, change: Callable[[Part], Part]) -> DataSet:
+        """Return it with each part changed, in the order of `parts`."""
+        train = change(self.train)
+        validation, test = (None if part is None else change(part) for part in (self.validation, self.test))
+        return replace(self, train=train, validation=validation, test=test)
 
     def on(self, device: str) -> DataSet:
         """Copy it to the memory of a device, such as "cuda"."""
-        validation = None if self.validation is None else self.validation.on(device)
-        test = None if self.test is None else self.test.on(device)
-        return replace(self, train=self.train.on(device), validation=validation, test=test)
+        return self.with_parts(lambda part: part.on(device))

@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
-from tutti.comm.base import Communicator
-from tutti.data.batches import LEAST, Batches, by_speed, even
+from tutti.comm.base import Communicator, cut
+from tutti.data.batches import LEAST, Batches, by_speed
 
 FIRST: Final = 8
 """Updates before the ranks compare their speeds for the first time."""
@@ -39,7 +39,7 @@ class SpeedBalance:
         self, batches: Batches, comm: Communicator, *, first: int = FIRST, every: int = EVERY
     ) -> None:
         self._batches, self._comm, self._every = batches, comm, every
-        self._parts = [part.stop - part.start for part in even(batches.batch_size, comm.size)]
+        self._parts = [part.stop - part.start for part in cut(batches.batch_size, comm.size)]
         self._samples, self._seconds, self._left = 0, 0.0, first
 
     def note(self, samples: int, seconds: float) -> None:

@@ -300,7 +300,7 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
         BadData: there are samples without a label, and a built-in loss that needs one of each; or floats that
             it does not take.
     """
-    parts = [part for part in (dataset.train, dataset.validation, dataset.test) if part is not None]
+    parts = dataset.parts
     if dataset.train.targets.is_floating_point():
         for part in parts:
             problem = loss.floats(part.targets) if loss.floats else None
