@@ -99,7 +99,7 @@ def coloured(
             scale=alt.Scale(domain=[*shown], range=[*shown.values()]),
             legend=alt.Legend(orient="bottom", columns=4, symbolLimit=0, labelLimit=240, symbolOpacity=1),
         ),
-        "opacity": alt.condition(pick(field), alt.value(1.0), alt.value(faint)),
+        "opacity": alt.OpacityValue(**alt.condition(pick(field), alt.value(1.0), alt.value(faint))),
     }
 
 
@@ -111,6 +111,11 @@ def names(results: Results) -> list[str]:
 def lanes() -> Any:
     """Make a vertical axis with a lane for each way to train, in the order of the table."""
     return alt.Y("way:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
+
+
+def tips(*lines: Any) -> list[Any]:
+    """Make a tool tip of columns and numbers; altair itself would take ten times as long for the columns."""
+    return [alt.Tooltip(line) if isinstance(line, str) else line for line in lines]
 
 
 def number(field: str, title: str, form: str = ",.4~g") -> Any:
@@ -147,12 +152,18 @@ def repeated(
     colours = coloured("way", names(results), ticks)
     axes = {"x": alt.X("value:Q", title=title, axis=alt.Axis(tickCount=TICKS)), "y": lanes()}
     bar = (
-        alt.Chart(table(bars)).mark_bar().encode(**axes, **colours, tooltip=["way:N", number("value", title)])
+        alt.Chart(table(bars))
+        .mark_bar()
+        .encode(**axes, **colours, tooltip=tips("way:N", number("value", title)))
     )
     tick = (
         alt.Chart(table(ticks))
         .mark_tick(thickness=2, color="gray", size=BAR - 8)
-        .encode(**axes, opacity=colours["opacity"], tooltip=["way:N", "repeat:N", number("value", title)])
+        .encode(
+            **axes,
+            opacity=colours["opacity"],
+            tooltip=tips("way:N", "repeat:N", number("value", title)),
+        )
     )
     return alt.layer(bar.add_params(pick("way")), tick).properties(width=2 * WIDTH, height=alt.Step(BAR))
 

@@ -21,6 +21,7 @@ from tutti.reports.figures.base import (
     number,
     pick,
     table,
+    tips,
 )
 from tutti.reports.results import Results
 
@@ -47,7 +48,7 @@ def accuracies(results: Results) -> Picture:
             y=alt.Y("accuracy:Q", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
             xOffset=alt.XOffset("way:N", sort=None),
             **coloured("way", names(results), data),
-            tooltip=["way:N", "class:O", number("accuracy", "accuracy", ".2%")],
+            tooltip=tips("way:N", "class:O", number("accuracy", "accuracy", ".2%")),
         )
         .properties(width=2 * WIDTH, height=HEIGHT)
         .add_params(pick("way"))
@@ -86,13 +87,9 @@ def _matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], 
             x=alt.X("taken for:O", sort=order),
             y=alt.Y("class:O", sort=order),
             color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
-            tooltip=[
-                "way:N",
-                "class:O",
-                "taken for:O",
-                "samples:Q",
-                number("share", "share of class", ".2%"),
-            ],
+            tooltip=tips(
+                "way:N", "class:O", "taken for:O", "samples:Q", number("share", "share of class", ".2%")
+            ),
         )
         .transform_filter(f"datum.way === {side}")
         .properties(width=SIDE, height=SIDE, title=alt.TitleParams(text=alt.ExprRef(expr=side)))

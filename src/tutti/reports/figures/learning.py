@@ -21,6 +21,7 @@ from tutti.reports.figures.base import (
     pick,
     repeated,
     table,
+    tips,
 )
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
@@ -63,14 +64,11 @@ def progress(results: Results) -> Picture:
         base.encode(
             x=alt.X(f"{x}:Q", title=x, axis=axis),
             y=alt.Y(f"{y}:Q", title=f"{part} {y}", scale=alt.Scale(zero=False)),
-            detail="repeat:N",
+            detail=alt.Detail("repeat:N"),
             **coloured("way", names(results), data),
-            tooltip=[
-                "way:N",
-                "repeat:N",
-                "epoch:Q",
-                *(number(name, name) for name in ("seconds", *measures)),
-            ],
+            tooltip=tips(
+                "way:N", "repeat:N", "epoch:Q", *(number(name, name) for name in ("seconds", *measures))
+            ),
         ).properties(width=WIDTH, height=HEIGHT)
         for y in measures
         for x, axis in axes.items()
@@ -133,7 +131,7 @@ def trade(results: Results) -> Picture:
             x=alt.X("samples/s:Q"),
             y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
             **coloured("way", names(results), data),
-            tooltip=["way:N", rate, share, seconds],
+            tooltip=tips("way:N", rate, share, seconds),
         )
         .properties(width=WIDTH, height=HEIGHT)
         .add_params(pick("way"))

@@ -25,6 +25,7 @@ from tutti.reports.figures.base import (
     number,
     pick,
     table,
+    tips,
 )
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
@@ -61,7 +62,7 @@ def _panel(points: Data, way: str, encoding: dict[str, Any]) -> Any:
             x=alt.X("seconds:Q", title="seconds since the first sample", axis=alt.Axis(tickCount=TICKS)),
             y=alt.Y("busy:Q", title="busy, %", scale=whole),
             **encoding,
-            tooltip=["core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")],
+            tooltip=tips("core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")),
         )
         .properties(width=WIDTH, height=HEIGHT, title=way)
     )
@@ -105,9 +106,9 @@ def memory(results: Results) -> Picture:
         .encode(
             x=alt.X("memory:Q", title="MiB (proportional set size)", axis=alt.Axis(tickCount=TICKS)),
             y=lanes(),
-            order="place:Q",
+            order=alt.Order("place:Q"),
             **coloured("rank", ranks, data),
-            tooltip=["way:N", "rank:N", number("memory", "MiB", ",.0f")],
+            tooltip=tips("way:N", "rank:N", number("memory", "MiB", ",.0f")),
         )
         .properties(width=2 * WIDTH, height=alt.Step(BAR))
         .add_params(pick("rank"))

@@ -9,7 +9,18 @@ import altair as alt
 
 from tutti.records.pipeline import KINDS, PipelineRecord
 from tutti.registry import part
-from tutti.reports.figures.base import WIDTH, Data, Picture, coloured, figure, in_rows, number, pick, table
+from tutti.reports.figures.base import (
+    WIDTH,
+    Data,
+    Picture,
+    coloured,
+    figure,
+    in_rows,
+    number,
+    pick,
+    table,
+    tips,
+)
 from tutti.reports.results import Results
 
 LANE = 34
@@ -61,18 +72,16 @@ def _panel(way: str, record: PipelineRecord, colours: dict[str, Any]) -> Any:
     base = alt.Chart(table(data))
     bars = base.mark_bar(stroke="white", strokeWidth=0.5, height=LANE - 8).encode(
         x=alt.X("start:Q", title="ms since the step began"),
-        x2="stop:Q",
+        x2=alt.X2("stop:Q"),
         y=axis,
         **colours,
-        tooltip=[
-            "kind:N",
-            "stage:Q",
-            "microbatch:Q",
-            number("start", "start, ms"),
-            number("took", "took, ms"),
-        ],
+        tooltip=tips(
+            "kind:N", "stage:Q", "microbatch:Q", number("start", "start, ms"), number("took", "took, ms")
+        ),
     )
     # Black can be read on each of the colours, white on few.
-    words = base.mark_text(fontSize=10, color="black").encode(x="middle:Q", y=axis, text="microbatch:Q")
+    words = base.mark_text(fontSize=10, color="black").encode(
+        x=alt.X("middle:Q"), y=axis, text=alt.Text("microbatch:Q")
+    )
     title = f"{way}: {record.schedule}, {record.microbatches} microbatches, idle {record.bubble:.0%}"
     return alt.layer(bars, words).properties(width=2 * WIDTH, height=alt.Step(LANE), title=title)

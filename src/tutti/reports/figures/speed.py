@@ -21,6 +21,7 @@ from tutti.reports.figures.base import (
     pick,
     repeated,
     table,
+    tips,
 )
 from tutti.reports.results import Results
 
@@ -51,10 +52,10 @@ def _scaling(results: Results, kind: str) -> Picture:
     ways = [one.way for one in results.comparison.combinations]
     encoding = {
         **coloured("way", ways, data),
-        "tooltip": [
+        "tooltip": tips(
             *("name:N", "cores:Q", number("speed-up", "speed-up"), number("least", "least")),
             *(number("most", "most"), number("efficiency", "efficiency", ".0%")),
-        ],
+        ),
     }
     panels = [_panel(y, data, encoding) for y in ("speed-up", "efficiency")]
     return in_rows(panels)
@@ -73,7 +74,7 @@ def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
     layers = [marks, line]
     if y == "speed-up":
         rules = alt.Chart(table(data)).mark_rule(strokeWidth=2)
-        spread = rules.encode(x=axes["x"], y=alt.Y("least:Q", title=y), y2="most:Q", **encoding)
+        spread = rules.encode(x=axes["x"], y=alt.Y("least:Q", title=y), y2=alt.Y2("most:Q"), **encoding)
         layers = [marks.add_params(pick("way")), line, spread]
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
 

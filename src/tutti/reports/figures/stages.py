@@ -26,6 +26,7 @@ from tutti.reports.figures.base import (
     number,
     pick,
     table,
+    tips,
 )
 from tutti.reports.results import Results
 
@@ -79,9 +80,9 @@ def _panel(data: Data, title: str) -> Any:
         .encode(
             x=alt.X("seconds:Q", title=f"seconds, {title}", axis=alt.Axis(tickCount=TICKS)),
             y=lanes(),
-            order="place:Q",
+            order=alt.Order("place:Q"),
             **coloured("stage", STAGES, data),
-            tooltip=["way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%")],
+            tooltip=tips("way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%")),
         )
         .properties(width=2 * WIDTH, height=alt.Step(BAR))
     )
@@ -111,7 +112,7 @@ def staleness(results: Results) -> Picture:
             y=alt.Y("share:Q", title="share of the exchanges", axis=alt.Axis(format="%")),
             xOffset=alt.XOffset("way:N", sort=None),
             **coloured("way", names(results), data),
-            tooltip=["way:N", "updates:O", number("share", "share", ".2%")],
+            tooltip=tips("way:N", "updates:O", number("share", "share", ".2%")),
         )
         .properties(width=2 * WIDTH, height=HEIGHT)
         .add_params(pick("way"))
