@@ -24,6 +24,7 @@ from typing import Generic, TypeVar, cast
 from typing_extensions import override
 
 from tutti.errors import UnknownName
+from tutti.load_object import load_object, names_object
 
 T = TypeVar("T")
 
@@ -111,6 +112,15 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         self.check(name)
         return self[name]
+
+    def load(self, spec: str) -> object:
+        """Import the part called `spec`, or the user's `package.module:object` or `file.py:object`.
+
+        Raises:
+            BadOption: the object cannot be imported.
+            UnknownName: there is no such part or object; the message names the nearest.
+        """
+        return load_object(spec, self._kind) if names_object(spec) else self.named(spec)
 
     def check(self, name: str) -> None:
         """Refuse a name that stands for no part, without importing one.

@@ -27,6 +27,9 @@ _INPUTS = ("x", "inputs", "images", "data", "features")
 _TARGETS = ("y", "targets", "labels", "target")
 _NAMES = ("label_names", "class_names", "target_names")
 
+_DATA_SETS = Dataset, DataLoader
+"""Objects to be read item by item; loaders are refused."""
+
 _EXPECTED = (
     "give (x, y), ((x, y), (x_test, y_test)), a torch data set, a pair of them, or a dict with "
     "'x_train', 'y_train', 'x_test', 'y_test'"
@@ -48,7 +51,7 @@ class Contents(Generic[T]):
     """
 
     name: str
-    parts: dict[str, tuple[T, T]]
+    parts: Mapping[str, tuple[T, T]]
     classes: int | None = None
     labels: tuple[str, ...] = ()
 
@@ -64,14 +67,15 @@ def contents_of(value: object, name: str, what: str) -> Contents[object]:
     Raises:
         BadData: it is of another kind, or lacks inputs or targets.
     """
-    if _is_dataset(value):
-        return Contents(name, _parts(train=value), labels=_dataset_labels(value))
+    if isinstance(value, _DATA_SETS):
+        return Contents(name, {"train": _read_items(value, "train")}, labels=_dataset_labels(value))
     if isinstance(value, Mapping):
         return from_keys(value, name, what)
     if isinstance(value, tuple | list) and len(value) == 2:
         first, second = value
-        if _is_dataset(first) and _is_dataset(second):
-            return Contents(name, _parts(train=first, test=second), labels=_dataset_labels(first))
+        if isinstance(first, _DATA_SETS) and isinstance(second, _DATA_SETS):
+            parts = {"train": _read_items(first, "train"), "test": _read_items(second, "test")}
+            return Contents(name, parts, labels=_dataset_labels(first))
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
         return Contents(name, {"train": (first, second)})
@@ -96,20 +100,39 @@ def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[ob
                 f"the keys '{slots[slot]}' and '{key}' of {what} stand for the same; keep one of them"
             )
         slots[slot] = key
-    parts: dict[str, tuple[object, object]] = {}
-    for part in ("train", "validation", "test"):
-        x, y = slots.get((part, "inputs")), slots.get((part, "targets"))
-        if x is not None and y is not None:
-            parts[part] = values[x], values[y]
-        elif x is not None or y is not None or part == "train":
-            lacks = "targets" if x is not None else "inputs" if y is not None else "inputs and targets"
-            raise BadData(
-                f"{what} lacks the {part} {lacks}; keys found: {listed}; expected 'x_train' and 'y_train' "
-                f"(also 'x_test' and 'y_test', 'x_val' and 'y_val'), or 'x' and 'y'"
-            )
+    explained = (
+        f"keys found: {listed}; expected 'x_train' and 'y_train' (also 'x_test' and 'y_test', 'x_val' and "
+        f"'y_val'), or 'x' and 'y'"
+    )
+    pairs = pair_up(slots, ("inputs", "targets"), what, explained)
+    parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
     classes = values.get("classes")
     names = next((values[key] for key in _NAMES if key in values), ())
     return Contents(name, parts, classes if isinstance(classes, int) else None, _texts(names))
+
+
+def pair_up(
+    found: Mapping[tuple[str, str], T], kinds: tuple[str, str], what: str, explained: str
+) -> dict[str, tuple[T, T]]:
+    """Pair the inputs and the targets of each part.
+
+    Args:
+        found: keys or files, by part and kind.
+        kinds: the words for inputs and for targets.
+        what: what has them, for messages.
+        explained: what there is, and what is expected.
+
+    Raises:
+        BadData: one of a pair is missing, or both of the training part.
+    """
+    pairs = {}
+    for part in ("train", "validation", "test"):
+        missing = [kind for kind in kinds if (part, kind) not in found]
+        if not missing:
+            pairs[part] = found[part, kinds[0]], found[part, kinds[1]]
+        elif len(missing) == 1 or part == "train":
+            raise BadData(f"{what} lacks the {part} {' and '.join(missing)}; {explained}")
+    return pairs
 
 
 def _slot(key: str) -> tuple[str, str] | None:
@@ -135,10 +158,6 @@ def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:
     return value[0], value[1]
 
 
-def _parts(**datasets: object) -> dict[str, tuple[object, object]]:
-    return {part: _read_items(dataset, part) for part, dataset in datasets.items()}
-
-
 def _texts(names: object) -> tuple[str, ...]:
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         return ()
@@ -149,11 +168,6 @@ def _dataset_labels(dataset: object) -> tuple[str, ...]:
     """Return the classes' names where the data set has them as torchvision's do, in `classes`."""
     names = getattr(dataset, "classes", ())
     return _texts(names) if isinstance(names, tuple | list) else ()
-
-
-def _is_dataset(value: object) -> bool:
-    """Tell whether `value` is read item by item: a torch data set, or a loader to be refused."""
-    return isinstance(value, Dataset | DataLoader)
 
 
 def _read_items(dataset: object, part: str) -> tuple[Array | Tensor, Array | Tensor]:

@@ -9,10 +9,10 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 from urllib.parse import urljoin, urlsplit
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
@@ -62,8 +62,7 @@ class Published:
             BadData: a file is missing and cannot be downloaded, or is not the one that was published.
         """
         x, y, x_test, y_test = map(read_idx, self.files())
-        parts: dict[str, tuple[object, object]] = {"train": (x, y), "test": (x_test, y_test)}
-        return Contents(self.name, parts, classes=len(self.labels), labels=self.labels)
+        return Contents(self.name, {"train": (x, y), "test": (x_test, y_test)}, len(self.labels), self.labels)
 
     def files(self) -> list[Path]:
         """Find the `IDX_FILES` on this machine, packed or not; download those that are missing.
@@ -162,7 +161,11 @@ def _unpack_from(url: str, to: str, _: object) -> None:
         OSError, ValueError: that failed, it is too large or takes too long, or is not to be had by HTTPS.
         zlib.error: it is no gzip file.
     """
-    import pooch
+    import requests
+
+    def check_redirect(answer: requests.Response, *_: object, **__: object) -> None:
+        if answer.is_redirect:
+            _refuse_open(urljoin(answer.url, answer.headers["location"]))
 
     _refuse_open(url)
     console = console_on(sys.stderr, columns=None)
@@ -174,74 +177,29 @@ def _unpack_from(url: str, to: str, _: object) -> None:
         *(BarColumn(), DownloadColumn(), TimeRemainingColumn()),
     )
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
-    with progress, Path(to).open("wb") as file:
-        unpacking = Unpacking(file, progress, progress.add_task(name, total=None))
-        # pooch reports failures as requests' exceptions, which are OSErrors, or as ValueError.
-        fetch = pooch.HTTPDownloader(timeout=30, hooks={"response": unpacking.begin})
-        fetch(url, unpacking, None)
-        unpacking.finish()
-
-
-class Unpacking:
-    """The file that pooch writes a download to: unpacks it into another, within limits of size and time.
-
-    Args:
-        file: for the content.
-        progress: of the download.
-        task: its task there.
-    """
-
-    def __init__(self, file: BinaryIO, progress: Progress, task: TaskID) -> None:
-        self._file, self._progress, self._task = file, progress, task
-        self._began, self._packed, self._unpacked = time.monotonic(), 0, 0
-        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-
-    def begin(self, answer: Any, *_: object, **__: object) -> None:
-        """Take in the head of an answer of the server's.
-
-        Raises:
-            ValueError: it leads elsewhere than by HTTPS, or the file is too large.
-        """
-        if answer.is_redirect:
-            _refuse_open(urljoin(answer.url, answer.headers["location"]))
+    began, packed, unpacked = time.monotonic(), 0, 0
+    gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    # What fails here is one of requests' exceptions, which are OSErrors.
+    asked = requests.get(url, timeout=30, stream=True, hooks={"response": check_redirect})
+    with asked as answer, progress, Path(to).open("wb") as file:
+        answer.raise_for_status()
         size = int(answer.headers.get("content-length", 0))
-        self._expect(size)
-        self._progress.update(self._task, total=size or None)
-
-    def write(self, packed: bytes) -> None:
-        """Unpack the next bytes.
-
-        Raises:
-            ValueError: they are too many, or took too long.
-            zlib.error: they are no gzip data.
-        """
-        self._packed += len(packed)
-        self._expect(self._packed)
-        if time.monotonic() - self._began > MOST_S:
-            raise ValueError(f"only {self._packed:,} bytes of it came in {MOST_S:g} s")
-        # At most 1,032 times as many bytes come out: pooch gives 1 KiB at a time.
-        content = self._gzip.decompress(packed)
-        self._unpacked += len(content)
-        if self._unpacked > MOST_UNPACKED_BYTES:
-            raise ValueError(f"it holds more than {MOST_UNPACKED_BYTES:,} bytes when it is unpacked")
-        self._file.write(content)
-        self._progress.advance(self._task, len(packed))
-
-    def flush(self) -> None:
-        """Do nothing: pooch asks for it after each write."""
-
-    def finish(self) -> None:
-        """Check that all of it has come.
-
-        Raises:
-            ValueError: its end is missing.
-        """
-        if not self._gzip.eof:
-            raise ValueError("its gzip data end too early")
-
-    def _expect(self, size: int) -> None:
-        if size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        task = progress.add_task(name, total=size or None)
+        for piece in answer.iter_content(1024):
+            packed += len(piece)
+            if max(size, packed) > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+            if time.monotonic() - began > MOST_S:
+                raise ValueError(f"only {packed:,} bytes of it came in {MOST_S:g} s")
+            # At most 1,032 times as many bytes come out.
+            content = gzip.decompress(piece)
+            unpacked += len(content)
+            if unpacked > MOST_UNPACKED_BYTES:
+                raise ValueError(f"it holds more than {MOST_UNPACKED_BYTES:,} bytes when it is unpacked")
+            file.write(content)
+            progress.advance(task, len(piece))
+    if not gzip.eof:
+        raise ValueError("its gzip data end too early")
 
 
 def _refuse_open(url: str) -> None:

@@ -70,9 +70,14 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object
         raise UnknownName(
             "option", next(iter(options)), ["classes"], "Only factories take others.", of="the data"
         )
-    if isinstance(data, str | Path):
-        return _word(data), classes
-    return contents_of(data, _name(data), "the data"), classes
+    if not isinstance(data, str | Path):
+        name = "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__
+        return contents_of(data, name, "the data"), classes
+    if isinstance(data, str):
+        check_word(data)
+        if data in BUILT_IN:
+            return BUILT_IN[data](), classes
+    return read_path(Path(data).expanduser()), classes
 
 
 def check_word(data: str) -> None:
@@ -86,21 +91,9 @@ def check_word(data: str) -> None:
         BUILT_IN.check(data)
 
 
-def _word(data: str | Path) -> Contents[object]:
-    if isinstance(data, str) and data in BUILT_IN:
-        return BUILT_IN[data]()
-    if isinstance(data, str):
-        check_word(data)
-    return read_path(Path(data).expanduser())
-
-
 def _classes(value: object) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadOption(f"--data.classes is {value!r}; give a whole number of at least 1")
     return value
-
-
-def _name(data: object) -> str:
-    return "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tutti.errors import BadModel, BadOption
-from tutti.load_object import call_with_options, load_object, names_object, takes_option
+from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
 
 if TYPE_CHECKING:
@@ -20,17 +20,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 )
 """The factories of the built-in models. Each is called as `factory(shape, outputs, **options)`."""
 
-__all__ = ["MODELS", "build", "check_name"]
-
-
-def check_name(spec: str) -> None:
-    """Refuse a word that is no model's name.
-
-    Raises:
-        UnknownName: there is no such model.
-    """
-    if not names_object(spec):
-        MODELS.check(spec)
+__all__ = ["MODELS", "build"]
 
 
 def build(
@@ -55,16 +45,12 @@ def build(
         BadModel: the model does not fit `shape`, or the factory returned something else than an `nn.Module`.
     """
     options = dict(options or {})
+    given = {"shape": tuple(shape), "outputs": outputs}
     factory: object
-    if not isinstance(spec, str):
-        factory, spec = spec, getattr(spec, "__qualname__", type(spec).__name__)
+    if isinstance(spec, str):
+        factory = MODELS.load(spec)
     else:
-        check_name(spec)
-        factory = load_object(spec, "model") if names_object(spec) else MODELS[spec]
-    return _call(factory, spec, options, {"shape": tuple(shape), "outputs": outputs})
-
-
-def _call(factory: object, spec: str, options: dict[str, Any], given: dict[str, Any]) -> nn.Module:
+        factory, spec = spec, getattr(spec, "__qualname__", type(spec).__name__)
     from torch import nn
 
     if isinstance(factory, nn.Module):

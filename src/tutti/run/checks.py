@@ -20,7 +20,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
-from tutti.training.losses import check_loss
+from tutti.training.losses import LOSSES
 from tutti.training.metrics import check_metrics
 
 
@@ -74,7 +74,7 @@ def check_names(job: Job) -> None:
         # Other hosts have files of their own.
         check_word(config.data)
     for field, check in (
-        ("model", models.check_name),
+        ("model", models.MODELS.check),
         ("loss", _check_loss),
         ("metrics", check_metrics),
         ("schedule", check_schedule),
@@ -88,7 +88,7 @@ def check_names(job: Job) -> None:
 
 def _check_loss(name: str) -> None:
     if name != "auto":
-        check_loss(name)
+        LOSSES.check(name)
 
 
 def _check_optimizer(config: TrainConfig) -> None:

@@ -22,10 +22,7 @@ def digits() -> Contents[object]:
     inputs = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)
     targets = table[:, -1].astype(np.int64)
     train, test = split(targets, share=0.2, seed=0, classes=10)
-    parts: dict[str, tuple[object, object]] = {
-        "train": (inputs[train], targets[train]),
-        "test": (inputs[test], targets[test]),
-    }
+    parts = {"train": (inputs[train], targets[train]), "test": (inputs[test], targets[test])}
     return Contents("digits", parts, classes=10, labels=LABELS)
 
 

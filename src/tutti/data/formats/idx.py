@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from tutti.data.arrays import Array
-from tutti.data.contents import PARTS, Contents
+from tutti.data.contents import PARTS, Contents, pair_up
 from tutti.data.formats import nearest, open_data_file, read_start, refuse_larger_than_memory
 from tutti.errors import BadData
 from tutti.registry import part
@@ -115,30 +115,27 @@ def read_folder(folder: Path) -> Contents[object]:
         BadData: files are missing or broken, or belong to several data sets.
     """
     there = sorted(p.name for p in folder.iterdir() if p.is_file())
-    found: dict[tuple[str, str, str], Path] = {}
+    found: dict[tuple[str, str], Path] = {}
+    sets = set()
     for name in there:
         match = _IDX_NAME.fullmatch(name)
         if match:
             part = "test" if match["part"] == "t10k" else PARTS[match["part"]]
             # Sorted names put an unpacked file before the same one as .gz; the first is kept.
-            found.setdefault((match["set"], part, match["kind"]), folder / name)
-    sets = sorted({key[0] for key in found})
+            found.setdefault((part, match["kind"]), folder / name)
+            sets.add(match["set"])
     if len(sets) > 1:
         raise BadData(
-            f"{folder} holds {len(sets)} data sets ({', '.join(sets)}); name one file with images instead"
+            f"{folder} holds {len(sets)} data sets ({', '.join(sorted(sets))}); name one file with images "
+            "instead"
         )
     listed = ", ".join(there[:10]) + (", ..." if len(there) > 10 else "") or "no file"
-    parts: dict[str, tuple[object, object]] = {}
-    for part in ("train", "validation", "test"):
-        images, labels = (found.get((s, part, kind)) for kind in ("images", "labels") for s in (sets or [""]))
-        if images and labels:
-            parts[part] = read_idx(images), read_idx(labels)
-        elif images or labels or part == "train":
-            lacks = "labels" if images else "images" if labels else "images and labels"
-            raise BadData(
-                f"{folder} lacks the {part} {lacks}; it has: {listed}; expected train-images-idx3-ubyte "
-                f"and train-labels-idx1-ubyte (also as .gz, and t10k-... for the test part)"
-            )
+    explained = (
+        f"it has: {listed}; expected train-images-idx3-ubyte and train-labels-idx1-ubyte (also as .gz, and "
+        "t10k-... for the test part)"
+    )
+    pairs = pair_up(found, ("images", "labels"), str(folder), explained)
+    parts = {part: (read_idx(images), read_idx(labels)) for part, (images, labels) in pairs.items()}
     return Contents(folder.resolve().name, parts)
 
 

@@ -23,7 +23,6 @@ from torch.nn import functional
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadModel, BadOption
-from tutti.load_object import load_object, names_object
 from tutti.registry import Registry
 from tutti.training.target_kinds import loss_for
 
@@ -111,20 +110,8 @@ def named_loss(spec: str | LossFunction, dataset: DataSet) -> Loss:
         return _own_loss(spec, dataset)
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
-    check_loss(spec)
-    if names_object(spec):
-        return _own_loss(load_object(spec, "loss"), dataset, spec)
-    return _on(dataset, LOSSES[spec])
-
-
-def check_loss(spec: str) -> None:
-    """Refuse a word that is no loss's name.
-
-    Raises:
-        UnknownName: there is no such loss.
-    """
-    if not names_object(spec):
-        LOSSES.check(spec)
+    found = LOSSES.load(spec)
+    return _on(dataset, found) if isinstance(found, Loss) else _own_loss(found, dataset, spec)
 
 
 def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None = None) -> Loss:

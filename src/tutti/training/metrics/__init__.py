@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
-from tutti.load_object import load_object, names_object
 from tutti.registry import Registry
 from tutti.training.losses import Loss
 from tutti.training.target_kinds import are_flags
@@ -177,16 +176,12 @@ def _refuse_accuracy(loss: Loss, targets: Tensor) -> None:
 
 
 def _metric(spec: object) -> Metric:
-    if not isinstance(spec, str):
-        return _own_metric(spec, getattr(spec, "__name__", type(spec).__name__))
-    if not names_object(spec):
-        return METRICS.named(spec)
-    return _own_metric(load_object(spec, "metric"), spec.rpartition(":")[2])
-
-
-def _own_metric(function: object, name: str) -> Metric:
-    if not callable(function):
-        raise BadOption(
-            f"metric '{name}' is a {type(function).__name__}, not a function of (outputs, targets)"
-        )
-    return Metric(name, cast("MetricFunction", function))
+    found = METRICS.load(spec) if isinstance(spec, str) else spec
+    if isinstance(found, Metric):
+        return found
+    name = (
+        spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
+    )
+    if not callable(found):
+        raise BadOption(f"metric '{name}' is a {type(found).__name__}, not a function of (outputs, targets)")
+    return Metric(name, cast("MetricFunction", found))
