@@ -80,8 +80,9 @@ def train(comm, part, model: str, strategy: str, balance: str) -> dict[str, floa
     from tutti.run.build import deal
     from tutti.run.config import TrainConfig
     from tutti.strategies.base import Pace
+    from tutti.training.evaluation import Objective
     from tutti.training.losses import LOSSES
-    from tutti.training.trainer import Trainer
+    from tutti.training.trainer import Schedule, Trainer, Workers
 
     torch.manual_seed(0)
     chosen = strategies.named(strategy)()
@@ -91,14 +92,9 @@ def train(comm, part, model: str, strategy: str, balance: str) -> dict[str, floa
     batch = BATCH * comm.size if chosen.pace is Pace.TOGETHER else BATCH
     batches, balancing = deal(TrainConfig(batch_size=batch, balance=balance), chosen, part, comm)
     history = Trainer(
-        comm=comm,
-        replica=replica,
-        worker=chosen.worker(replica, comm, optimizer, strategies.Clip()),
-        optimizer=optimizer,
-        batches=batches,
-        loss=LOSSES["cross_entropy"],
-        epochs=EPOCHS,
-        balance=balancing,
+        Workers(comm, replica, chosen.worker(replica, comm, optimizer, strategies.Clip()), optimizer),
+        Objective(LOSSES["cross_entropy"]),
+        Schedule(batches, EPOCHS, balance=balancing),
     ).fit()
     samples, compute_s = (
         [sum(getattr(record.ranks[rank], name) for record in history) for rank in range(2)]

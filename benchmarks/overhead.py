@@ -77,9 +77,10 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
     from tutti.comm.traced import traced
     from tutti.data import Batches
     from tutti.records.trace import Trace
+    from tutti.training.evaluation import Objective
     from tutti.training.losses import LOSSES
     from tutti.training.timers import StageTimer
-    from tutti.training.trainer import Trainer
+    from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
 
     torch.manual_seed(0)
     trace = Trace() if side == "trace" else None
@@ -90,14 +91,10 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
     optimizer = torch.optim.Adam(module.parameters())
     worker = strategy.worker(replica, comm, optimizer, strategies.Clip())
     trainer = Trainer(
-        comm=comm,
-        replica=replica,
-        worker=worker,
-        optimizer=optimizer,
-        batches=Batches(part, BATCH * comm.size, comm.rank, comm.size),
-        loss=LOSSES["cross_entropy"],
-        epochs=1,
-        trace=trace,
+        Workers(comm, replica, worker, optimizer),
+        Objective(LOSSES["cross_entropy"]),
+        Schedule(Batches(part, BATCH * comm.size, comm.rank, comm.size), epochs=1),
+        hooks=Hooks(trace=trace),
     )
     if side == "off":
         trainer._stages, worker.updating = blind(StageTimer), Blind()

@@ -366,11 +366,11 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
 
 
 def _accuracy(module, part, comm) -> float:
-    from tutti.training.evaluation import evaluate
+    from tutti.training.evaluation import Objective, evaluate
     from tutti.training.losses import LOSSES
     from tutti.training.metrics import METRICS
 
-    found = evaluate(module, part, comm, LOSSES["cross_entropy"], (METRICS["accuracy"],))
+    found = evaluate(module, part, comm, Objective(LOSSES["cross_entropy"], (METRICS["accuracy"],)))
     return found.metrics["accuracy"]
 
 

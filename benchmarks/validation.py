@@ -81,8 +81,10 @@ def train(comm, parts, settings, side: str) -> dict[str, float]:
 
     from tutti import models, strategies
     from tutti.data import Batches
+    from tutti.training.evaluation import Objective
     from tutti.training.losses import LOSSES
-    from tutti.training.trainer import Trainer
+    from tutti.training.trainer import Schedule, Trainer, Workers
+    from tutti.training.validation import ValidationPlan
 
     torch.manual_seed(0)
     chosen = strategies.named(settings["strategy"])()
@@ -91,15 +93,10 @@ def train(comm, parts, settings, side: str) -> dict[str, float]:
     optimizer = torch.optim.Adam(module.parameters())
     training, validation = parts
     history = Trainer(
-        comm=comm,
-        replica=replica,
-        worker=chosen.worker(replica, comm, optimizer, strategies.Clip()),
-        optimizer=optimizer,
-        batches=Batches(training, BATCH, comm.rank, comm.size, own=True),
-        loss=LOSSES["cross_entropy"],
-        epochs=EPOCHS,
-        validation=None if side == "none" else validation,
-        validate="pause" if side == "none" else side,
+        Workers(comm, replica, chosen.worker(replica, comm, optimizer, strategies.Clip()), optimizer),
+        Objective(LOSSES["cross_entropy"]),
+        Schedule(Batches(training, BATCH, comm.rank, comm.size, own=True), EPOCHS),
+        None if side == "none" else ValidationPlan(validation, side),
     ).fit()
     whole = sum(record.seconds["total"] for record in history)
     return {

@@ -18,10 +18,10 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, open_data
 from tutti.errors import NotFinite
 from tutti.strategies import Clip, Downpour, place
-from tutti.training.evaluation import evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.trainer import Trainer
+from tutti.training.trainer import Schedule, Trainer, Workers
 
 REMEDIES = {
     "none": Downpour(),
@@ -38,21 +38,15 @@ def run(comm, strategy, data, epochs, lr):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     replica = place(model, comm, strategy.home)
-    loss, metrics = LOSSES["cross_entropy"], [METRICS["accuracy"]]
-    trainer = Trainer(
-        comm=comm,
-        replica=replica,
-        worker=strategy.worker(replica, comm, optimizer, Clip()),
-        optimizer=optimizer,
-        batches=Batches(data.train, 4, comm.rank, comm.size, own=True),
-        loss=loss,
-        epochs=epochs,
-        # No two workers are equally fast.
-        seconds_per_sample=SECONDS_PER_SAMPLE * (1 + 0.2 * ((comm.rank * 0.618) % 1)),
-    )
-    history = trainer.fit()
+    objective = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]])
+    worker = strategy.worker(replica, comm, optimizer, Clip())
+    # No two workers are equally fast.
+    seconds = SECONDS_PER_SAMPLE * (1 + 0.2 * ((comm.rank * 0.618) % 1))
+    workers = Workers(comm, replica, worker, optimizer, seconds_per_sample=seconds)
+    batches = Batches(data.train, 4, comm.rank, comm.size, own=True)
+    history = Trainer(workers, objective, Schedule(batches, epochs)).fit()
     stale = [rank.staleness_mean or 0.0 for record in history for rank in record.ranks]
-    accuracy = evaluate(model, data.test, comm, loss, metrics).metrics["accuracy"]
+    accuracy = evaluate(model, data.test, comm, objective).metrics["accuracy"]
     return accuracy, sum(stale) / len(stale)
 
 

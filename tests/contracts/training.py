@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from tests.trainers import trainer_of
 from tutti.comm.base import Communicator
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches, Part, open_data
@@ -24,10 +25,9 @@ from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
-from tutti.training.evaluation import evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.trainer import Trainer
 
 SPEEDS = (1.0e-3, 1.31e-3, 0.77e-3, 1.13e-3)
 """Seconds that each rank needs for a sample on the virtual clock: no two finish at the same moment."""
@@ -168,7 +168,7 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
     passes = run.passes * run.strategy.passes
     loss, metrics = LOSSES["cross_entropy"], (METRICS["accuracy"],)
     schedule = run.schedule(optimizer) if run.schedule else None
-    trainer = Trainer(
+    trainer = trainer_of(
         comm=comm,
         replica=replica,
         worker=run.strategy.worker(replica, comm, optimizer, run.clip),
@@ -177,13 +177,13 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
         loss=loss,
         metrics=metrics,
         epochs=run.epochs,
-        schedule=schedule,
+        lr=schedule,
         seconds_per_sample=run.speeds[comm.rank % len(run.speeds)],
         on_epoch=run.on_epoch,
         trace=run.trace,
     )
     history = trainer.fit()
-    found = evaluate(module, test, comm, loss, metrics)
+    found = evaluate(module, test, comm, Objective(loss, metrics))
     comm.barrier()
     fixed = [p for p in module.parameters() if not p.requires_grad]
     return Outcome(

@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 from tutti.comm.base import Communicator
 from tutti.model_parallel.choice import portion_of
 from tutti.replica import local
-from tutti.run.build import build_optimizer, build_strategy, open_config_data, seeded
+from tutti.run.assembly import assemble
+from tutti.run.build import build_strategy, open_config_data, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of
 from tutti.run.task import prepare_task
-from tutti.run.train import prepare_trainer
 from tutti.run.train_job import TrainJob
 
 
@@ -43,8 +43,7 @@ def measure(comm: Communicator, job: TrainJob) -> int:
         strategy = build_strategy(job, comm.size if layout is None else layout.data, 1)
         task = prepare_task(job, open_config_data(job, comm))
         portion = portion_of(layout, comm, task.module, task.workload(config.batch_size))
-        optimizer = build_optimizer(job, portion.module)
-        trainer = prepare_trainer(job, comm, task, strategy, portion, optimizer)
+        trainer = assemble(job, comm, task, strategy, portion).trainer()
         held = [*portion.module.parameters(), *portion.module.buffers()]
         before = sum(local(x.detach()).nbytes for x in held)
         before += sum(flat.grads.nbytes for flat in trainer.replica.flats)

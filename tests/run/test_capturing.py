@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,23 +12,16 @@ from tutti.data import Batches, Part
 from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.run.config import TrainConfig
-from tutti.run.task import Task
 from tutti.run.train import captured_by
+from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
-
-
-@dataclass
-class Learned:
-    """As much of a task as decides."""
-
-    loss: Loss
 
 
 def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(Part(torch.zeros(4, 2), torch.zeros(4)), 4)
     monkeypatch.setattr(Part, "device", property(lambda _: torch.device("cuda")))
     own = Loss("own", lambda outputs, targets: (outputs.sum(), 4), LOSSES["mse"].fit, weighed=True)
-    rest: Any = cast("Task", Learned(own)), Replica(nn.Linear(2, 1)), batches
+    rest: Any = Objective(own), Replica(nn.Linear(2, 1)), batches
     assert captured_by(TrainConfig(cuda_graph="auto"), *rest) is None
     with pytest.raises(BadOption, match=r"denominator of its own.*use --cuda-graph off"):
         captured_by(TrainConfig(cuda_graph="on", device="cuda"), *rest)

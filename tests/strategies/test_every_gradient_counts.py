@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from tests.trainers import trainer_of
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, Part, Queue
@@ -35,7 +36,6 @@ from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.training.losses import LossFunction, named_loss
-from tutti.training.trainer import Trainer
 
 SAMPLES, EPOCHS, SEED = 23, 2, 5
 WEIGHTS = torch.arange(SAMPLES, dtype=torch.float64) % 3  # of the samples, in a loss with its own denominator
@@ -122,7 +122,7 @@ def train(comm: Communicator, case: Case, loss: LossFunction) -> Tensor | None:
     own = case.strategy.pace is not Pace.TOGETHER
     passes = case.strategy.passes
     batches = Batches(part, case.batch_size, comm.rank, comm.size, passes, seed=SEED, own=own)
-    Trainer(
+    trainer_of(
         comm=comm,
         replica=replica,
         worker=case.strategy.worker(replica, comm, optimizer, Clip()),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from tests.trainers import trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -17,7 +18,6 @@ from tutti.strategies import Worker
 from tutti.training.balance import SpeedBalance
 from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
-from tutti.training.trainer import Trainer
 
 TRAIN = blobs(1600)
 
@@ -49,7 +49,7 @@ def run(slowness: list[float], balanced: bool, passes: int = 1) -> tuple[float, 
         replica = Replica(FP64.prepare(model()))
         optimizer = SGD(replica.module.parameters(), lr=0.1, momentum=0.9)
         batches = Batches(TRAIN, 40, comm.rank, comm.size, passes, seed=5)
-        history = Trainer(
+        history = trainer_of(
             comm=comm,
             replica=replica,
             worker=Together(replica, comm, optimizer),

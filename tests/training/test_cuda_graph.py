@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from tests.trainers import trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batch, Batches
@@ -22,7 +23,6 @@ from tutti.training.cuda_graph import WARM, GraphedPass, Pass, Work, can_be_reco
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
-from tutti.training.trainer import Trainer
 
 TRAIN, BATCH, EPOCHS = blobs(105), 20, 3
 WHOLE = EPOCHS * 5
@@ -72,7 +72,7 @@ def trained(
         captured = (
             GraphedPass(replica, batches, loss, arithmetic("fp64"), True, recorder) if captures else None
         )
-        history = Trainer(
+        history = trainer_of(
             comm=comm,
             replica=replica,
             worker=Solo().worker(replica, comm, optimizer, Clip()),
@@ -82,7 +82,7 @@ def trained(
             metrics=metrics,
             epochs=EPOCHS,
             arithmetic=arithmetic("fp64"),
-            captured=captured,
+            compute=captured,
         ).fit()
         return history, replica.flats[0].weights.clone(), recorder.calls
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from tests.comm.ranks import World
+from tests.trainers import trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -23,12 +24,11 @@ from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer, Strategy, Sync, Worker
 from tutti.strategies.placement import place
-from tutti.training.evaluation import evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, LossFunction, named_loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit
-from tutti.training.trainer import Trainer
 
 BATCH, EPOCHS = 20, 2
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 0.0])
@@ -138,7 +138,7 @@ def rank_s_run(comm: Communicator, name: str, way: Strategy, **rest: int) -> tup
     module = FP64.prepare(network(name))
     replica = place(module, comm, way.home)
     optimizer = SGD(module.parameters(), lr=0.3, momentum=0.9)
-    history = Trainer(
+    history = trainer_of(
         comm=comm,
         replica=replica,
         worker=way.worker(replica, comm, optimizer, Clip(norm=0.5)),
@@ -237,7 +237,7 @@ def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
         replica = Replica(module)
         batches = Batches(part, 7, comm.rank, comm.size, passes, seed=5, own=True)
         worker = Noting(replica)
-        Trainer(
+        trainer_of(
             comm=comm,
             replica=replica,
             worker=worker,
@@ -290,7 +290,7 @@ def test_evaluation_is_that_of_torch_over_what_has_a_label(ranks: int) -> None:
 
     def program(comm: Communicator) -> object:
         mine = copy.deepcopy(module)
-        return evaluate(mine, part, comm, loss, [METRICS["accuracy"]], 4, batch_size=9, arithmetic=FP64)
+        return evaluate(mine, part, comm, Objective(loss, [METRICS["accuracy"]], 4, FP64), batch_size=9)
 
     first, *others = VirtualWorld(ranks).run(program)
     assert all(other == first for other in others)
@@ -309,7 +309,9 @@ def test_each_position_counts_where_samples_have_several_labels() -> None:
     part = Part(scores, labels)
     loss = named_loss("cross_entropy", DataSet("tokens", part, None, None, 3, ()))
     (found,) = VirtualWorld(1).run(
-        lambda comm: evaluate(nn.Identity(), part, comm, loss, [METRICS["accuracy"]], 3, batch_size=1)
+        lambda comm: evaluate(
+            nn.Identity(), part, comm, Objective(loss, [METRICS["accuracy"]], 3), batch_size=1
+        )
     )
     assert found.metrics["accuracy"] == 18 / 20
     assert found.loss == pytest.approx(functional.cross_entropy(scores, labels).item(), rel=1e-12)
@@ -327,10 +329,10 @@ def test_a_plain_mean_costs_nothing() -> None:
 def test_a_pair_that_is_no_sum_and_weight_is_refused(pair: tuple[object, object]) -> None:
     loss = named_loss(lambda outputs, targets: pair, dataset(blobs(10)))
     with pytest.raises(BadOption, match="weight to divide it by"):
-        check_fit(model(), blobs(10), loss)
+        check_fit(model(), blobs(10), Objective(loss))
 
 
 def test_a_loss_of_pairs_is_known_as_one_after_the_check() -> None:
     loss = named_loss(a_sum_with_its_weight, dataset(blobs(10)))
-    assert check_fit(model(), blobs(10), loss).weighed
-    assert not check_fit(model(), blobs(10), LOSSES["cross_entropy"]).weighed
+    assert check_fit(model(), blobs(10), Objective(loss)).loss.weighed
+    assert not check_fit(model(), blobs(10), Objective(LOSSES["cross_entropy"])).loss.weighed

@@ -15,7 +15,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
-from tutti.training.evaluation import average_buffers, evaluate, evaluating
+from tutti.training.evaluation import Objective, average_buffers, evaluate, evaluating
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 
@@ -35,7 +35,7 @@ def evaluation_on(ranks: int, part: Part = PART) -> list[Evaluation]:
 
     def program(comm: Communicator) -> Evaluation:
         mine, metrics = copy.deepcopy(module), [METRICS["accuracy"]]
-        return evaluate(mine, part, comm, LOSSES["cross_entropy"], metrics, 10, batch_size=300)
+        return evaluate(mine, part, comm, Objective(LOSSES["cross_entropy"], metrics, 10), batch_size=300)
 
     return VirtualWorld(ranks).run(program)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
-from tutti.training.evaluation import evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import named_loss
 from tutti.training.metrics import METRICS, named_metrics, predicted
 from tutti.training.sums import Tally
@@ -54,7 +54,7 @@ def test_a_single_output_that_approaches_the_class_number_means_the_nearest_clas
     loss_used = named_loss(loss, data)
     metrics = named_metrics("auto", loss_used, data)
     found = VirtualWorld(2).run(
-        lambda comm: evaluate(torch.nn.Identity(), part, comm, loss_used, metrics, classes=3)
+        lambda comm: evaluate(torch.nn.Identity(), part, comm, Objective(loss_used, metrics, 3))
     )
     assert found[0].metrics == {"accuracy": pytest.approx(5 / 6)}
     assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]

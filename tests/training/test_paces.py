@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR
 
+from tests.trainers import trainer_of
 from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator, cut
 from tutti.comm.virtual.world import VirtualWorld
@@ -31,8 +32,8 @@ def trainer(comm: Communicator, passes: int = 1, queue: bool = False, **rest) ->
     optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
     batches = Batches(train, BATCH, comm.rank, comm.size, passes, SEED, own=True)
     if "decay" in rest:
-        rest["schedule"] = LinearLR(optimizer, 1.0, 0.5, total_iters=rest.pop("decay"))
-    return Trainer(
+        rest["lr"] = LinearLR(optimizer, 1.0, 0.5, total_iters=rest.pop("decay"))
+    return trainer_of(
         comm=comm,
         replica=replica,
         worker=Apart(replica, comm, optimizer),
@@ -161,7 +162,7 @@ def test_a_queue_follows_steps_and_the_schedule_whoever_takes_the_batches() -> N
     def program(comm: Communicator) -> tuple[int, float, int]:
         trains = trainer(comm, queue=True, steps=8, decay=8, seconds_per_sample=1.0 + 4.0 * comm.rank)
         last = trains.fit()[-1]
-        return last.step, last.lr, trains.schedule.last_epoch
+        return last.step, last.lr, trains._schedule.last_epoch
 
     world = VirtualWorld(2)
     for step, lr, scheduled in world.run(program):

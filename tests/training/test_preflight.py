@@ -9,6 +9,7 @@ from torch import nn
 from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadData, BadModel, BadOption
+from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.preflight import check_fit, check_smallest_batch
@@ -21,7 +22,7 @@ def test_a_model_that_fits_is_left_as_it_was() -> None:
     module = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     random = torch.get_rng_state()
-    check_fit(module, PART, CROSS_ENTROPY, [METRICS["accuracy"]], 3)
+    check_fit(module, PART, Objective(CROSS_ENTROPY, [METRICS["accuracy"]], 3))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     assert all(part.training for part in module.modules())
@@ -32,24 +33,26 @@ def test_a_model_for_other_inputs_is_refused_with_their_shape() -> None:
     with pytest.raises(
         BadModel, match=r"the model cannot take a batch of shape \(2, 8\) \(float32\): RuntimeError"
     ):
-        check_fit(nn.Linear(9, 3), PART, CROSS_ENTROPY)
+        check_fit(nn.Linear(9, 3), PART, Objective(CROSS_ENTROPY))
 
 
 def test_a_model_with_too_few_outputs_is_refused() -> None:
     with pytest.raises(BadModel, match=r"outputs of shape \(2, 3\)"):
-        check_fit(nn.Linear(8, 2), Part(PART.inputs, PART.targets % 2), CROSS_ENTROPY, classes=3)
+        check_fit(nn.Linear(8, 2), Part(PART.inputs, PART.targets % 2), Objective(CROSS_ENTROPY, classes=3))
 
 
 def test_a_label_anywhere_in_the_data_is_found() -> None:
     targets = PART.targets.clone()
     targets[33] = 7
     with pytest.raises(BadData, match="labels go from 0 to 7"):
-        check_fit(nn.Linear(8, 3), Part(PART.inputs, targets), CROSS_ENTROPY)
+        check_fit(nn.Linear(8, 3), Part(PART.inputs, targets), Objective(CROSS_ENTROPY))
 
 
 def test_a_metric_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BadModel, match="top5"):
-        check_fit(nn.Linear(8, 1), Part(PART.inputs, torch.randn(50)), LOSSES["mse"], [METRICS["top5"]])
+        check_fit(
+            nn.Linear(8, 1), Part(PART.inputs, torch.randn(50)), Objective(LOSSES["mse"], [METRICS["top5"]])
+        )
 
 
 def test_an_error_in_the_users_own_code_is_placed() -> None:
@@ -58,7 +61,7 @@ def test_an_error_in_the_users_own_code_is_placed() -> None:
             return inputs.view(-1, 5)
 
     with pytest.raises(BadModel, match=r"RuntimeError: .* \(at .*test_preflight\.py, line \d+\)"):
-        check_fit(Wrong(), PART, CROSS_ENTROPY)
+        check_fit(Wrong(), PART, Objective(CROSS_ENTROPY))
 
 
 def test_trying_a_single_sample_leaves_statistics_and_random_numbers_alone() -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
+from tests.trainers import trainer_of
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batches
@@ -22,12 +23,12 @@ from tutti.records.run import STAGES, EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Sync, Worker
 from tutti.strategies.placement import place
-from tutti.training.evaluation import evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.progress import Moment, Progress, RunLength
-from tutti.training.trainer import Trainer, run_length
+from tutti.training.trainer import Schedule, Trainer
 
 GENERATOR = torch.Generator().manual_seed(3)
 CENTRES = 2 * torch.randn(4, 12, generator=GENERATOR)
@@ -46,6 +47,7 @@ UPDATES = 11
 
 
 FP64 = Arithmetic("fp64")
+OBJECTIVE = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]], 4)
 
 
 @dataclass
@@ -80,11 +82,11 @@ def trainer(comm: Communicator, module: nn.Module, passes: int = 1, lr: float = 
     replica = Replica(module)
     optimizer = SGD(module.parameters(), lr=lr, momentum=0.9)
     if "schedule" in rest:
-        rest["schedule"] = rest["schedule"](optimizer)
+        rest["lr"] = rest.pop("schedule")(optimizer)
     given = {"metrics": [METRICS["accuracy"]], "validation": VALIDATION, "classes": 4, **rest}
     if "steps" not in given:
         given.setdefault("epochs", 3)
-    return Trainer(
+    return trainer_of(
         comm=comm,
         replica=replica,
         worker=Averaging(replica, comm, optimizer),
@@ -175,7 +177,7 @@ def test_the_loop_drives_a_strategy_with_shared_weights(every: int) -> None:
         strategy, module = Sync(every=every), copy.deepcopy(start)
         replica = place(module, comm, strategy.home)
         optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
-        trains = Trainer(
+        trains = trainer_of(
             comm=comm,
             replica=replica,
             worker=strategy.worker(replica, comm, optimizer, Clip()),
@@ -267,7 +269,7 @@ def test_the_last_record_is_what_an_evaluation_afterwards_finds() -> None:
     def program(comm: Communicator) -> bool:
         trains = trainer(comm, copy.deepcopy(module), epochs=2)
         last = trains.fit()[-1]
-        again = evaluate(trains.replica.module, VALIDATION, comm, trains.loss, trains.metrics, 4)
+        again = evaluate(trains.replica.module, VALIDATION, comm, OBJECTIVE)
         return again == last.validation
 
     module = model(norm=True)
@@ -367,7 +369,7 @@ def test_a_single_sample_for_a_rank_is_refused_where_the_model_needs_two() -> No
 @pytest.mark.parametrize("given", [{}, {"epochs": 1, "steps": 1}, {"epochs": 0}, {"steps": -3}])
 def test_a_run_has_epochs_or_steps(given: dict[str, int]) -> None:
     with pytest.raises(BadOption, match="give one of them"):
-        run_length(Batches(TRAIN, BATCH), **given)
+        _ = Schedule(Batches(TRAIN, BATCH), **given).updates
 
 
 def test_bf16_and_channels_last_train() -> None:

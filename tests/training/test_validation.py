@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from tests.trainers import trainer_of
 from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -25,12 +26,11 @@ from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
 from tutti.training import background
 from tutti.training.background import BackgroundEvaluator
-from tutti.training.evaluation import evaluate
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.sums import Tally
-from tutti.training.trainer import Trainer
 from tutti.training.validation import Background, ValidationTask, named_validation
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
@@ -53,7 +53,7 @@ def run(
         seen: list[int] = []
         replica = Replica(model(norm=True))
         optimizer = SGD(replica.module.parameters(), lr=0.1, momentum=0.9)
-        history = Trainer(
+        history = trainer_of(
             comm=comm,
             replica=replica,
             worker=Apart(replica, comm, optimizer),
@@ -96,7 +96,7 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
         replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
         comm.barrier()
         one = task(replica, comm)
-        expected, found = evaluate(model(), VALIDATION, comm, LOSS).loss, []
+        expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).loss, []
         comm.barrier()
         validation = named_validation(validate)(one)
         for turn in range(2):
@@ -122,7 +122,7 @@ def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:
 
 
 def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
-    return ValidationTask(replica, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4, arithmetic)
+    return ValidationTask(replica, VALIDATION, comm, Objective(LOSS, [METRICS["accuracy"]], 4, arithmetic))
 
 
 @pytest.mark.parametrize("places", [1, 2, 9])
@@ -140,7 +140,7 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
                 replica.flats[0].weights.mul_(1.0 + 0.1 * turn)
                 replica.buffers[0].add_(0.1)
             background.begin()
-            expected.append(evaluate(replica.module, VALIDATION, comm, LOSS, [METRICS["accuracy"]], 4))
+            expected.append(evaluate(replica.module, VALIDATION, comm, task(replica, comm).objective))
         own = [replica.flats[0].weights.clone(), *(buffer.clone() for buffer in replica.buffers)]
         found = background.collect(everything=True)
         background.close()
@@ -162,7 +162,7 @@ def test_weights_that_processes_share_are_not_touched() -> None:
         replica.flats[0].weights.zero_()
         (found,) = background.collect(everything=True)
         background.close()
-        assert found.loss == evaluate(model(), VALIDATION, comm, LOSS).loss
+        assert found.loss == evaluate(model(), VALIDATION, comm, Objective(LOSS)).loss
         assert not shared.any()
 
     VirtualWorld(1).run(program)

@@ -25,7 +25,6 @@ from tutti.records.usage import usage_file
 from tutti.run.train_job import TrainJob
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.profiling import Profile, Profiler
-from tutti.training.trainer import Trainer
 
 
 def crew_of(team: Communicator) -> Communicator:
@@ -96,35 +95,36 @@ class Recording:
 
     Attributes:
         comm: the same ranks; what passes through this communicator is recorded.
+        trace: where each stage is noted; None: nowhere.
+        profiler: is to be called before each step; None: of this rank none is profiled.
     """
 
     def __init__(self, comm: Communicator, job: TrainJob) -> None:
         self._all, self._job = comm, job
-        self._profiler: Profiler | None = None
-        self._trace = Trace() if job.trace else None
+        self.profiler: Profiler | None = None
+        self.trace = Trace() if job.trace else None
         self._readings: list[Reading] = []
         self.comm = comm
-        if self._trace is not None:
+        if self.trace is not None:
             self._read_clock()
-            self.comm = traced(comm, self._trace)
+            self.comm = traced(comm, self.trace)
 
-    def attach(self, trainer: Trainer) -> None:
-        """Record what `trainer` does.
+    def profile(self, updates: int) -> None:
+        """Make the profiler of a run of so many steps, where one is asked for.
 
         Raises:
             BadOption: the run has not as many steps as are to be profiled.
         """
-        trainer.trace = self._trace
         wanted = self._job.profile
         if wanted is None:
             return
-        if wanted.last > trainer.updates:
+        if wanted.last > updates:
             raise BadOption(
-                f"--profile is {wanted.first}-{wanted.last}, but the run has {trainer.updates} steps; give "
-                "steps among them"
+                f"--profile is {wanted.first}-{wanted.last}, but the run has {updates} steps; give steps "
+                "among them"
             )
         if self._all.rank in wanted.ranks:
-            self._profiler = trainer.on_step = Profiler(wanted.first, wanted.last)
+            self.profiler = Profiler(wanted.first, wanted.last)
 
     def save(self, folder: str | None) -> list[str]:
         """Bring together what all ranks have recorded, and write it (collective over all ranks of the job).
@@ -138,9 +138,9 @@ class Recording:
         Raises:
             BadRunFolder: it cannot be written.
         """
-        if self._trace is None and self._job.profile is None:
+        if self.trace is None and self._job.profile is None:
             return []
-        if self._trace is not None:
+        if self.trace is not None:
             self._read_clock()
         writer = next(
             (rank for rank, has in enumerate(self._all.all_gather_objects(folder is not None)) if has), 0
@@ -150,14 +150,14 @@ class Recording:
 
     def rescue(self, folder: Path) -> None:
         """Write what this rank has recorded, after a failure; not collective."""
-        if self._trace is not None:
+        if self.trace is not None:
             _write([self._part()], folder, whole=False)
 
     def _part(self) -> RankRecording:
-        if self._profiler is not None:
-            self._profiler.close()
-        profile = self._profiler.found if self._profiler is not None else None
-        return RankRecording(None if self._trace is None else self._lane(self._trace), profile)
+        if self.profiler is not None:
+            self.profiler.close()
+        profile = self.profiler.found if self.profiler is not None else None
+        return RankRecording(None if self.trace is None else self._lane(self.trace), profile)
 
     def _lane(self, trace: Trace) -> Lane:
         return Lane(f"rank {self._all.rank}", self._host, socket.gethostname(), trace, tuple(self._readings))

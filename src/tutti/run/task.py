@@ -16,9 +16,9 @@ from tutti.run import summary_lines
 from tutti.run.build import build_model, outputs_for, part_sizes
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import OBJECT, named_or_given
-from tutti.training.evaluation import evaluate
-from tutti.training.losses import LOSSES, Loss, named_loss
-from tutti.training.metrics import Metric, named_metrics
+from tutti.training.evaluation import Objective, evaluate
+from tutti.training.losses import LOSSES, named_loss
+from tutti.training.metrics import named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit
 from tutti.training.target_kinds import are_flags
@@ -36,18 +36,14 @@ class Task:
         name: of the model.
         module: the model.
         parameters: how many trainable numbers it has.
-        loss: of the run.
-        metrics: what else is computed.
-        arithmetic: how the model computes; the module was prepared by it.
+        objective: loss and metrics of the run, and how the model computes.
     """
 
     dataset: DataSet
     name: str
     module: nn.Module
     parameters: int
-    loss: Loss
-    metrics: tuple[Metric, ...]
-    arithmetic: Arithmetic
+    objective: Objective
 
     @property
     def nbytes(self) -> int:
@@ -57,14 +53,14 @@ class Task:
 
     def described(self) -> str:
         """Model, data and what is to be learned, in a line each."""
-        data = self.dataset
+        data, of = self.dataset, self.objective
         sizes = summary_lines.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
-        return f"{sizes}\n{summary_lines.task(self.kind, self.loss.name, [one.name for one in self.metrics])}"
+        return f"{sizes}\n{summary_lines.task(self.kind, of.loss.name, [one.name for one in of.metrics])}"
 
     @property
     def kind(self) -> str:
         """The kind of targets, in words."""
-        targets, data = self.dataset.train.targets, self.dataset
+        targets, data, loss = self.dataset.train.targets, self.dataset, self.objective.loss
         if data.classes is not None:
             names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
             positions = f" at each of {'x'.join(map(str, targets.shape[1:]))} positions"
@@ -72,31 +68,29 @@ class Task:
                 f"{_count(data.classes, 'class', 'classes')}{names}{positions if targets.dim() > 1 else ''}"
             )
         numbers = outputs_for(data)
-        if self.loss.labels:
+        if loss.labels:
             return f"shares of {targets.shape[1]} classes"
-        if self.loss.name == "bce":
+        if loss.name == "bce":
             if not are_flags(targets):
                 return _count(numbers, "probability", "probabilities")
             return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
-        if self.loss.name not in LOSSES:
+        if loss.name not in LOSSES:
             return f"{_count(numbers, 'number', 'numbers')} for each sample"
         return f"regression of {_count(numbers, 'number', 'numbers')}"
 
     def workload(self, batch_size: int) -> Workload:
         """Describe the work to layouts of the model over ranks: `batch_size` samples are behind an update."""
-        return Workload(self.dataset.train, batch_size, self.loss, self.arithmetic)
+        return Workload(self.dataset.train, batch_size, self.objective.loss, self.objective.arithmetic)
 
     def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
         """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
-        inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
-        return self.loss.measure(self.arithmetic.forward(module, inputs), targets)
+        arithmetic = self.objective.arithmetic
+        inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
+        return self.objective.loss.measure(arithmetic.forward(module, inputs), targets)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""
-        if part is None:
-            return None
-        rest = self.loss, self.metrics, self.dataset.classes
-        return evaluate(self.module, part, comm, *rest, arithmetic=self.arithmetic)
+        return None if part is None else evaluate(self.module, part, comm, self.objective)
 
 
 def _count(number: int, one: str, several: str) -> str:
@@ -116,6 +110,6 @@ def prepare_task(job: Job, dataset: DataSet) -> Task:
     loss = named_loss(named_or_given(job, "loss"), dataset)
     metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(job, dataset))
-    loss = check_fit(module, dataset.train, loss, metrics, dataset.classes, arithmetic=arithmetic)
-    name = config.model.removeprefix(OBJECT)
-    return Task(dataset, name, module, count_of(module), loss, metrics, arithmetic)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic)
+    objective = check_fit(module, dataset.train, objective)
+    return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)

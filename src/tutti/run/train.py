@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
-from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.launch.usage_sampler import Sampler, sampling
-from tutti.model_parallel.base import Portion
 from tutti.model_parallel.choice import portion_of
 from tutti.model_parallel.layout import Layout
 from tutti.records.heartbeat import TESTING
@@ -26,16 +24,8 @@ from tutti.records.run import Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.run import summary_lines
-from tutti.run.build import (
-    build_optimizer,
-    build_schedule,
-    deal,
-    default_floats,
-    open_config_data,
-    outputs_for,
-    reseed,
-    seeded,
-)
+from tutti.run.assembly import Assembly, assemble
+from tutti.run.build import default_floats, open_config_data, outputs_for, reseed, seeded
 from tutti.run.checks import check_strategy
 from tutti.run.compatibility import NEEDS_GPU_SAMPLES
 from tutti.run.config import TrainConfig
@@ -46,16 +36,19 @@ from tutti.run.servers import result_for_all, serve, serves, take_sides
 from tutti.run.task import Task, prepare_task
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
-from tutti.strategies import Clip, Strategy
+from tutti.strategies import Strategy
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
+from tutti.training.evaluation import Objective
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.progress import Progress, Several, progress_on
-from tutti.training.trainer import Trainer, run_length
+from tutti.training.trainer import Hooks
 from tutti.training.weights import weights_to_bytes
 
 
-def captured_by(config: TrainConfig, task: Task, replica: Replica, batches: Batches) -> GraphedPass | None:
+def captured_by(
+    config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
+) -> GraphedPass | None:
     """Return what computes by a graph; None where the CPU launches each operation.
 
     Raises:
@@ -66,20 +59,17 @@ def captured_by(config: TrainConfig, task: Task, replica: Replica, batches: Batc
         raise BadOption(NEEDS_GPU_SAMPLES)
     if not on_gpu or isinstance(batches, Queue) or wanted == "off":
         return None
-    if task.loss.weighed:
+    if objective.loss.weighed:
         if wanted == "on":
             raise BadOption(
-                f"loss '{task.loss.name}' has a denominator of its own, which the CPU must know in each "
+                f"loss '{objective.loss.name}' has a denominator of its own, which the CPU must know in each "
                 "step; use --cuda-graph off"
             )
         return None
-    if wanted == "auto" and not can_be_recorded(replica.module, task.loss):
+    if wanted == "auto" and not can_be_recorded(replica.module, objective.loss):
         return None
-    return GraphedPass(replica, batches, task.loss, task.arithmetic, bool(task.metrics), CudaRecorder())
-
-
-DEFAULT_EPOCHS = 20
-"""Passes over the training samples, when neither epochs nor steps is given."""
+    keeps = bool(objective.metrics)
+    return GraphedPass(replica, batches, objective.loss, objective.arithmetic, keeps, CudaRecorder())
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -123,18 +113,15 @@ def _train(
     recording: Recording,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    portion = portion_of(layout, comm, task.module, task.workload(job.config.batch_size))
-    try:
-        task = replace(task, module=portion.module)
-        optimizer = build_optimizer(job, portion.module)
-        job = replace(job, config=resolved(job.config, comm, task, strategy, optimizer))
-        trainer = prepare_trainer(job, comm, task, strategy, portion, optimizer)
-        warn_if_short(strategy, trainer.updates, comm)
-        recording.attach(trainer)
-        facts = strategy.facts(job.config.batch_size)
-        return _run(job, comm, task, facts, trainer, sampler, portion, recording)
-    finally:
-        portion.close()
+    with closing(portion_of(layout, comm, task.module, task.workload(job.config.batch_size))) as portion:
+        parts = assemble(job, comm, task, strategy, portion)
+        graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
+        if graph is not None:
+            parts = replace(parts, workers=replace(parts.workers, compute=graph))
+        reseed(job.config.seed, 1 + portion.peers.rank)
+        warn_if_short(strategy, parts.schedule.updates, comm)
+        recording.profile(parts.schedule.updates)
+        return _run(job, comm, parts, strategy.facts(job.config.batch_size), sampler, recording)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
@@ -155,80 +142,23 @@ def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
         )
 
 
-def resolved(
-    config: TrainConfig, comm: Communicator, task: Task, strategy: Strategy, optimizer: Optimizer
-) -> TrainConfig:
-    """The configuration with all that was left to us filled in."""
-    names = ",".join(metric.name for metric in task.metrics) or "none"
-    return replace(
-        config,
-        strategy=strategy.name,
-        strategy_options=strategy.options(),
-        workers=str(comm.size),
-        threads=torch.get_num_threads(),
-        epochs=config.epochs or (DEFAULT_EPOCHS if config.steps is None else None),
-        lr=float(optimizer.param_groups[0]["lr"]),
-        loss=task.loss.name if config.loss == "auto" else config.loss,
-        metrics=names if config.metrics == "auto" else config.metrics,
-    )
-
-
-def prepare_trainer(
-    job: TrainJob,
-    comm: Communicator,
-    task: Task,
-    strategy: Strategy,
-    portion: Portion,
-    optimizer: Optimizer,
-) -> Trainer:
-    """Build the trainer of the resolved configuration (collective)."""
-    config = job.config
-    batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
-    replica = portion.place(strategy)
-    schedule = build_schedule(job, optimizer, run_length(batches, config.epochs, config.steps))
-    worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
-    reseed(config.seed, 1 + portion.peers.rank)
-    return Trainer(
-        comm=portion.peers,
-        replica=replica,
-        worker=worker,
-        optimizer=optimizer,
-        batches=batches,
-        loss=task.loss,
-        epochs=config.epochs,
-        steps=config.steps,
-        metrics=task.metrics,
-        validation=task.dataset.validation,
-        validate=config.validate,
-        classes=task.dataset.classes,
-        schedule=schedule,
-        balance=balance,
-        arithmetic=task.arithmetic,
-        compute=portion.compute,
-        captured=captured_by(config, task, replica, batches),
-        everyone=comm,
-        # mpirun gives its ranks a terminal even where what they print goes into a file.
-        progress=Progress() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi),
-    )
-
-
 def _run(
     job: TrainJob,
     comm: Communicator,
-    task: Task,
+    parts: Assembly,
     facts: StrategyFacts,
-    trainer: Trainer,
     sampler: Sampler | None,
-    portion: Portion,
     recording: Recording,
 ) -> RunOutcome:
     """Train, evaluate, write and print."""
-    speaks = comm.rank == 0 and not job.quiet
+    speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
     if speaks:
-        together = not trainer.batches.own
-        print(task.described(), summary_lines.training(job.config, together), sep="\n", flush=True)
+        together = not parts.schedule.batches.own
+        print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    # mpirun gives its ranks a terminal even where what they print goes into a file.
+    shown = Progress() if job.quiet else progress_on(sys.stdout, comm.rank, bar=not started_by().mpi)
     # Whoever repeats the run writes another folder.
-    config = replace(job.config, out=None)
+    config = replace(parts.config, out=None)
     state: dict[str, Any] = {}
     with (
         _run_folder(job, comm, config, task, facts, sampler, recording) as folder,
@@ -238,18 +168,18 @@ def _run(
     ):
 
         def keep() -> None:
-            state.update(portion.state())
+            state.update(parts.portion.state())
             if folder is not None:
                 folder.write_weights(weights_to_bytes(state))
 
-        trainer.checkpoint, trainer.on_epoch = keep, book.epoch
-        trainer.progress = Several(trainer.progress, heart)
-        history = trainer.fit()
+        progress = Several(shown, heart)
+        hooks = Hooks(progress, book.epoch, recording.profiler, keep, recording.trace)
+        history = parts.trainer(hooks).fit()
         heart.doing(TESTING)
-        test = task.evaluate(task.dataset.test, trainer.comm)
+        test = task.evaluate(data.test, parts.workers.comm)
         world = World(comm.size, comm.hosts, torch.get_num_threads())
         summary = Summary.of(history, test, task.parameters, world)
-        pipeline = portion.record()
+        pipeline = parts.portion.record()
         if folder is not None:
             if pipeline is not None:
                 folder.write(pipeline)
@@ -257,7 +187,6 @@ def _run(
             book.finish(summary)
     path = None if folder is None else str(folder.path)
     weights = _own(state) if job.bring_weights else None
-    data = task.dataset
     outcome = RunOutcome(config, history, summary, facts, path, data.shape, outputs_for(data), weights)
     if speaks:
         _print_end(outcome, data, pipeline)

@@ -24,6 +24,7 @@ from tutti.errors import BadModel
 from tutti.replica import Replica
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
+from tutti.training.trainer import Computed
 
 WARM: Final = 3
 """Steps that are told operation by operation before one is recorded."""
@@ -107,7 +108,7 @@ class GraphedPass:
         self._recorded: tuple[Pass, Callable[[], None]] | None = None
         batches.take = lambda positions: (positions, positions)
 
-    def __call__(self, batch: Batch) -> Pass:
+    def __call__(self, batch: Batch) -> Computed:
         """Add the gradient of a batch, weighted by its share of the update.
 
         Args:
@@ -123,18 +124,18 @@ class GraphedPass:
         if self._positions is None:
             self._positions, self._share = positions.clone(), batch.share
         if len(positions) != len(self._positions) or batch.share != self._share:
-            return self._recorder.aside(lambda: self._pass(positions, share))
+            return Computed(*self._recorder.aside(lambda: self._pass(positions, share)))
         own = self._positions.copy_(positions)
         if self._warm < WARM:
             self._warm += 1
-            return self._recorder.aside(lambda: self._pass(own, share))
+            return Computed(*self._recorder.aside(lambda: self._pass(own, share)))
         if self._recorded is None:
             self._recorded = self._record(lambda: self._pass(own, share))
         (loss, outputs, targets), replay = self._recorded
         replay()
         # What a graph writes, torch does not count.
         increment_version(self._written)
-        return (loss, outputs.clone(), targets.clone()) if self._keeps else (loss, outputs, targets)
+        return Computed(loss, *((outputs.clone(), targets.clone()) if self._keeps else (outputs, targets)))
 
     def _share_of(self, batch: Batch) -> Tensor:
         """The batch's share, on the GPU."""

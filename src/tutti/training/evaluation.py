@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -19,16 +20,25 @@ from tutti.training.precision import FP32, Arithmetic, is_of_keras
 from tutti.training.sums import Tally
 
 
+@dataclass(frozen=True)
+class Objective:
+    """The figures that are computed of a model's outputs, and the arithmetic of the model.
+
+    Attributes:
+        loss: of the run.
+        metrics: computed besides.
+        classes: the classes of the confusion matrix; None: no matrix.
+        arithmetic: how the model computes; it was prepared by it.
+    """
+
+    loss: Loss
+    metrics: Sequence[Metric] = ()
+    classes: int | None = None
+    arithmetic: Arithmetic = FP32
+
+
 def evaluate(
-    module: nn.Module,
-    part: Part,
-    comm: Communicator,
-    loss: Loss,
-    metrics: Sequence[Metric] = (),
-    classes: int | None = None,
-    *,
-    batch_size: int = 250,
-    arithmetic: Arithmetic = FP32,
+    module: nn.Module, part: Part, comm: Communicator, objective: Objective, *, batch_size: int = 250
 ) -> Evaluation:
     """Measure loss and metrics of `module` on `part` (collective).
 
@@ -40,29 +50,17 @@ def evaluate(
         module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
         part: the samples.
         comm: all ranks that take part.
-        loss: of the run.
-        metrics: to be computed besides.
-        classes: the classes of the confusion matrix; None: no matrix.
+        objective: what is computed.
         batch_size: samples of one forward pass of one rank.
-        arithmetic: how the model computes.
 
     Returns:
         The evaluation over all ranks, equal on all of them. Its `samples` were counted as they came.
     """
-    rest = loss, metrics, classes
-    return tally_of(module, part, comm, *rest, batch_size=batch_size, arithmetic=arithmetic).total(comm)
+    return tally_of(module, part, comm, objective, batch_size=batch_size).total(comm)
 
 
 def tally_of(
-    module: nn.Module,
-    part: Part,
-    comm: Communicator,
-    loss: Loss,
-    metrics: Sequence[Metric] = (),
-    classes: int | None = None,
-    *,
-    batch_size: int = 250,
-    arithmetic: Arithmetic = FP32,
+    module: nn.Module, part: Part, comm: Communicator, objective: Objective, *, batch_size: int = 250
 ) -> Tally:
     """Return the sums of `evaluate` over this rank's share of `part`.
 
@@ -71,7 +69,9 @@ def tally_of(
 
     The arguments are those of `evaluate`; nothing is exchanged with the other ranks.
     """
-    tally, shares = Tally(metrics, classes, loss.ignored, loss.amounts), cut(len(part), comm.size)
+    loss, arithmetic = objective.loss, objective.arithmetic
+    tally = Tally(objective.metrics, objective.classes, loss.ignored, loss.amounts)
+    shares = cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
     with evaluating(module), torch.no_grad():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,41 +14,31 @@ from torch import Tensor, nn
 from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
-from tutti.training.evaluation import evaluating
-from tutti.training.losses import Loss, check_labels, fit_check
-from tutti.training.metrics import Metric, labelled
+from tutti.training.evaluation import Objective, evaluating
+from tutti.training.losses import check_labels, fit_check
+from tutti.training.metrics import labelled
 from tutti.training.precision import FP32, Arithmetic
 
 PROBE_SAMPLES = 2
 
 
-def check_fit(
-    module: nn.Module,
-    part: Part,
-    loss: Loss,
-    metrics: Sequence[Metric] = (),
-    classes: int | None = None,
-    *,
-    arithmetic: Arithmetic = FP32,
-) -> Loss:
+def check_fit(module: nn.Module, part: Part, objective: Objective) -> Objective:
     """Run a few samples through model, loss and metrics, in evaluation mode, leaving the model as it was.
 
     Args:
-        module: the model, prepared by `arithmetic`.
+        module: the model.
         part: the samples that it is to learn.
-        loss: the loss of the run.
-        metrics: the metrics of the run.
-        classes: of the data set, or None.
-        arithmetic: how the model computes.
+        objective: loss and metrics of the run, and the classes of the data set.
 
     Returns:
-        The loss, which knows now whether it has a denominator of its own.
+        The objective, whose loss knows now whether it has a denominator of its own.
 
     Raises:
         BadModel: the model does not take these inputs, or its outputs do not fit the loss or a metric.
         BadOption: the loss is neither a mean over the samples nor a sum with its weight.
         BadData: a label lies outside 0..outputs-1.
     """
+    loss, arithmetic = objective.loss, objective.arithmetic
     inputs, targets = part.take(torch.arange(min(PROBE_SAMPLES, len(part))))
     inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
     with evaluating(module), torch.no_grad():
@@ -55,11 +46,11 @@ def check_fit(
             outputs = arithmetic.forward(module, inputs)
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
-        loss = fit_check(outputs, targets, loss, classes)
-        for metric in metrics:
+        loss = fit_check(outputs, targets, loss, objective.classes)
+        for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):
                 metric.sum(*labelled(outputs, targets, loss.ignored))
-    return loss
+    return replace(objective, loss=loss)
 
 
 def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Arithmetic = FP32) -> None:

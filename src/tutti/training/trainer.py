@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch, Batches, Update
-from tutti.data.parts import Part
 from tutti.errors import BadOption, NotFinite
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
@@ -24,17 +23,13 @@ from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
 from tutti.training.balance import SpeedBalance
-from tutti.training.cuda_graph import GraphedPass
-from tutti.training.evaluation import average_buffers
+from tutti.training.evaluation import Objective, average_buffers
 from tutti.training.finite_check import FiniteCheck, RunningSum
-from tutti.training.losses import Loss
-from tutti.training.metrics import Metric
-from tutti.training.precision import FP32, Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment, Progress, RunLength
 from tutti.training.sums import Tally
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
-from tutti.training.validation import Validation, ValidationTask, named_validation
+from tutti.training.validation import Validation, ValidationPlan, ValidationTask, named_validation
 
 FORWARD: Final = 1 / 3
 """The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
@@ -64,71 +59,118 @@ Compute = Callable[[Batch], Computed]
 """Adds the gradient of a batch, weighted by its share of the update, to that which is there."""
 
 
-@dataclass(kw_only=True)
-class Trainer:
-    """Trains a replica, on every rank of a communicator at once.
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a run, as one of them sees them.
 
     Attributes:
         comm: the ranks over which samples are dealt: all of the job, unless several hold one model together.
         replica: the model.
         worker: this rank's part in the strategy.
         optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
-        batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
-            strategy's workers make one update together. Or a queue that deals such own batches.
-        loss: of the run.
-        epochs: passes over the training samples; or
-        steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
-            need be. Give one of the two.
-        metrics: computed besides the loss, on training and validation samples.
-        validation: evaluated after every epoch.
-        validate: when and by whom: a name in `tutti.training.validation.VALIDATIONS`.
-        classes: how many classes the validation's confusion matrix tells apart; None: no matrix.
-        schedule: a learning-rate scheduler of torch, stepped after each update; where each rank makes its
-            own, after each round of them.
-        balance: splits each update over the ranks by their speeds.
+        compute: forward and backward of a batch; None: the replica's module gives outputs, and these the
+            loss.
+        collective: several ranks compute together, so also a batch without samples.
+        everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
         seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
             clock measures all times. None: time is real.
-        arithmetic: how the model computes; the module was prepared by it.
-        compute: forward and backward of a batch, also of one without samples, where several ranks do that
-            together; None: the replica's module gives outputs, and these the loss.
-        captured: does that of batches of positions on a GPU; None: the CPU tells each operation.
-        everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
-        progress: shows the run.
-        on_epoch: called on every rank with the record of each epoch, when its validation is known.
-        on_step: called on every rank before each of its steps, with the number of updates made before.
-        trace: where each stage is noted; None: nowhere.
-        checkpoint: called on every rank when the final weights are in place, to write them; before the last
-            record.
     """
 
     comm: Communicator
     replica: Replica
     worker: Worker
     optimizer: Optimizer
+    compute: Compute | None = None
+    collective: bool = False
+    everyone: Communicator | None = None
+    seconds_per_sample: float | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The updates of a run.
+
+    Attributes:
+        batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
+            strategy's workers make one update together. Or a queue that deals such own batches.
+        epochs: passes over the training samples; or
+        steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
+            need be. Give one of the two.
+        lr: a learning-rate scheduler of torch, stepped after each update; where each rank makes its own,
+            after each round of them.
+        balance: splits each update over the ranks by their speeds.
+    """
+
     batches: Batches
-    loss: Loss
     epochs: int | None = None
     steps: int | None = None
-    metrics: Sequence[Metric] = ()
-    validation: Part | None = None
-    validate: str = "pause"
-    classes: int | None = None
-    schedule: LRScheduler | None = None
+    lr: LRScheduler | None = None
     balance: SpeedBalance | None = None
-    seconds_per_sample: float | None = None
-    arithmetic: Arithmetic = FP32
-    compute: Compute | None = None
-    captured: GraphedPass | None = None
-    everyone: Communicator | None = None
+
+    @property
+    def updates(self) -> int:
+        """How many weight updates the run makes, or rounds of them where each rank makes its own.
+
+        Raises:
+            BadOption: not exactly one of `epochs` and `steps` is given, or it is below 1.
+        """
+        given = [count for count in (self.epochs, self.steps) if count is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise BadOption(
+                f"epochs is {self.epochs} and steps is {self.steps}; give one of them, as a whole number "
+                "from 1"
+            )
+        return given[0] if self.epochs is None else given[0] * self.batches.updates
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The observers of a run; each is called on every rank.
+
+    Attributes:
+        progress: shows the run.
+        on_epoch: called with the record of each epoch, when its validation is known.
+        on_step: called before each of the rank's steps, with the number of updates made before.
+        checkpoint: called when the final weights are in place, to write them; before the last record.
+        trace: where each stage is noted; None: nowhere.
+    """
+
     progress: Progress = field(default_factory=Progress)
     on_epoch: Callable[[EpochRecord], None] | None = None
-    checkpoint: Callable[[], None] | None = None
     on_step: Callable[[int], None] | None = None
+    checkpoint: Callable[[], None] | None = None
     trace: Trace | None = None
 
-    def __post_init__(self) -> None:
-        self.updates = run_length(self.batches, self.epochs, self.steps)
-        self._now = perf_counter if self.seconds_per_sample is None else self.comm.clock
+
+class Trainer:
+    """Trains a replica, on every rank of a communicator at once.
+
+    Args:
+        workers: the ranks, and how this one computes and steps.
+        objective: loss and metrics, and how the model computes; the module was prepared by that.
+        schedule: the batches, and how many updates are made with them.
+        validation: what is evaluated after every epoch; None: nothing.
+        hooks: see the run.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        objective: Objective,
+        schedule: Schedule,
+        validation: ValidationPlan | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self.comm, self.replica, self.worker = workers.comm, workers.replica, workers.worker
+        self._optimizer, self._everyone = workers.optimizer, workers.everyone or workers.comm
+        self._compute_batch = workers.compute or self._forward_backward
+        self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
+        self._objective, self._loss, self._arithmetic = objective, objective.loss, objective.arithmetic
+        self._batches, self._schedule, self._balance = schedule.batches, schedule.lr, schedule.balance
+        self._updates = schedule.updates
+        self._validation_plan, self._hooks = validation, hooks or Hooks()
+        self._progress = self._hooks.progress
+        self._now = perf_counter if self._seconds_per_sample is None else self.comm.clock
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
         self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
@@ -151,59 +193,57 @@ class Trainer:
             NotFinite: the loss or a weight became NaN or inf.
         """
         module = self.replica.module
-        self._stages.trace = self.worker.updating.trace = self.trace
+        self._stages.trace = self.worker.updating.trace = self._hooks.trace
         history: list[EpochRecord] = []
-        fit = self.batches.part, self.loss, self.metrics, self.classes
-        self.loss = check_fit(module, *fit, arithmetic=self.arithmetic)
+        self._objective = check_fit(module, self._batches.part, self._objective)
+        self._loss = self._objective.loss
         if not module.training:
             module.train()
-        check_smallest_batch(module, self.batches, arithmetic=self.arithmetic)
+        check_smallest_batch(module, self._batches, arithmetic=self._arithmetic)
         self._validation = self._open_validation()
-        self.progress.begin(RunLength(self.updates, self.batches.updates))
+        self._progress.begin(RunLength(self._updates, self._batches.updates))
         try:
-            while self._step < self.updates:
+            while self._step < self._updates:
                 for record in self._epoch(len(history) + len(self._unvalidated)):
                     history.append(record)
-                    self.progress.epoch(record)
-                    if self.on_epoch is not None:
-                        self.on_epoch(record)
+                    self._progress.epoch(record)
+                    if self._hooks.on_epoch is not None:
+                        self._hooks.on_epoch(record)
         finally:
-            self.progress.end()
+            self._progress.end()
             if self._validation is not None:
                 self._validation.close()
         return history
 
     def _open_validation(self) -> Validation | None:
-        if self.validation is None:
+        plan = self._validation_plan
+        if plan is None:
             return None
-        rest = self.loss, self.metrics, self.classes, self.arithmetic
-        return named_validation(self.validate)(
-            ValidationTask(self.replica, self.validation, self.comm, *rest)
-        )
+        return named_validation(plan.how)(ValidationTask(self.replica, plan.part, self.comm, self._objective))
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
-        began, tally = self._stages.start(), Tally(self.metrics, ignored=self.loss.ignored)
-        last = min(self.updates, self._step + self.batches.updates)
-        final = last == self.updates
+        began, tally = self._stages.start(), Tally(self._objective.metrics, ignored=self._loss.ignored)
+        last = min(self._updates, self._step + self._batches.updates)
+        final = last == self._updates
         self._train(epoch, last, tally)
         self._meet(final)
         train = tally.total(self.comm)
-        trained = self._stages.lap("wait" if (self.everyone or self.comm).size > 1 else "reduce")
+        trained = self._stages.lap("wait" if self._everyone.size > 1 else "reduce")
         # Records are exchanged while the ranks are together, so that none waits for that alone.
         stays = final or self._validation is None or self._validation.meets
         ranks = [] if stays else self._ranks(tally.samples)
         evaluations = self._validate(final)
         ended = self._stages.lap("validation")
-        if final and self.checkpoint is not None:
-            self.checkpoint()
+        if final and self._hooks.checkpoint is not None:
+            self._hooks.checkpoint()
             self._stages.lap("checkpoint")
         if stays:
             ranks = self._ranks(tally.samples)
         record = EpochRecord(
             epoch=epoch + 1,
             step=self._step,
-            complete=self._step == (epoch + 1) * self.batches.updates,
+            complete=self._step == (epoch + 1) * self._batches.updates,
             train=train,
             validation=None,
             seconds={"validation": ended - trained, "total": ended - began},
@@ -212,15 +252,15 @@ class Trainer:
             time=now(),
             ranks=ranks,
         )
-        if self.trace is not None:
-            self.trace.add(f"epoch {epoch + 1}", began, self._stages.last)
+        if self._hooks.trace is not None:
+            self._hooks.trace.add(f"epoch {epoch + 1}", began, self._stages.last)
         self._unvalidated.append(record)
         return [replace(self._unvalidated.popleft(), validation=found) for found in evaluations]
 
     def _meet(self, final: bool) -> None:
         """Bring the workers together (collective): the replica gets the weights that are to be evaluated."""
         self._stages.divide(self.worker.traffic, self.worker.updating)
-        self.progress.doing(WAITING)
+        self._progress.doing(WAITING)
         # Before anything collective: others may still wait for what this worker will exchange.
         if final:
             self.worker.finish()
@@ -231,55 +271,54 @@ class Trainer:
 
     def _train(self, epoch: int, last: int, tally: Tally) -> None:
         """Make the updates of one epoch, up to update number `last` of the run."""
-        stages, dealt = self._stages, 0
+        stages, dealt, on_step = self._stages, 0, self._hooks.on_step
         began = stages.start()
-        report = began + self.progress.every_s
-        for update in self.batches.epoch(epoch, rounds=last - self._step):
+        report = began + self._progress.every_s
+        for update in self._batches.epoch(epoch, rounds=last - self._step):
             stages.lap("data")
-            if self.on_step is not None:
-                self.on_step(update.round)
+            if on_step is not None:
+                on_step(update.round)
                 stages.start()
             loaded = self._schedule_until(update.round)
             late = self.worker.is_late()
             samples, weight = (0, 0.0) if late else self._compute(update, epoch, tally)
             computed = stages.last
-            self._lr = self.optimizer.param_groups[0]["lr"]
-            if not late and (samples or not self.batches.own):
+            self._lr = self._optimizer.param_groups[0]["lr"]
+            if not late and (samples or not self._batches.own):
                 self._divide(update, samples, weight)
                 self.worker.step()
                 self._steps += 1
             else:
                 self.worker.skip()
-            if self.balance is not None:
-                self.balance.note(samples, computed - loaded)
+            if self._balance is not None:
+                self._balance.note(samples, computed - loaded)
             self._step = update.round + 1
             dealt += update.samples
             now = stages.lap(EXCHANGE)
             if now >= report:
                 rate = _rate(dealt, now - began)
-                self.progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
-                report = stages.start() + self.progress.every_s
+                self._progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
+                report = stages.start() + self._progress.every_s
         self._step = last
         self._schedule_until(last)
         if isinstance(tally.loss, Tensor):
-            if last < self.updates:
-                self.batches.prepare(epoch + 1)
+            if last < self._updates:
+                self._batches.prepare(epoch + 1)
             self._refuse_sum(epoch, self._finite_check.last(tally.loss, last))
             stages.lap("backward")
 
     def _schedule_until(self, updates: int) -> float:
         """Step the schedule until it stands where it belongs after so many updates; returns the time."""
-        while self.schedule is not None and self._scheduled < updates:
-            self.schedule.step()
+        while self._schedule is not None and self._scheduled < updates:
+            self._schedule.step()
             self._scheduled += 1
         return self._stages.lap("update")
 
     def _compute(self, update: Update, epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
         before, weight = tally.samples, 0.0
-        together = self.compute is not None
         for batch in update.passes:
-            if batch.share or together:
+            if batch.share or self._collective:
                 weight += self._pass(batch, epoch, tally)
         if isinstance(tally.loss, Tensor):
             self._refuse_sum(epoch, self._finite_check.note(tally.loss, self._step + 1))
@@ -289,10 +328,10 @@ class Trainer:
 
     def _divide(self, update: Update, samples: int, weight: float) -> None:
         """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
-        worker, own = self.worker, self.batches.own
+        worker, own = self.worker, self._batches.own
         if not own:
             worker.share = sum(batch.share for batch in update.passes)
-        if not self.loss.weighed:
+        if not self._loss.weighed:
             return
         if own:
             divide_by_weight(self.replica, None, weight, samples)
@@ -304,7 +343,7 @@ class Trainer:
 
     def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
         """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
-        computed = (self.compute or self._forward_backward)(batch)
+        computed = self._compute_batch(batch)
         weight = len(computed.targets) if computed.weight is None else computed.weight
         tally.add(computed.loss, computed.outputs, computed.targets, weight)
         self._stages.lap("backward", computed.seconds)
@@ -314,34 +353,32 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch) -> Computed:
         """Add this batch's gradient, weighted by its share of the update."""
-        if self.captured is not None:
-            return Computed(*self.captured(batch))
-        inputs, targets = self.arithmetic.inputs(batch.inputs), self.arithmetic.targets(batch.targets)
+        inputs, targets = self._arithmetic.inputs(batch.inputs), self._arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        outputs = self.arithmetic.forward(self.replica.module, inputs)
-        loss, weight = self.loss.measure(outputs, targets)
+        outputs = self._arithmetic.forward(self.replica.module, inputs)
+        loss, weight = self._loss.measure(outputs, targets)
         self._stages.lap("forward")
         # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
         share = self._shares.get(batch.share)
         if share is None:
             share = self._shares[batch.share] = loss.new_tensor(batch.share)
         torch.autograd.backward(loss, share)
-        return Computed(self.arithmetic.number(loss), outputs.detach(), targets, weight)
+        return Computed(self._arithmetic.number(loss), outputs.detach(), targets, weight)
 
     def _charge(self, samples: int) -> None:
         """Let the virtual clock, if it measures the times, go on by what so many samples cost.
 
         Not before all is computed: meanwhile others may move the weights, if they are shared.
         """
-        if self.seconds_per_sample is not None:
+        if self._seconds_per_sample is not None:
             for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
-                self.comm.compute(self.seconds_per_sample * samples * share)
+                self.comm.compute(self._seconds_per_sample * samples * share)
                 self._stages.lap(stage)
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Have the weights evaluated; the results that are known now, of this epoch and earlier ones."""
         if self._validation is not None:
-            self.progress.doing(VALIDATING)
+            self._progress.doing(VALIDATING)
             self._validation.begin()
         if not final:
             self.worker.resume()
@@ -353,7 +390,7 @@ class Trainer:
         exchanged = self.worker.traffic.take().figures()
         mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged)
         self._steps = 0
-        return cast("list[RankRecord]", (self.everyone or self.comm).all_gather_objects(mine))
+        return cast("list[RankRecord]", self._everyone.all_gather_objects(mine))
 
     def _refuse_sum(self, epoch: int, seen: RunningSum | None) -> None:
         """Refuse what a GPU has summed up, as soon as that is known."""
@@ -411,17 +448,3 @@ def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float,
     whole = float(total.item())
     replica.scale_gradients(samples / whole if whole else 0.0)
     return whole
-
-
-def run_length(batches: Batches, epochs: int | None = None, steps: int | None = None) -> int:
-    """How many weight updates a run makes, or rounds of them where each rank makes its own.
-
-    Raises:
-        BadOption: not exactly one of `epochs` and `steps` is given, or it is below 1.
-    """
-    given = [count for count in (epochs, steps) if count is not None]
-    if len(given) != 1 or given[0] < 1:
-        raise BadOption(
-            f"epochs is {epochs} and steps is {steps}; give one of them, as a whole number from 1"
-        )
-    return steps if steps is not None else given[0] * batches.updates

@@ -8,7 +8,6 @@ background    │ epoch 1 │ epoch 2 │ epoch 3 │                           
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Final, cast
@@ -21,10 +20,7 @@ from tutti.errors import BadOption, UnknownName
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.training.background import BackgroundEvaluator
-from tutti.training.evaluation import tally_of
-from tutti.training.losses import Loss
-from tutti.training.metrics import Metric
-from tutti.training.precision import Arithmetic
+from tutti.training.evaluation import Objective, tally_of
 from tutti.training.sums import Tally
 
 
@@ -35,15 +31,11 @@ class ValidationTask:
     replica: Replica
     part: Part
     comm: Communicator
-    loss: Loss
-    metrics: Sequence[Metric]
-    classes: int | None
-    arithmetic: Arithmetic
+    objective: Objective
 
     def tally(self) -> Tally:
         """The sums of the module over this rank's share of the samples."""
-        rest = self.loss, self.metrics, self.classes
-        return tally_of(self.replica.module, self.part, self.comm, *rest, arithmetic=self.arithmetic)
+        return tally_of(self.replica.module, self.part, self.comm, self.objective)
 
 
 @dataclass(frozen=True)
@@ -52,23 +44,18 @@ class ShareEvaluation:
 
     module: nn.Module
     share: Part
-    loss: Loss
-    metrics: Sequence[Metric]
-    classes: int | None
-    arithmetic: Arithmetic
+    objective: Objective
 
     @classmethod
     def of(cls, task: ValidationTask) -> ShareEvaluation:
         """The part of a task that is this rank's."""
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
         share = replace(task.part, inputs=task.part.inputs[mine], targets=task.part.targets[mine])
-        rest = task.loss, task.metrics, task.classes, task.arithmetic
-        return cls(task.replica.module, share, *rest)
+        return cls(task.replica.module, share, task.objective)
 
     def __call__(self) -> Tally:
         """The sums over the share."""
-        rest = self.loss, self.metrics, self.classes
-        return tally_of(self.module, self.share, _ALONE, *rest, arithmetic=self.arithmetic)
+        return tally_of(self.module, self.share, _ALONE, self.objective)
 
     def __getstate__(self) -> dict[str, object]:
         # A view would be pickled with all that it is a view of.
@@ -78,6 +65,19 @@ class ShareEvaluation:
 
 _ALONE: Final = cast("Communicator", SimpleNamespace(rank=0, size=1))
 """The ranks among which a share is divided once more: one. Nothing is exchanged."""
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """The validation of a run.
+
+    Attributes:
+        part: evaluated after every epoch.
+        how: when and by whom: a name in `VALIDATIONS`.
+    """
+
+    part: Part
+    how: str = "pause"
 
 
 class Validation(ABC):
@@ -175,10 +175,11 @@ class Background(Validation):
 
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
-        if task.arithmetic.device != "cpu":
+        device = task.objective.arithmetic.device
+        if device != "cpu":
             raise BadOption(
-                f"--validate background evaluates on the CPU, but the model lies on {task.arithmetic.device};"
-                " use --validate pause"
+                f"--validate background evaluates on the CPU, but the model lies on {device}; "
+                "use --validate pause"
             )
         self._evaluator = BackgroundEvaluator(task.replica, ShareEvaluation.of(task))
 
@@ -192,9 +193,9 @@ class Background(Validation):
         if everything:
             evaluator.finish()
         ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
-        found = []
+        found, objective = [], task.objective
         for _ in range(ready):
-            tally = Tally(task.metrics, task.classes, task.loss.ignored)
+            tally = Tally(objective.metrics, objective.classes, objective.loss.ignored)
             tally.take_in(*evaluator.take())
             found.append(tally.total(task.comm))
         return found

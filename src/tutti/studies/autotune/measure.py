@@ -19,32 +19,24 @@ from typing import Final
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
-from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.errors import UserError
 from tutti.launch.cores import bind
 from tutti.launch.placement import share_host
-from tutti.replica import Replica
-from tutti.run.build import (
-    build_optimizer,
-    build_strategy,
-    open_config_data,
-    reseed,
-    seeded,
-)
+from tutti.model_parallel.base import Whole
+from tutti.run.assembly import Assembly, assemble
+from tutti.run.build import build_strategy, open_config_data, reseed, seeded
 from tutti.run.jobs import load_job
 from tutti.run.task import Task, prepare_task
-from tutti.strategies import Clip, Strategy, Worker
-from tutti.strategies.placement import place
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.plan import PlanJob
 from tutti.studies.autotune.race import Contender, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch
-from tutti.training.trainer import Trainer
+from tutti.training.trainer import Schedule, Trainer
 
 WARM: Final = 10
 """One step in so many of a turn is made beforehand and does not count: caches and threads are another's."""
@@ -68,16 +60,6 @@ class Order:
     number: int
 
 
-@dataclass(frozen=True)
-class Stand:
-    """A model laid out for some ranks: for all candidates that differ in nothing that this depends on."""
-
-    replica: Replica
-    worker: Worker
-    optimizer: Optimizer
-    strategy: Strategy
-
-
 class Rehearsal:
     """Makes training steps in any of the ways; one on each rank.
 
@@ -90,7 +72,7 @@ class Rehearsal:
     def __init__(self, job: PlanJob, comm: Communicator, task: Task) -> None:
         self._job, self._comm, self._task = job, comm, task
         self._teams: dict[int, Communicator | None] = {}
-        self._stands: dict[tuple[int, str, bool], Stand] = {}
+        self._assemblies: dict[tuple[int, str, bool], Assembly] = {}
         self._orders = 0
 
     def measure(self, candidate: Candidate, steps: int) -> Timing:
@@ -126,13 +108,13 @@ class Rehearsal:
         self._occupy(one, team.rank)
         try:
             # What goes wrong here does so on all ranks of the team. Later errors end the job.
-            stand = self._stand(one, team)
-            batches = self._batches(one, team, stand, order.number)
+            parts = self._assembly(one, team)
+            schedule = self._schedule(one, team, parts, order.number)
         except UserError as error:
             return error
         if order.steps >= WARM // 2:
-            self._train(one, team, stand, batches, max(1, order.steps // WARM))
-        return self._train(one, team, stand, batches, order.steps)
+            _train(parts, replace(schedule, steps=max(1, order.steps // WARM)))
+        return _train(parts, replace(schedule, steps=order.steps))
 
     def _team(self, ranks: int) -> Communicator | None:
         """The first so many ranks (collective over all, the first time)."""
@@ -148,59 +130,40 @@ class Rehearsal:
         bind(groups[rank] if groups and one.ranks > 1 else self._job.cores.logical)
         torch.set_num_threads(one.threads)
 
-    def _stand(self, one: Candidate, team: Communicator) -> Stand:
-        """The model for this candidate (collective over its ranks)."""
+    def _assembly(self, one: Candidate, team: Communicator) -> Assembly:
+        """The model laid out for this candidate (collective over its ranks).
+
+        One serves all candidates that differ in nothing that the layout depends on.
+        """
         key = one.ranks, one.layout, one.precision == "fp64"
-        if key not in self._stands:
-            self._stands[key] = self._build(one, team)
-        stand = self._stands[key]
-        self._check_fit(stand.replica.module, one)
-        return stand
+        arithmetic = Arithmetic(one.precision, one.layout, self._job.config.device)
+        objective = replace(self._task.objective, arithmetic=arithmetic)
+        if key not in self._assemblies:
+            module = arithmetic.prepare(copy.deepcopy(self._task.module))
+            check_fit(module, self._task.dataset.train, objective)
+            config = replace(one.applied_to(self._job.config), schedule=None, schedule_options={})
+            job, strategy = replace(self._job, config=config), build_strategy(self._job, one.ranks)
+            parts = assemble(job, team, self._task, strategy, Whole(module, team))
+            for group in parts.workers.optimizer.param_groups:
+                group["lr"] = 0.0
+            self._assemblies[key] = parts
+        parts = self._assemblies[key]
+        check_fit(parts.task.module, self._task.dataset.train, objective)
+        return replace(parts, task=replace(parts.task, objective=objective))
 
-    def _build(self, one: Candidate, team: Communicator) -> Stand:
-        config = self._job.config
-        strategy = build_strategy(self._job, one.ranks)
-        module = self._arithmetic(one).prepare(copy.deepcopy(self._task.module))
-        self._check_fit(module, one)
-        optimizer = build_optimizer(self._job, module)
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
-        replica = place(module, team, strategy.home)
-        worker = strategy.worker(replica, team, optimizer, Clip(config.clip_norm, config.clip_value))
-        return Stand(replica, worker, optimizer, strategy)
+    def _schedule(self, one: Candidate, team: Communicator, parts: Assembly, seed: int) -> Schedule:
+        before = parts.schedule.batches
+        batches = Batches(before.part, one.batch_size, team.rank, team.size, before.passes, seed)
+        arithmetic = parts.task.objective.arithmetic
+        check_smallest_batch(parts.task.module.train(), batches, arithmetic=arithmetic)
+        return Schedule(batches)
 
-    def _check_fit(self, module: nn.Module, one: Candidate) -> None:
-        task, arithmetic = self._task, self._arithmetic(one)
-        check_fit(
-            module, task.dataset.train, task.loss, task.metrics, task.dataset.classes, arithmetic=arithmetic
-        )
 
-    def _arithmetic(self, one: Candidate) -> Arithmetic:
-        return Arithmetic(one.precision, one.layout, self._job.config.device)
-
-    def _batches(self, one: Candidate, team: Communicator, stand: Stand, seed: int) -> Batches:
-        part, passes = self._task.dataset.train, stand.strategy.passes
-        batches = Batches(part, one.batch_size, team.rank, team.size, passes, seed)
-        module = stand.replica.module.train()
-        check_smallest_batch(module, batches, arithmetic=self._arithmetic(one))
-        return batches
-
-    def _train(
-        self, one: Candidate, team: Communicator, stand: Stand, batches: Batches, steps: int
-    ) -> Timing:
-        history = Trainer(
-            comm=team,
-            replica=stand.replica,
-            worker=stand.worker,
-            optimizer=stand.optimizer,
-            batches=batches,
-            loss=self._task.loss,
-            steps=steps,
-            metrics=self._task.metrics,
-            arithmetic=self._arithmetic(one),
-        ).fit()
-        samples = sum(record.train.samples for record in history)
-        return Timing(steps, samples, sum(record.train.samples / record.samples_per_s for record in history))
+def _train(parts: Assembly, schedule: Schedule) -> Timing:
+    history = Trainer(parts.workers, parts.task.objective, schedule).fit()
+    samples = sum(record.train.samples for record in history)
+    seconds = sum(record.train.samples / record.samples_per_s for record in history)
+    return Timing(schedule.updates, samples, seconds)
 
 
 def work(comm: Communicator, payload: bytes) -> Recommendation | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from typing import cast
 
 import torch
@@ -21,16 +22,11 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, Update
 from tutti.errors import BadOption
-from tutti.model_parallel.base import Of, Portion, gradient_of, taken, values_of
+from tutti.model_parallel.base import Of, gradient_of, taken, values_of
 from tutti.model_parallel.choice import portion_of
 from tutti.model_parallel.layout import Layout
-from tutti.run.build import (
-    build_optimizer,
-    build_schedule,
-    open_config_data,
-    reseed,
-    seeded,
-)
+from tutti.run.assembly import Assembly, assemble
+from tutti.run.build import build_optimizer, build_schedule, open_config_data, reseed, seeded
 from tutti.run.checks import check_strategy
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.servers import result_for_all, serve, serves, take_sides
@@ -103,28 +99,15 @@ class Parallel:
     """Training on all ranks.
 
     Args:
-        job: what is compared.
-        task: what is learned, by this rank's portion.
-        strategy: moves it.
-        portion: of the model.
+        parts: of the run.
         names: of the whole model's trainable parameters.
     """
 
-    def __init__(
-        self, job: VerifyJob, task: Task, strategy: Strategy, portion: Portion, names: Sequence[str]
-    ) -> None:
-        config = job.config
-        assert config.steps is not None, "a comparison has a number of steps"
-        self.task, self.portion, self.passes, self._names = task, portion, strategy.passes, names
-        optimizer = build_optimizer(job, task.module)
-        self.replica = replica = portion.place(strategy)
-        self._schedule = build_schedule(job, optimizer, config.steps)
-        given = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
-        changed = (f"{f.name}={given[f.name]}" for f in fields(strategy) if given[f.name] != f.default)
-        self.options = ", ".join(changed)
-        clip = Clip(config.clip_norm, config.clip_value)
-        self.worker = portion.worker(strategy, replica, optimizer, clip)
-        task.module.train()
+    def __init__(self, parts: Assembly, names: Sequence[str]) -> None:
+        self.task, self.portion, self._names = parts.task, parts.portion, names
+        self.batches, self._schedule = parts.schedule.batches, parts.schedule.lr
+        self.replica, self.worker = parts.workers.replica, parts.workers.worker
+        self.task.module.train()
 
     def step(self, update: Update) -> State:
         """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
@@ -153,7 +136,7 @@ class Parallel:
             total += found[0] * batch.share
             weight += found[1]
         self.portion.peers.all_reduce(total)
-        if not self.task.loss.weighed:
+        if not self.task.objective.loss.weighed:
             return total.item()
         whole = divide_by_weight(self.replica, self.portion.peers, weight, update.samples)
         self.worker.share = weight / whole if whole else 0.0
@@ -181,11 +164,11 @@ class _Runs:
 
     def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
         first = next(Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed).epoch(0))
-        self._random = is_random(task, task.module, first.passes[0])
+        self._random = is_random(task.objective, task.module, first.passes[0])
         self.reasons: tuple[str, ...] = ()
         self.causes: tuple[str, ...] = ()
         if part is not None:
-            self.reasons = tuple(by_design(task, task.module, first.passes[0], parts, part))
+            self.reasons = tuple(by_design(task.objective, task.module, first.passes[0], parts, part))
         self._task, self._part, self._parts = task, part, parts
         self.plain, self.reversed, self.added_up = (Sequential(job, task, updates) for _ in range(3))
 
@@ -193,7 +176,7 @@ class _Runs:
         """Forward and backward of all."""
         (batch,) = update.passes
         if self._part is not None and not self.causes:
-            found = of_the_loss(self._task, self.plain.module, batch, self._parts)
+            found = of_the_loss(self._task.objective, self.plain.module, batch, self._parts)
             self.causes = () if found is None else (found,)
         self.plain.backward([batch])
         turned = Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)
@@ -254,16 +237,21 @@ def _verdict(
     # One set of initial weights: rank 0's, which all get when the model is laid out.
     sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
     names = trained_names(task.module)
-    portion = portion_of(layout, comm, task.module, task.workload(config.batch_size))
-    try:
-        parallel = Parallel(job, replace(task, module=portion.module), strategy, portion, names)
-        verdict = _compare(job, comm, parallel, sequential, config.steps)
+    with closing(portion_of(layout, comm, task.module, task.workload(config.batch_size))) as portion:
+        # Samples are dealt as the sequential run has them, whatever the speeds of ranks.
+        even = replace(job, config=replace(config, balance="none"))
+        parallel = Parallel(assemble(even, comm, task, strategy, portion), names)
+        verdict = _compare(job, comm, parallel, sequential, _changed(strategy))
         if comm.rank == 0:
             way = strategy.name if layout is None else layout.describe()
             _print(job, comm.size, task, way, verdict)
-    finally:
-        portion.close()
     return verdict
+
+
+def _changed(strategy: Strategy) -> str:
+    """The options of a strategy that are not as by default, in words."""
+    given = ((f, getattr(strategy, f.name)) for f in fields(strategy))
+    return ", ".join(f"{f.name}={value}" for f, value in given if value != f.default)
 
 
 def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
@@ -278,15 +266,15 @@ def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
 
 
 def _compare(
-    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None, steps: int
+    job: VerifyJob, comm: Communicator, parallel: Parallel, sequential: _Runs | None, options: str
 ) -> Verdict:
     """Train both ways; the verdict is equal on all ranks (collective)."""
-    config, train, peers = job.config, parallel.task.dataset.train, parallel.portion.peers
-    batches = Batches(train, config.batch_size, peers.rank, peers.size, parallel.passes, config.seed)
-    whole = Batches(train, config.batch_size, seed=config.seed)
+    config, peers = job.config, parallel.portion.peers
+    whole = Batches(parallel.task.dataset.train, config.batch_size, seed=config.seed)
     clip = Clip(config.clip_norm, config.clip_value)
     found = deviations(job.dtype)
-    for step, (mine, all_of_it) in enumerate(_pairs(batches, whole, steps, comm.rank == 0), start=1):
+    pairs = islice(_pairs(parallel.batches, whole, comm.rank == 0), config.steps)
+    for step, (mine, all_of_it) in enumerate(pairs, start=1):
         reseed(config.seed, step * peers.size + peers.rank)
         if sequential is not None and all_of_it is not None:
             sequential.backward(all_of_it)
@@ -296,7 +284,7 @@ def _compare(
     parallel.worker.finish()
     verdict = None
     if sequential is not None:
-        verdict = Verdict(found, sequential.reasons, sequential.causes, parallel.options)
+        verdict = Verdict(found, sequential.reasons, sequential.causes, options)
     return cast("Verdict", comm.broadcast_object(verdict))
 
 
@@ -318,18 +306,11 @@ def _note(distances: dict[str, Distance], step: int, one: State, other: State) -
     distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
 
 
-def _pairs(
-    mine: Batches, whole: Batches, steps: int, with_whole: bool
-) -> Iterator[tuple[Update, Update | None]]:
+def _pairs(mine: Batches, whole: Batches, with_whole: bool) -> Iterator[tuple[Update, Update | None]]:
     """The rank's part of each update, and on the rank that trains sequentially all of it."""
-    done = 0
     for epoch in count():
         others = whole.epoch(epoch) if with_whole else repeat(None)
-        for pair in zip(mine.epoch(epoch), others, strict=False):
-            yield pair
-            done += 1
-            if done == steps:
-                return
+        yield from zip(mine.epoch(epoch), others, strict=False)
 
 
 def _print(job: VerifyJob, size: int, task: Task, way: str, verdict: Verdict) -> None:

@@ -1,0 +1,28 @@
+"""A trainer from the parts of a run by name, for tests that vary a few of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tutti.training.evaluation import Objective
+from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+from tutti.training.validation import ValidationPlan
+
+
+def trainer_of(**given: Any) -> Trainer:
+    """The trainer with these fields of `Workers`, `Objective`, `Schedule` and `Hooks`.
+
+    Args:
+        given: besides, `validation`, a part, and `validate`, how.
+    """
+    part, how = given.pop("validation", None), given.pop("validate", "pause")
+
+    def made(kind: type[Any]) -> Any:
+        return kind(**{f.name: given.pop(f.name) for f in fields(kind) if f.name in given})
+
+    parts = made(Workers), made(Objective), made(Schedule)
+    validation = None if part is None else ValidationPlan(part, how)
+    trainer = Trainer(*parts, validation, made(Hooks))
+    assert not given, f"no part of a run: {', '.join(given)}"
+    return trainer
