@@ -11,7 +11,7 @@ A module of several dtypes has one such vector per dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -141,13 +141,10 @@ class Replica:
                 _attach_gradient(parameter, view_like(flat.grads[span], parameter))
 
     @contextmanager
-    def lent_gradients(self, present: Collection[nn.Parameter] = ()) -> Iterator[None]:
+    def lent_gradients(self) -> Iterator[None]:
         """Inside, the parameters' gradients are in the vector of gradients, zero where there are none.
 
         Outside, they are whatever they were before: tensors that autograd made, or None.
-
-        Args:
-            present: parameters that have a gradient inside, besides those that have one outside.
 
         Raises:
             BadModel: a parameter is no longer in the vector of weights.
@@ -155,7 +152,7 @@ class Replica:
         own = [(parameter, parameter.grad) for flat in self.flats for parameter in flat.parameters]
         self.attach()
         for parameter, gradient in own:
-            if gradient is None and parameter not in present:
+            if gradient is None:
                 parameter.grad = None
         try:
             yield

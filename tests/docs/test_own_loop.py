@@ -93,11 +93,11 @@ def ended(found: dict[str, Any]) -> tuple[list[Tensor], float]:
 
 
 def _on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], float]:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     try:
         return ended(run(program))
     finally:
-        distribute._job = None
+        distribute._loop = None
 
 
 @pytest.mark.parametrize("size", [1, 2])

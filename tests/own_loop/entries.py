@@ -43,11 +43,11 @@ class Worlds:
 @contextmanager
 def job(comm: Communicator) -> Iterator[shard.OwnLoop]:
     """This process is a rank of a job that has just begun."""
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     try:
-        yield distribute._job
+        yield distribute._loop
     finally:
-        distribute._job = None
+        distribute._loop = None
 
 
 def _as_rank(comm: Communicator, program: Callable, arguments: tuple) -> object:

@@ -84,7 +84,7 @@ class Distributed(_Watched):
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
-        distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
         self.rank = comm.rank
         self.strategy = strategy
 
@@ -136,7 +136,7 @@ def run_rank(comm: Communicator, loop: Loop, strategy: Strategy | None = None) -
             raise
         return Refused(type(error).__name__, str(error))
     finally:
-        distribute._job = None
+        distribute._loop = None
 
 
 def _plain(value: Outcome) -> Outcome:

@@ -226,16 +226,16 @@ def test_one_rank_alone_may_give_its_optimizer_new_parameters(job_of_each_rank) 
 
 def test_batches_are_noted_for_the_innermost_closure_alone() -> None:
     def work(comm: Communicator) -> None:
-        job = shard.OwnLoop(comm, shard.SampleCounts(1, 1))
-        deals = [shard.SampleCounts(number, number) for number in range(4)]
-        with job.noting() as outer:
-            job.deal(deals[0])
-            with job.noting() as inner:
-                job.deal(deals[1])
-            job.deal(deals[2])
-        job.deal(deals[3])
-        assert inner == deals[1:2]
-        assert outer == [deals[0], deals[2]]
+        loop = shard.OwnLoop(comm, shard.SampleCounts(1, 1))
+        counts = [shard.SampleCounts(number, number) for number in range(4)]
+        with loop.noting() as outer:
+            loop.begin_batch(counts[0])
+            with loop.noting() as inner:
+                loop.begin_batch(counts[1])
+            loop.begin_batch(counts[2])
+        loop.begin_batch(counts[3])
+        assert inner == counts[1:2]
+        assert outer == [counts[0], counts[2]]
 
     VirtualWorld(1).run(work)
 

@@ -21,7 +21,7 @@ def _loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 
 
 def _begin(comm: Communicator) -> None:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
 
 
 def _figures(comm: Communicator) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from tutti.own_loop import distribute, shard
 
 
 def _narrow(comm: Communicator) -> None:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model))
     model[2].bias.register_hook(lambda grad: grad.sum(0, keepdim=True))

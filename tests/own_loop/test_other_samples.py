@@ -122,7 +122,7 @@ def test_what_a_data_set_keeps_of_samples_it_has_read_is_not_compared() -> None:
 
 def train(comm: Communicator, make: Make, split: bool) -> str:
     """What a rank is told, and whether it has moved the weights."""
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model))
     before = model[0].weight.detach().clone()
@@ -136,7 +136,7 @@ def train(comm: Communicator, make: Make, split: bool) -> str:
                 optimizer.step()
         except BadOption as error:
             told = str(error)
-    distribute._job = None
+    distribute._loop = None
     moved = not torch.equal(before, model[0].weight)
     return ("moved" if moved else "") + told + "".join(str(one.message) for one in seen)
 

@@ -62,7 +62,7 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
 
 
 def _sizes(comm: Communicator, strategy: str) -> dict[str, tuple[int, int, int]]:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = made()
     model, optimizer = distribute.distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1), STRATEGIES[strategy]()
@@ -84,7 +84,7 @@ def test_files_and_copies_are_as_large_as_with_plain_torch(worlds: Worlds, size:
 
 
 def _loaded(comm: Communicator) -> tuple[Tensor, list[int]]:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = made()
     model, optimizer = distribute.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, optimizer)

@@ -38,7 +38,7 @@ def plain(batches: list[tuple[Tensor, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def _settled(comm: Communicator) -> list[list[dict[str, Tensor]]]:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model))
     inside = []
@@ -60,7 +60,7 @@ def test_settled_and_finished_weights_are_those_of_the_updates_so_far(worlds: Wo
 
 
 def _accumulated(comm: Communicator) -> list[dict[str, Tensor]]:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model), Sync(every=EVERY))
     for batch in distribute.shard(loader()):
@@ -80,7 +80,7 @@ def test_the_passes_that_are_left_over_make_the_last_update(worlds: Worlds, size
 
 def _scaled(comm: Communicator) -> list[dict[str, Tensor]]:
     """The scale doubles from pass to pass, and the second pass overflows."""
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), Sync(every=EVERY)

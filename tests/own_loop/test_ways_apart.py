@@ -22,7 +22,7 @@ Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
 def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    distribute._job = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
     model = net()
     return distribute.distribute(model, sgd(model), strategy)
 
@@ -47,7 +47,7 @@ def refusal(comm: Communicator, way: Loop, strategy: Strategy | None = None) -> 
     except BadOption as error:
         return str(error)
     finally:
-        distribute._job = None
+        distribute._loop = None
     return "nothing"
 
 

@@ -19,6 +19,7 @@ from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.world import join
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.shard import (
+    ModuleHook,
     Number,
     OpenIteration,
     OwnLoop,
@@ -28,7 +29,7 @@ from tutti.own_loop.shard import (
     own_part,
     whole_batches,
 )
-from tutti.own_loop.steppers import JointStepper, LoadingHook, Stepper, WorkerStepper
+from tutti.own_loop.steppers import JointStepper, Stepper, WorkerStepper
 from tutti.parameter_server import Centre
 from tutti.run.arguments import as_objects
 from tutti.strategies.base import Clip, Home, Pace, Strategy
@@ -37,7 +38,7 @@ from tutti.training.evaluation import average_buffers
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
-_job: OwnLoop | None = None
+_loop: OwnLoop | None = None
 
 
 def init() -> Communicator:
@@ -49,11 +50,11 @@ def init() -> Communicator:
     Returns:
         The communicator of all ranks; `.rank` and `.size` say who this process is.
     """
-    global _job
-    if _job is None:
+    global _loop
+    if _loop is None:
         comm = join()
-        _job = OwnLoop(comm, SampleCounts(1, comm.size))
-    return _job.comm
+        _loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    return _loop.comm
 
 
 def distribute(
@@ -100,22 +101,22 @@ def distribute(
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
         raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
-    comm, job = init(), _current()
-    job.exchange.meetings.come(Purpose.DISTRIBUTE)
+    comm, loop = init(), _current()
+    loop.exchange.meetings.come(Purpose.DISTRIBUTE)
     _check_ranks(chosen, comm)
-    if job.steppers and chosen.pace is not job.pace:
+    if loop.steppers and chosen.pace is not loop.pace:
         raise BadOption(
             f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "
-            f"({job.pace.value}): they need other batches; give both the same strategy"
+            f"({loop.pace.value}): they need other batches; give both the same strategy"
         )
-    if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in job.steppers):
+    if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in loop.steppers):
         return model, optimizer
     clip = Clip(clip_norm, clip_value)
     with as_objects(chosen):
         make = _joint if chosen.joins_gradients else _apart
-        stepper = make(model, optimizer, chosen, clip, reduction == "sum", job)
+        stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
     stepper.take_over(optimizer)
-    job.steppers.append(stepper)
+    loop.steppers.append(stepper)
     return model, optimizer
 
 
@@ -138,10 +139,10 @@ def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
 
 
 def _apart(
-    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: OwnLoop
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, loop: OwnLoop
 ) -> WorkerStepper:
-    _refuse_known(model, job)
-    comm, own = job.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
+    _refuse_known(model, loop)
+    comm, own = loop.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
     # A centre keeps weights that nobody moves as they are; averages would round them.
     replica = strategies.place(model, comm, strategy.home, frozen=Centre in strategy.needs)
     replica.in_own_loop = True
@@ -149,23 +150,23 @@ def _apart(
     for parameter, gradient in own:
         parameter.grad = gradient
     _watch_loading(model, worker.adopt)
-    return WorkerStepper(replica, optimizer, worker, strategy, sums, job)
+    return WorkerStepper(replica, optimizer, worker, strategy, sums, loop)
 
 
 def _joint(
-    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, job: OwnLoop
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy, clip: Clip, sums: bool, loop: OwnLoop
 ) -> JointStepper:
-    comm = job.comm
+    comm = loop.comm
     if strategy.passes > 1 and isinstance(optimizer, torch.optim.LBFGS):
         raise BadOption(
             f"LBFGS evaluates its closure several times for one step, and strategy '{strategy.name}' with "
             f"every={strategy.passes} gathers the passes of {strategy.passes} steps; give Sync()"
         )
-    known = [one for one in job.steppers if isinstance(one, JointStepper) and one.replica.module is model]
+    known = [one for one in loop.steppers if isinstance(one, JointStepper) and one.replica.module is model]
     if known:
         replica, copies, gradients = known[0].replica, known[0].copies, known[0].gradients
     else:
-        _refuse_known(model, job)
+        _refuse_known(model, loop)
         if comm.size > 1:
             _refuse_lookups_that_write(model)
         own = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -183,20 +184,20 @@ def _joint(
         # What is reduced as a whole uses the rows for something else between the steps.
         gradients = [torch.zeros_like(flat.grads) if joint.records else flat.grads for flat in replica.flats]
         if comm.size > 1 or joint.records:
-            job.exchange.add(joint, sums)
+            loop.exchange.add(joint, sums)
     apart = any(own is not flat.grads for own, flat in zip(gradients, replica.flats, strict=True))
     if apart and isinstance(optimizer, torch.optim.SparseAdam):
         raise BadOption(
             f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
             f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
         )
-    return JointStepper(replica, optimizer, strategy, clip, sums, job, copies, gradients)
+    return JointStepper(replica, optimizer, strategy, clip, sums, loop, copies, gradients)
 
 
 def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:
     """Call `adopt` when weights are loaded into the model, or into a part of it."""
     for part in model.modules():
-        part.register_load_state_dict_post_hook(LoadingHook(adopt))  # type: ignore[no-untyped-call]
+        part.register_load_state_dict_post_hook(ModuleHook(lambda *_: adopt()))  # type: ignore[no-untyped-call]
 
 
 def _refuse_lookups_that_write(model: nn.Module) -> None:
@@ -208,8 +209,8 @@ def _refuse_lookups_that_write(model: nn.Module) -> None:
             )
 
 
-def _refuse_known(model: nn.Module, job: OwnLoop) -> None:
-    known = {id(p) for stepper in job.steppers for p in stepper.replica.module.parameters()}
+def _refuse_known(model: nn.Module, loop: OwnLoop) -> None:
+    known = {id(p) for stepper in loop.steppers for p in stepper.replica.module.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:
             raise BadOption(
@@ -275,12 +276,12 @@ def mean(value: Number, samples: int | None = None) -> Number:
         BadOption: `value` is no single number, or `samples` no number of samples.
     """
     init()
-    job = _current()
-    count = job.samples if samples is None else samples
+    loop = _current()
+    count = loop.samples if samples is None else samples
     if not isinstance(count, int) or count < 0:
         raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
     _check_figure(value, "mean")
-    return job.mean(value, count)
+    return loop.mean(value, count)
 
 
 def total(value: Number) -> Number:
@@ -341,36 +342,36 @@ class shard:
 
     def __iter__(self) -> Iterator[Any]:
         init()
-        job = _current()
+        loop = _current()
         loads = (
             isinstance(self.batches, DataLoader)
             and self.batches.batch_sampler is not None
             and not isinstance(self.batches.dataset, IterableDataset)
         )
-        own = from_loader(cast("DataLoader[Any]", self.batches), job) if loads else None
-        if job.pace is Pace.TOGETHER:
-            dealt = own or (own_part(batch, job) for batch in compared(self.batches, job))
+        own = from_loader(cast("DataLoader[Any]", self.batches), loop) if loads else None
+        if loop.pace is Pace.TOGETHER:
+            dealt = own or (own_part(batch, loop) for batch in compared(self.batches, loop))
         else:
-            dealt = own or whole_batches(compared(self.batches, job), job)
-        job.exchange.meetings.iterations += torch.is_grad_enabled()
-        mine = OpenIteration(replace(job.dealt))
-        job.open.append(mine)
+            dealt = own or whole_batches(compared(self.batches, loop), loop)
+        loop.exchange.meetings.iterations += torch.is_grad_enabled()
+        mine = OpenIteration(replace(loop.counts))
+        loop.open.append(mine)
         try:
             for batch in dealt:
-                mine.note(job.last, torch.is_grad_enabled())
+                mine.note(loop.last, torch.is_grad_enabled())
                 yield batch
         finally:
-            job.close(mine)
+            loop.close(mine)
 
     def __len__(self) -> int:
         init()
-        job, batches = _current(), len(cast("Sized", self.batches))
-        return batches if job.pace is Pace.TOGETHER else len(range(job.comm.rank, batches, job.comm.size))
+        loop, batches = _current(), len(cast("Sized", self.batches))
+        return batches if loop.pace is Pace.TOGETHER else len(range(loop.comm.rank, batches, loop.comm.size))
 
 
 def _current() -> OwnLoop:
-    assert _job is not None, "init() makes the job"
-    return _job
+    assert _loop is not None, "init() makes the loop"
+    return _loop
 
 
 def _steppers_of(model: nn.Module) -> list[Stepper]:

@@ -63,20 +63,20 @@ class OpenIteration:
 
     Attributes:
         before: the counts before it.
-        dealt: those of its batch.
+        counts: those of its batch.
         samples: how many this rank got of all its batches together.
         trained: whether its batch was dealt with gradients enabled.
     """
 
     before: SampleCounts
-    dealt: SampleCounts | None = None
+    counts: SampleCounts | None = None
     samples: int = 0
     trained: bool = False
 
-    def note(self, dealt: SampleCounts, trained: bool) -> None:
+    def note(self, counts: SampleCounts, trained: bool) -> None:
         """Go on to a batch of these counts."""
-        self.dealt, self.trained = dealt, trained
-        self.samples += dealt.own
+        self.counts, self.trained = counts, trained
+        self.samples += counts.own
 
 
 @dataclass
@@ -85,29 +85,29 @@ class OwnLoop:
 
     Attributes:
         comm: all ranks.
-        dealt: the batch that is trained on.
+        counts: those of the batch that is trained on.
         steppers: one for each optimizer.
-        last: the batch that was dealt last, also without gradients, such as one to evaluate.
+        last: those of the batch that was dealt last, also without gradients, such as one to evaluate.
         samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
             of all its batches.
         open: the iterations that go on, the innermost last.
-        deals: the counts of the batch that a tensor belongs to.
+        counts_of: those of the batch that a tensor belongs to.
         loaders: of the parts of a loader whose workers are to live on.
         looked: data sets whose samples were compared between the ranks.
         exchange: of the models' gradients.
     """
 
     comm: Communicator
-    dealt: SampleCounts
+    counts: SampleCounts
     steppers: list[Stepper] = field(default_factory=list)
     last: SampleCounts = field(init=False)
     samples: int = 1
     open: list[OpenIteration] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.last = self.dealt
+        self.last = self.counts
         self.exchange = GradientExchange(self.comm)
-        self.deals = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
+        self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self.looked = looked()
         self._looking: set[nn.Module] = set()
@@ -119,17 +119,17 @@ class OwnLoop:
         """The relation of the workers' steps to each other."""
         return self.steppers[0].pace if self.steppers else Pace.TOGETHER
 
-    def deal(self, deal: SampleCounts) -> None:
+    def begin_batch(self, counts: SampleCounts) -> None:
         """Note the counts of the batch that is dealt now."""
-        self.last, self.samples = deal, deal.own
+        self.last, self.samples = counts, counts.own
         self.exchange.meetings.batches += torch.is_grad_enabled()
         # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
         if torch.is_grad_enabled() or not any(one.trained for one in self.open):
             if self.exchange.unused:
                 self._look_at_inputs()
-            self.train_on(deal)
+            self.train_on(counts)
             if self._noted is not None:
-                self._noted.append(deal)
+                self._noted.append(counts)
 
     @contextmanager
     def noting(self) -> Iterator[list[SampleCounts]]:
@@ -141,39 +141,39 @@ class OwnLoop:
         finally:
             self._noted = before
 
-    def train_on(self, deal: SampleCounts) -> None:
+    def train_on(self, counts: SampleCounts) -> None:
         """Weigh gradients by the counts of this batch from now on."""
-        self.dealt.own, self.dealt.all = deal.own, deal.all
-        self.exchange.weigh(deal.own, deal.all)
+        self.counts.own, self.counts.all = counts.own, counts.all
+        self.exchange.weigh(counts.own, counts.all)
 
-    def differentiate(self, deal: SampleCounts) -> None:
+    def _differentiate(self, counts: SampleCounts, _: object) -> None:
         """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
 
         Raises:
             BadOption: it has come to those of a batch of which the ranks have other shares, too.
         """
         task = torch._C._current_graph_task_id()
-        before, self._differentiated = self._differentiated, (task, deal.all)
+        before, self._differentiated = self._differentiated, (task, counts.all)
         size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
-        if before[0] == task and not _are_shared_alike({before[1], deal.all}, size, sums):
+        if before[0] == task and not _are_shared_alike({before[1], counts.all}, size, sums):
             raise BadOption(
-                f"one backward() is of batches of {before[1]} and of {deal.all} samples, of which a rank has "
-                f"different shares ({size} ranks), so that its gradients cannot be weighed; call backward() "
-                "for the loss of each batch, or give batches that the ranks can share evenly "
+                f"one backward() is of batches of {before[1]} and of {counts.all} samples, of which a rank "
+                f"has different shares ({size} ranks), so that its gradients cannot be weighed; call "
+                "backward() for the loss of each batch, or give batches that the ranks can share evenly "
                 "(drop_last=True)"
             )
-        self.train_on(deal)
+        self.train_on(counts)
 
     def close(self, ended: OpenIteration) -> None:
         """Go on with the batch of the loop around, as an iteration has ended."""
         self.open.remove(ended)
-        others = [one for one in self.open if one.dealt is not None]
+        others = [one for one in self.open if one.counts is not None]
         around = ([one for one in others if one.trained] or others)[-1:]
-        if around and around[0].dealt is not None:
-            self.samples = around[0].dealt.own
-            self.train_on(around[0].dealt)
+        if around and around[0].counts is not None:
+            self.samples = around[0].counts.own
+            self.train_on(around[0].counts)
             return
-        if ended.dealt is not None:
+        if ended.counts is not None:
             self.samples = ended.samples
         if not ended.trained:
             self.train_on(ended.before)
@@ -201,11 +201,11 @@ class OwnLoop:
         Raises:
             BadOption: it is of several batches, and a rank's share of one is not that of another.
         """
-        size, dealt = self.comm.size, batches or [self.dealt]
+        size, batches = self.comm.size, batches or [self.counts]
         table = torch.zeros(size, 2, dtype=torch.float64)
-        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in dealt)
+        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in batches)
         losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
-        wholes = {one.all for one in dealt}
+        wholes = {one.all for one in batches}
         if not _are_shared_alike(wholes, size, sums):
             if not sums and bool((losses == losses[0]).all()):
                 return loss  # the closure has averaged it
@@ -232,7 +232,44 @@ class OwnLoop:
             model = stepper.replica.module
             if model not in self._looking:
                 self._looking.add(model)
-                model.register_forward_hook(BatchHook(self), with_kwargs=True)
+                model.register_forward_hook(ModuleHook(self._weigh_by_inputs), with_kwargs=True)
+
+    def _weigh_by_inputs(
+        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
+    ) -> None:
+        """Weigh gradients by the batch whose tensors, or views of them, a model was called with."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        found = [
+            self.counts_of[known]
+            for tensor in _tensors((inputs, named))
+            for known in (tensor, tensor._base)
+            if known is not None and known in self.counts_of
+        ]
+        for counts in dict.fromkeys(found):
+            self.train_on(counts)
+            for tensor in _tensors(outputs):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(partial(self._differentiate, counts))
+
+
+class ModuleHook:
+    """A hook of a module, of which copies of the module have none: they are not trained here.
+
+    Args:
+        call: what is called.
+    """
+
+    def __init__(self, call: Callable[..., None] | None) -> None:
+        self._call = call
+
+    def __call__(self, *given: object) -> None:
+        """Call it with what torch gives."""
+        if self._call is not None:
+            self._call(*given)
+
+    def __reduce__(self) -> tuple[type[ModuleHook], tuple[None]]:
+        return ModuleHook, (None,)
 
 
 def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
@@ -240,78 +277,40 @@ def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
     return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
 
 
-class BatchHook:
-    """A module's hook behind `forward`: gradients are weighed by the batch that it was called with.
-
-    Copies of the module have none: they are not trained here.
-    """
-
-    def __init__(self, job: OwnLoop | None) -> None:
-        self._job = job
-
-    def __call__(
-        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
-    ) -> None:
-        """Look for tensors that were dealt, or for views of them."""
-        if torch.compiler.is_compiling() or self._job is None or not torch.is_grad_enabled():
-            return
-        deals = [
-            self._job.deals[known]
-            for tensor in _tensors((inputs, named))
-            for known in (tensor, tensor._base)
-            if known is not None and known in self._job.deals
-        ]
-        for deal in dict.fromkeys(deals):
-            self._job.train_on(deal)
-            for tensor in _tensors(outputs):
-                if tensor.grad_fn is not None:
-                    tensor.grad_fn.register_prehook(partial(self._differentiate, deal))
-
-    def _differentiate(self, deal: SampleCounts, gradients: object) -> None:
-        if self._job is not None:
-            self._job.differentiate(deal)
-
-    def __deepcopy__(self, memo: object) -> BatchHook:
-        return BatchHook(None)
-
-    def __reduce__(self) -> tuple[type[BatchHook], tuple[None]]:
-        return BatchHook, (None,)
-
-
-class _Dealing:
+class ShardSampler:
     """A batch sampler: this rank's part of each of rank 0's batches, or whole batches in turn.
 
     Every rank draws them all from a sampler of its own, so that random numbers go on as in plain torch. What
     is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
     """
 
-    def __init__(self, batches: Iterable[list[Any]], dataset: object, job: OwnLoop) -> None:
-        self.batches, self.dataset, self.job = batches, dataset, job
-        self.deals: list[SampleCounts] = []
+    def __init__(self, batches: Iterable[list[Any]], dataset: object, loop: OwnLoop) -> None:
+        self.batches, self.dataset, self.loop = batches, dataset, loop
+        self.counts: list[SampleCounts] = []
         self.seen = 0
         self._fingerprint = Fingerprint()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        self.deals, self.seen = [], 0
-        if self.job.comm.size > 1:
-            self._fingerprint = of_dataset(self.dataset, self.job.looked)
+        self.counts, self.seen = [], 0
+        if self.loop.comm.size > 1:
+            self._fingerprint = of_dataset(self.dataset, self.loop.looked)
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
         return self._own(iter(self.batches))
 
     def _own(self, source: Iterator[list[Any]]) -> Iterator[list[Any]]:
-        comm, together = self.job.comm, self.job.pace is Pace.TOGETHER
+        comm, together = self.loop.comm, self.loop.pace is Pace.TOGETHER
         while True:
             ahead = self._ahead()
             drawn = [list(batch) for batch in islice(source, ahead)]
-            if not _is_alike(self._fingerprint, self.job):
-                _refuse_other_samples(self._fingerprint, self.job.comm)
+            if not _is_alike(self._fingerprint, self.loop):
+                _refuse_other_samples(self._fingerprint, self.loop.comm)
             shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
             for batch in shared:
                 mine = self.seen % comm.size == comm.rank
                 self.seen += 1
                 if together or mine:
                     own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
-                    self.deals.append(SampleCounts(len(own), len(batch)))
+                    self.counts.append(SampleCounts(len(own), len(batch)))
                     yield own or batch[:1]
             # There are no more; to find out once more would be to wait for ranks that have one to train on.
             if ahead is None or len(shared) < ahead:
@@ -319,11 +318,11 @@ class _Dealing:
 
     def _ahead(self) -> int | None:
         """The number of batches to draw at a time; None: all, so that no rank waits for rank 0."""
-        if self.job.pace is Pace.FREE and isinstance(self.batches, Sized):
+        if self.loop.pace is Pace.FREE and isinstance(self.batches, Sized):
             return None
         # No rank draws between two steps that another makes without drawing.
-        turn = 1 if self.job.pace is Pace.TOGETHER else self.job.comm.size
-        return AHEAD * turn if self.job.comm.size > 1 and _draws_at_once(self.batches) else turn
+        turn = 1 if self.loop.pace is Pace.TOGETHER else self.loop.comm.size
+        return AHEAD * turn if self.loop.comm.size > 1 and _draws_at_once(self.batches) else turn
 
 
 def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
@@ -332,33 +331,33 @@ def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
     return not (isinstance(batches.sampler, RandomSampler) and batches.sampler.replacement)
 
 
-def from_loader(loader: DataLoader[Any], job: OwnLoop) -> Iterator[Any]:
+def from_loader(loader: DataLoader[Any], loop: OwnLoop) -> Iterator[Any]:
     """The rank's own part of a loader's batches; it reads no other samples."""
-    own = job.loaders.get(loader)
+    own = loop.loaders.get(loader)
     if own is None:
-        own = _own_loader(loader, job)
+        own = _own_loader(loader, loop)
     if loader.persistent_workers:
-        job.loaders[loader] = own
-    dealing = cast("_Dealing", own.batch_sampler)
-    before = [stepper.steps for stepper in job.steppers]
+        loop.loaders[loader] = own
+    sampler = cast("ShardSampler", own.batch_sampler)
+    before = [stepper.steps for stepper in loop.steppers]
     for batch in own:
-        yield _deal(batch, dealing.deals.pop(0), job)
-    if job.pace is not Pace.TOGETHER:
-        _complete_round(dealing.seen, before, job)
+        yield _dealt(batch, sampler.counts.pop(0), loop)
+    if loop.pace is not Pace.TOGETHER:
+        _complete_round(sampler.seen, before, loop)
 
 
-def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1 and job.comm.size > 1:
+def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
+    theirs = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(theirs, DistributedSampler) and theirs.num_replicas > 1 and loop.comm.size > 1:
         raise BadOption(
-            f"the loader has a DistributedSampler, which deals each of {sampler.num_replicas} ranks a part, "
+            f"the loader has a DistributedSampler, which deals each of {theirs.num_replicas} ranks a part, "
             "and shard() would deal the ranks parts of that; make the loader with shuffle=True "
             "or another sampler of all samples"
         )
-    dealing = _Dealing(cast("Iterable[list[Any]]", loader.batch_sampler), loader.dataset, job)
+    sampler = ShardSampler(cast("Iterable[list[Any]]", loader.batch_sampler), loader.dataset, loop)
     return DataLoader(
         loader.dataset,
-        batch_sampler=cast("BatchSampler", dealing),
+        batch_sampler=cast("BatchSampler", sampler),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -371,9 +370,9 @@ def _own_loader(loader: DataLoader[Any], job: OwnLoop) -> DataLoader[Any]:
     )
 
 
-def _is_alike(mine: Fingerprint, job: OwnLoop) -> bool:
+def _is_alike(mine: Fingerprint, loop: OwnLoop) -> bool:
     """Return whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
-    table = job.exchange.meetings.come(Purpose.DEAL, mine.words())
+    table = loop.exchange.meetings.come(Purpose.DEAL, mine.words())
     if table is None:
         return True
     prints = [Fingerprint.of_words(words) for words in table[:, 1 : 1 + DETAILS].tolist()]
@@ -394,17 +393,17 @@ def _refuse_other_samples(mine: Fingerprint, comm: Communicator) -> None:
     )
 
 
-def compared(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
+def compared(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
     """The batches; the first is compared between the ranks (collective)."""
     source = iter(batches)
-    if job.comm.size == 1:
+    if loop.comm.size == 1:
         yield from source
         return
     first = list(islice(source, 1))
     print_ = Fingerprint(_length(first[0]) if first else 0)
     print_.note(first)
-    if not _is_alike(print_, job):
-        lengths = cast("list[int]", job.comm.all_gather_objects(print_.length))
+    if not _is_alike(print_, loop):
+        lengths = cast("list[int]", loop.comm.all_gather_objects(print_.length))
         how = "are the iterable's, and every rank's must yield the same: seed what shuffles its samples"
         if len(set(lengths)) > 1:
             raise BadOption(f"the first batches have, by rank, {lengths} samples; they {how}")
@@ -415,60 +414,60 @@ def compared(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
     yield from source
 
 
-def whole_batches(batches: Iterable[Any], job: OwnLoop) -> Iterator[Any]:
+def whole_batches(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
     """Whole batches, dealt to the ranks in turn."""
-    seen, before = 0, [stepper.steps for stepper in job.steppers]
+    seen, before = 0, [stepper.steps for stepper in loop.steppers]
     for batch in batches:
-        if seen % job.comm.size == job.comm.rank:
+        if seen % loop.comm.size == loop.comm.rank:
             length = _length(batch)
-            yield _deal(batch, SampleCounts(length, length), job)
+            yield _dealt(batch, SampleCounts(length, length), loop)
         seen += 1
-    _complete_round(seen, before, job)
+    _complete_round(seen, before, loop)
 
 
-def _complete_round(batches: int, before: Sequence[int], job: OwnLoop) -> None:
+def _complete_round(batches: int, before: Sequence[int], loop: OwnLoop) -> None:
     """Skip the last round of an epoch where this rank has no batch in it: all make as many steps or skips.
 
     Args:
         batches: of all ranks.
         before: how many steps each stepper had made when the epoch began.
-        job: the ranks.
+        loop: the ranks.
 
     Raises:
         BadOption: a step is not that of one batch, so it is unknown how many the other ranks make.
     """
-    left, own = batches % job.comm.size, batches // job.comm.size
-    if not left or job.comm.rank < left or not torch.is_grad_enabled():
+    left, own = batches % loop.comm.size, batches // loop.comm.size
+    if not left or loop.comm.rank < left or not torch.is_grad_enabled():
         return
-    pairs = list(enumerate(zip(job.steppers, before, strict=False)))
+    pairs = list(enumerate(zip(loop.steppers, before, strict=False)))
     # In the order in which the loop steps: the other ranks do so now.
     for number, (stepper, steps) in sorted(pairs, key=lambda pair: pair[1][0].latest):
         made = stepper.steps - steps
         if made == own:
             stepper.skip()
-        elif made and job.pace is Pace.ABREAST:
+        elif made and loop.pace is Pace.ABREAST:
             raise BadOption(
                 f"this rank has made {made} steps with optimizer {number} for its {own} batches, and other "
-                f"ranks have a batch more, as shard() was given {batches} for {job.comm.size} ranks: with "
+                f"ranks have a batch more, as shard() was given {batches} for {loop.comm.size} ranks: with "
                 "this strategy all must make equally many steps; make one for each batch, give a number of "
                 "batches that the ranks can share evenly, or use the default strategy, Sync()"
             )
 
 
-def own_part(batch: Any, job: OwnLoop) -> Any:
+def own_part(batch: Any, loop: OwnLoop) -> Any:
     """The rank's own part of a batch."""
-    comm, length = job.comm, _length(batch)
+    comm, length = loop.comm, _length(batch)
     if comm.size == 1:
-        return _deal(batch, SampleCounts(length, length), job)
+        return _dealt(batch, SampleCounts(length, length), loop)
     _check_lengths(batch, length)
     part = cut(length, comm.size)[comm.rank]
-    deal = SampleCounts(part.stop - part.start, length)
+    counts = SampleCounts(part.stop - part.start, length)
 
     def own(values: Values) -> Values:
         of_samples = values.dim() > 0 if isinstance(values, Tensor) else len(values) == length
-        return (values[part] if deal.own else values[:1]) if of_samples else values
+        return (values[part] if counts.own else values[:1]) if of_samples else values
 
-    return _deal(_map(batch, own), deal, job)
+    return _dealt(_map(batch, own), counts, loop)
 
 
 def _check_lengths(batch: Any, length: int) -> None:
@@ -494,14 +493,14 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _deal(batch: Any, deal: SampleCounts, job: OwnLoop) -> Any:
+def _dealt(batch: Any, counts: SampleCounts, loop: OwnLoop) -> Any:
     """Note the counts for the next `step()`; outside training an empty part is really empty."""
-    job.deal(deal)
-    if deal.own == 0 and not torch.is_grad_enabled():
+    loop.begin_batch(counts)
+    if counts.own == 0 and not torch.is_grad_enabled():
         return _map(batch, _none_of)
-    if job.comm.size > 1:
+    if loop.comm.size > 1:
         for tensor in _tensors(batch):
-            job.deals[tensor] = deal
+            loop.counts_of[tensor] = counts
     return batch
 
 

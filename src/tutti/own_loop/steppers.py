@@ -49,6 +49,7 @@ class Stepper(ABC):
         self.replica, self.pace = replica, strategy.pace
         self._passes, self.sums = strategy.passes, sums
         self._calls, self._own, self._samples = 0, 0, 0
+        self._pending: dict[nn.Parameter, Tensor] = {}
         self.steps = self.latest = 0
 
     def take_over(self, optimizer: Optimizer) -> None:
@@ -85,6 +86,31 @@ class Stepper(ABC):
     def finish(self) -> None:
         """Give the replica the final weights, after the last step (collective)."""
 
+    def _gather(self, own: int, whole: int) -> None:
+        """Keep this pass' gradient, weighted by its samples; after the last pass, step by all of them."""
+        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
+        for parameter in self.replica.module.parameters():
+            if parameter.grad is not None and own:
+                new = parameter.grad.detach() * (1 if self.sums else own)
+                known = self._pending.get(parameter)
+                self._pending[parameter] = new if known is None else known + new
+            parameter.grad = None
+        if self._calls == self._passes:
+            self._use_gathered()
+
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        for parameter, gradient in self._pending.items():
+            parameter.grad = gradient if self.sums else gradient / self._samples
+        self._step(self._own, self._samples)
+        for parameter in self._pending:
+            parameter.grad = None
+        self._pending, self._calls, self._own, self._samples = {}, 0, 0, 0
+
+    @abstractmethod
+    def _step(self, own: int, whole: int) -> Any:
+        """Step by the parameters' gradients, which are of `own` samples of this rank among `whole`."""
+
 
 class JointStepper(Stepper):
     """The optimizer's own steps, on each rank, by gradients that are the same on all of them.
@@ -95,7 +121,7 @@ class JointStepper(Stepper):
         strategy: how many passes are behind a step.
         clip: gradient clipping.
         sums: losses are sums over samples, not means.
-        job: the ranks.
+        loop: the ranks.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
         gradients: a vector of gradients for each of them, for the optimizer.
     """
@@ -107,18 +133,17 @@ class JointStepper(Stepper):
         strategy: Strategy,
         clip: Clip,
         sums: bool,
-        job: OwnLoop,
+        loop: OwnLoop,
         copies: list[list[Tensor]],
         gradients: list[Tensor],
     ) -> None:
         super().__init__(replica, strategy, sums)
-        self._optimizer, self._clip, self._job = optimizer, clip, job
+        self._optimizer, self._clip, self._loop = optimizer, clip, loop
         self.copies, self.gradients = copies, gradients
-        self._number = len(job.steppers)
+        self._number = len(loop.steppers)
         self._native: Callable[..., Any] = optimizer.step
-        self._divided = DividedOptimizer(optimizer, replica, copies, gradients, job.comm.node)
+        self._divided = DividedOptimizer(optimizer, replica, copies, gradients, loop.comm.node)
         self._fits = False
-        self._pending: dict[nn.Parameter, Tensor] = {}
         self._lists: list[tuple[list[nn.Parameter], int]] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
@@ -133,22 +158,21 @@ class JointStepper(Stepper):
             loss = _evaluate(closure)
             with _unscaled(self._optimizer) as overflown:
                 if not overflown:
-                    self._gather()
-                    if self._calls == self._passes:
-                        self._use_gathered()
+                    # Every rank has the gradient of all of them.
+                    self._gather(self._loop.counts.all, self._loop.counts.all)
             return loss
         if closure is None:
             self._limit()
             return self._native()
 
         def limited() -> Tensor:
-            with self._job.noting() as batches:
+            with self._loop.noting() as batches:
                 loss = closure()
             self._limit()
             # An optimizer that looks at the loss must see the same on all ranks.
-            if self._job.comm.size == 1 or loss is None:
+            if self._loop.comm.size == 1 or loss is None:
                 return loss
-            return self._job.whole_loss(loss, batches, self.sums)
+            return self._loop.whole_loss(loss, batches, self.sums)
 
         return self._native(limited)
 
@@ -167,25 +191,25 @@ class JointStepper(Stepper):
 
     @override
     def settle(self) -> None:
-        self._job.exchange.meetings.come(Purpose.SETTLE)
+        self._loop.exchange.meetings.come(Purpose.SETTLE)
 
     @override
     def finish(self) -> None:
-        self._job.exchange.meetings.come(Purpose.FINISH)
+        self._loop.exchange.meetings.come(Purpose.FINISH)
         if self._calls:
             self._use_gathered()
 
     def _meet(self) -> None:
-        comm = self._job.comm
+        comm = self._loop.comm
         if comm.size == 1:
             return
-        self._job.exchange.bring_unseen()
+        self._loop.exchange.bring_unseen()
         self._refuse_strangers()
         self._fits = self._divided.fits()
         if self._fits:
             self._divided.bring_weights()
         changed = self._fits and self._divided.changed()
-        exchange = self._job.exchange
+        exchange = self._loop.exchange
         details = (self._number, _hash_of(self._optimizer), int(changed), exchange.passes)
         table = exchange.meet(Purpose.STEP, details)
         exchange.passes = 0
@@ -203,15 +227,13 @@ class JointStepper(Stepper):
             for (new, length), (old, known) in zip(lists, self._lists, strict=True)
         ):
             return
-        for number, (parameters, _) in enumerate(lists):
-            for parameter in parameters:
-                if parameter.requires_grad and not self._job.exchange.knows(parameter):
-                    raise BadOption(
-                        f"param group {number} of the optimizer has a parameter of shape "
-                        f"{tuple(parameter.shape)} that no model had when distribute() was given it; make "
-                        "the model whole, and load weights with assign=True, before distribute(), and give "
-                        "it one module of the model and of such parameters as its loss has beside it"
-                    )
+        _refuse_strangers(
+            self._optimizer,
+            self._loop.exchange.knows,
+            "no model had when distribute() was given it; make the model whole, and load weights with "
+            "assign=True, before distribute(), and give it one module of the model and of such parameters as "
+            "its loss has beside it",
+        )
         self._lists = lists
 
     def _limit(self) -> None:
@@ -223,28 +245,10 @@ class JointStepper(Stepper):
         if self._clip.norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._clip.norm)
 
-    @torch.no_grad()
-    def _gather(self) -> None:
-        """Keep this pass' gradient, weighted by its samples."""
-        whole = self._job.dealt.all
-        self._calls, self._samples = self._calls + 1, self._samples + whole
-        for parameter in self.replica.module.parameters():
-            if parameter.grad is not None:
-                new = parameter.grad * (1 if self.sums else whole)
-                known = self._pending.get(parameter)
-                self._pending[parameter] = new if known is None else known + new
-                parameter.grad = None
-
-    @torch.no_grad()
-    def _use_gathered(self) -> None:
-        """Step by what was gathered."""
-        for parameter, gradient in self._pending.items():
-            parameter.grad = gradient if self.sums else gradient / self._samples
+    @override
+    def _step(self, own: int, whole: int) -> Any:
         self._limit()
-        self._native()
-        for parameter in self._pending:
-            parameter.grad = None
-        self._pending, self._calls, self._samples = {}, 0, 0
+        return self._native()
 
 
 class WorkerStepper(Stepper):
@@ -258,7 +262,7 @@ class WorkerStepper(Stepper):
         worker: this rank's part in the strategy.
         strategy: it.
         sums: losses are sums over samples, not means.
-        job: the ranks.
+        loop: the ranks.
     """
 
     def __init__(
@@ -268,15 +272,12 @@ class WorkerStepper(Stepper):
         worker: Worker,
         strategy: Strategy,
         sums: bool,
-        job: OwnLoop,
+        loop: OwnLoop,
     ) -> None:
         super().__init__(replica, strategy, sums)
-        self.worker, self._optimizer, self._job = worker, optimizer, job
-        self._strategy, self._number = strategy, len(job.steppers)
+        self.worker, self._optimizer, self._loop = worker, optimizer, loop
+        self._strategy, self._number = strategy, len(loop.steppers)
         self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
-        many = self._passes > 1
-        self._pending = [torch.zeros_like(flat.grads) for flat in replica.flats] if many else []
-        self._present: set[nn.Parameter] = set()
         self._inside, self._skipped = False, 0
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
@@ -288,14 +289,21 @@ class WorkerStepper(Stepper):
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
         self.steps += 1
-        self.latest = max(stepper.latest for stepper in self._job.steppers) + 1
-        self._refuse_strangers()
+        self.latest = max(stepper.latest for stepper in self._loop.steppers) + 1
+        if self._loop.comm.size > 1:
+            _refuse_strangers(
+                self._optimizer,
+                self._known.__contains__,
+                f"strategy '{self._strategy.name}' does not exchange: it was frozen, or not there, when "
+                "distribute() was given the model; make the model whole and unfreeze it before, or use the "
+                "default strategy, Sync()",
+            )
         self._meet(Purpose.STEP)
         with self._stepping(), _unscaled(self._optimizer) as overflown:
             if overflown and self._passes == 1:
                 self.worker.give_up()
             else:
-                self._advance(self._job.dealt.own, self._job.dealt.all)
+                self._advance(self._loop.counts.own, self._loop.counts.all)
         return loss
 
     @override
@@ -325,10 +333,10 @@ class WorkerStepper(Stepper):
 
     def _meet(self, purpose: Purpose) -> None:
         """Meet the other ranks where they wait for each other anyway (collective); one may be elsewhere."""
-        if self.pace is not Pace.TOGETHER or not self.worker.waits or self._job.comm.size == 1:
+        if self.pace is not Pace.TOGETHER or not self.worker.waits or self._loop.comm.size == 1:
             return
-        table = self._job.exchange.meet(purpose, (self._number,))
-        self._job.exchange.meetings.steps += purpose is Purpose.STEP
+        table = self._loop.exchange.meet(purpose, (self._number,))
+        self._loop.exchange.meetings.steps += purpose is Purpose.STEP
         if len(table):
             _refuse_other_optimizers(table)
 
@@ -344,77 +352,49 @@ class WorkerStepper(Stepper):
     def _advance(self, own: int, whole: int) -> None:
         if self._passes > 1:
             self._gather(own, whole)
-            if self._calls == self._passes:
-                self._use_gathered()
-        elif whole:
-            share = own / whole
-            if self.sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
-                share = float(own > 0)
-            with self.replica.lent_gradients():
-                if share == 0:  # what this rank has computed is there only for `backward()`
-                    self.replica.zero_grad()
-                    for parameter in self._known:
-                        parameter.grad = None
-                elif share != 1:
-                    self.replica.scale_gradients(share)
-                self._step(own, whole)
-        else:
-            self.worker.skip()
+            return
+        share = own / max(1, whole)
+        if self.sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
+            share = float(own > 0)
+        self._step(own, whole, share)
 
-    def _step(self, own: int, whole: int) -> None:
-        if self.pace is Pace.TOGETHER:
-            self.worker.share = own / whole
-        self.worker.step()
-
-    def _gather(self, own: int, whole: int) -> None:
-        """Keep this pass' gradient, weighted by its samples."""
-        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
-        with self.replica.lent_gradients():
-            for flat, pending in zip(self.replica.flats, self._pending, strict=True):
-                if own:
-                    pending.add_(flat.grads, alpha=1 if self.sums else own)
-        if own:
-            self._present.update(p for p in self._known if p.grad is not None)
-        for parameter in self._known:
-            parameter.grad = None
-
-    def _use_gathered(self) -> None:
-        """Step by what was gathered."""
-        own, whole, present = self._own, self._samples, self._present
-        self._calls, self._own, self._samples, self._present = 0, 0, 0, set()
+    @override
+    def _step(self, own: int, whole: int, share: float = 1.0) -> None:
         if not whole:
             self.worker.skip()
             return
-        with self.replica.lent_gradients(present):
-            for flat, pending in zip(self.replica.flats, self._pending, strict=True):
-                torch.mul(pending, 1 if self.sums else 1 / whole, out=flat.grads)
-                pending.zero_()
-            self._step(own, whole)
+        with self.replica.lent_gradients():
+            if share == 0:  # what this rank has computed is there only for `backward()`
+                self.replica.zero_grad()
+                for parameter in self._known:
+                    parameter.grad = None
+            elif share != 1:
+                self.replica.scale_gradients(share)
+            if self.pace is Pace.TOGETHER:
+                self.worker.share = own / whole
+            self.worker.step()
 
     def _compare_steps(self) -> None:
         """Refuse that some ranks have made more steps than others, where they make them together."""
-        if self.pace is not Pace.ABREAST or self._job.comm.size == 1:
+        if self.pace is not Pace.ABREAST or self._loop.comm.size == 1:
             return
-        made = self._job.comm.all_gather_objects(self.steps + self._skipped)
+        made = self._loop.comm.all_gather_objects(self.steps + self._skipped)
         if len(set(cast("list[int]", made))) > 1:
             raise BadOption(
                 f"with strategy '{self._strategy.name}' all ranks make their steps at the same time, but by "
                 f"rank they have made {made}; call optimizer.step() for every batch, on every rank"
             )
 
-    def _refuse_strangers(self) -> None:
-        """Refuse parameters that have come to the optimizer later: the ranks do not exchange them."""
-        if self._job.comm.size == 1:
-            return
-        for number, group in enumerate(self._optimizer.param_groups):
-            for parameter in group["params"]:
-                if parameter.requires_grad and parameter not in self._known:
-                    raise BadOption(
-                        f"param group {number} of the optimizer has a parameter of shape "
-                        f"{tuple(parameter.shape)} that strategy '{self._strategy.name}' does not exchange: "
-                        "it was frozen, or not there, when distribute() was given the model; make the model "
-                        "whole and unfreeze it before, or use the default strategy, Sync()"
-                    )
+
+def _refuse_strangers(optimizer: Optimizer, knows: Callable[[nn.Parameter], bool], why: str) -> None:
+    """Refuse parameters that have come to the optimizer later: the ranks do not exchange them."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad and not knows(parameter):
+                raise BadOption(
+                    f"param group {number} of the optimizer has a parameter of shape "
+                    f"{tuple(parameter.shape)} that {why}"
+                )
 
 
 @contextmanager
@@ -434,30 +414,6 @@ def _unscaled(optimizer: Optimizer) -> Iterator[bool]:
         yield overflown
     finally:
         held.update(asked)  # it takes them away itself
-
-
-class LoadingHook:
-    """A hook behind a module's `load_state_dict`: training goes on from the weights that were loaded.
-
-    Copies of the module have none: they are not trained here.
-
-    Args:
-        adopt: takes note of the new weights.
-    """
-
-    def __init__(self, adopt: Callable[[], None] | None) -> None:
-        self._adopt = adopt
-
-    def __call__(self, module: nn.Module, incompatible: object) -> None:
-        """Take note of the new weights."""
-        if self._adopt is not None:
-            self._adopt()
-
-    def __deepcopy__(self, memo: object) -> LoadingHook:
-        return LoadingHook(None)
-
-    def __reduce__(self) -> tuple[type[LoadingHook], tuple[None]]:
-        return LoadingHook, (None,)
 
 
 def _evaluate(closure: Closure | None) -> Tensor | None:
