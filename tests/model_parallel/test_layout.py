@@ -8,7 +8,8 @@ import pytest
 
 from tutti.cli.main import main
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.layout import Layout, Pipeline, ranks_of
+from tutti.model_parallel.layout import Layout, ranks_of
+from tutti.model_parallel.ways.pipeline import Pipeline
 
 
 @pytest.mark.parametrize(

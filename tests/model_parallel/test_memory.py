@@ -15,8 +15,9 @@ from tests.model_parallel.allocated import measure_all
 from tests.model_parallel.runs import COMMON, Run
 from tutti.cli.main import main
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.model_parallel.layout import SCHEDULES
-from tutti.model_parallel.memory import MemoryNeed, PeakMemory, order, state_per_byte
+from tutti.model_parallel.memory import MemoryNeed, PeakMemory, state_per_byte
+from tutti.model_parallel.schedules import order
+from tutti.model_parallel.ways.pipeline import SCHEDULES
 from tutti.records.pipeline import BACKWARD, FORWARD, WEIGHTS
 from tutti.run.config import TrainConfig
 from tutti.studies.layouts import work

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from tests.model_parallel.models import Dropping, Encoder, ResidualNet, Undecided, tied
 from tutti.errors import BadModel, BadOption
 from tutti.model_parallel.fx_blocks import blocks_of
-from tutti.model_parallel.layout import SCHEDULES, Pipeline
 from tutti.model_parallel.partition import Cost, balance, boundaries, measure
 from tutti.model_parallel.schedules import check_microbatches, owners
+from tutti.model_parallel.ways.pipeline import SCHEDULES, Pipeline
 from tutti.training.precision import FP32
 
 

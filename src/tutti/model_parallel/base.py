@@ -161,6 +161,22 @@ class Whole(Portion):
         return taken(self.module, of)
 
 
+def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
+    """Make this rank's portion of a model (collective).
+
+    Args:
+        layout: who holds what; None: each rank the whole.
+        comm: all ranks that train.
+        module: the model, alike on all ranks. It becomes the portion.
+        workload: the samples and the loss.
+
+    Raises:
+        BadModel: the model cannot be divided like that; the message names the layer.
+        BadOption: an option does not fit the model.
+    """
+    return Whole(module, comm) if layout is None else layout.options.portion(layout, comm, module, workload)
+
+
 def taken(module: nn.Module, of: Of) -> dict[str, Any]:
     """The state of a module by name, with what `of` takes of each tensor."""
     held = module.state_dict(keep_vars=True)

@@ -18,31 +18,15 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object
-from tutti.model_parallel.base import LayoutRanks, Of, Portion, count_of, taken, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, taken, values_of
 from tutti.model_parallel.group import TeamMesh
-from tutti.model_parallel.updates import Clipper, Gradients
+from tutti.model_parallel.updates import Gradients, TeamPortion
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 
 
-class DTensorPortion(Portion):
-    """One rank's portion of a model that torch.distributed has divided.
-
-    Args:
-        module: the model, still whole; subclasses divide it.
-        peers: as in `Portion`.
-        ranks: who holds what.
-        group: torch.distributed among them.
-
-    Attributes:
-        gradients: this rank's; to be set when the model is divided.
-    """
-
-    gradients: Gradients
-
-    def __init__(self, module: nn.Module, peers: Communicator, ranks: LayoutRanks, group: TeamMesh) -> None:
-        self.module, self.peers, self.parameters = module, peers, count_of(module)
-        self.data, self.ranks, self._group = ranks.data, ranks, group
+class DTensorPortion(TeamPortion):
+    """One rank's portion of a model that torch.distributed divides."""
 
     @override
     def place(self, strategy: Strategy) -> Replica:
@@ -50,32 +34,26 @@ class DTensorPortion(Portion):
 
     @override
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return DTensorWorker(self.ranks, optimizer, clip, self.gradients)
+        return DTensorWorker(self.data, optimizer, clip, self.gradients)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
         return whole_state(self.module, of)
-
-    @override
-    def close(self) -> None:
-        self._group.close()
-        self.ranks.close()
 
 
 class DTensorWorker(Worker):
     """The worker of parameters that torch.distributed has placed: DTensors, and others among them.
 
     Args:
-        ranks: gradients are added up over `ranks.data`.
+        data: the ranks over which gradients are added up.
         optimizer: moves them.
         clip: the limits of the gradient.
         gradients: this rank's.
     """
 
-    def __init__(self, ranks: LayoutRanks, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
+    def __init__(self, data: Communicator, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
         super().__init__()
-        self._data, self._optimizer, self._gradients = ranks.data, optimizer, gradients
-        self._clipper = Clipper(ranks.team, gradients, clip)
+        self._data, self._optimizer, self._clip, self._gradients = data, optimizer, clip, gradients
         for group in optimizer.param_groups:
             # The loops over all parameters at once refuse DTensors among plain tensors.
             group["foreach"] = False
@@ -86,7 +64,7 @@ class DTensorWorker(Worker):
         sent = self._add_up() if self._data.size > 1 else 0
         self.traffic.add(sent, self._data.clock() - began, staleness=0)
         with self.updating:
-            self._clipper()
+            self._gradients.clip(self._clip)
             self._optimizer.step()
             self._optimizer.zero_grad()
 
@@ -130,13 +108,12 @@ class PlannedPortion(DTensorPortion):
     """
 
     def __init__(self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, spec: str) -> None:
-        super().__init__(module, ranks.data, ranks, group)
+        super().__init__(module, ranks, lambda p: _divided(p) or ranks.team.rank == 0, group)
         plan = _plan(spec, module)
         try:
             parallelize_module(module, group.team, plan)
         except (ValueError, NotImplementedError, RuntimeError) as error:
             raise BadModel(f"the plan '{spec}' does not fit the model: {error}; mend one of them") from error
-        self.gradients = Gradients(module, lambda p: _divided(p) or ranks.team.rank == 0)
 
 
 def _plan(spec: str, module: nn.Module) -> dict[str, ParallelStyle]:

@@ -30,13 +30,10 @@ from torch.distributed.fsdp import fully_shard
 
 from tutti.data.batches import Batch
 from tutti.errors import BadModel
-from tutti.model_parallel.base import LayoutRanks
+from tutti.model_parallel.base import LayoutRanks, Workload
 from tutti.model_parallel.dtensor import DTensorPortion
 from tutti.model_parallel.group import TeamMesh
-from tutti.model_parallel.updates import Gradients
 from tutti.torch_backend.errors import Mismatch
-from tutti.training.losses import Loss
-from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Computed
 
 
@@ -47,20 +44,16 @@ class ShardedPortion(DTensorPortion):
         module: the model, alike on all ranks. Its parameters are sharded in place.
         ranks: who holds what.
         group: torch.distributed among them.
-        loss: of the run.
-        arithmetic: how the model computes.
+        workload: the loss, and how the model computes.
     """
 
-    def __init__(
-        self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, loss: Loss, arithmetic: Arithmetic
-    ) -> None:
-        super().__init__(module, ranks.every, ranks, group)
-        self._loss, self._arithmetic = loss, arithmetic
+    def __init__(self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, workload: Workload) -> None:
+        super().__init__(module, ranks, lambda _: True, group)
+        self.peers, self._loss, self._arithmetic = ranks.every, workload.loss, workload.arithmetic
         *layers, whole = units(module)
         for unit in (*layers, whole):
             fully_shard(unit, mesh=group.team)
         self._check = LayerCheck(whole, layers, group)
-        self.gradients = Gradients(module, lambda _: True)
         self.compute = self._compute
 
     def _compute(self, batch: Batch) -> Computed:

@@ -11,61 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
+from tutti.model_parallel.ways import WAYS, Way
 
 DATA: Final = "data"
 """The direction in which every team has samples of its own."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Options of `--parallel tensor`.
-
-    Attributes:
-        plan: file.py:function or package.module:function, called with the model; returns a plan of
-            `torch.distributed.tensor.parallel`, {name of a module: style}. None: every Linear and Conv2d
-            layer is split by its outputs.
-    """
-
-    plan: str | None = None
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Options of `--parallel pipeline`.
-
-    Attributes:
-        schedule: one of `SCHEDULES`.
-        microbatches: into how many parts each team cuts its batch; by default twice the number of stages.
-    """
-
-    schedule: str = "1f1b"
-    microbatches: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise UnknownName("value", str(self.schedule), SCHEDULES, of="--parallel.schedule")
-        count = self.microbatches
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise BadOption(f"--parallel.microbatches is {count!r}; give a whole number from 1")
-
-    @property
-    def stages_per_rank(self) -> int:
-        """The number of stages of every rank."""
-        return SCHEDULES[self.schedule]
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """`--parallel sharded` has no options."""
-
-
-SCHEDULES: Final = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
-"""Schedules of a pipeline, and how many stages each gives every rank."""
-
-Options = Tensor | Pipeline | Sharded
-
-WAYS: Final[dict[str, type[Options]]] = {"tensor": Tensor, "pipeline": Pipeline, "sharded": Sharded}
-"""The ways in which ranks hold a model together, and the options of each."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +22,16 @@ class Layout:
     """A division of the ranks into teams, each of which holds one model.
 
     Attributes:
-        way: one of `WAYS`.
+        way: the name of one of `WAYS`.
         team: ranks that hold one model together; they are neighbours.
         data: the number of teams.
-        options: of the way.
+        options: the way itself, with its options.
     """
 
     way: str
     team: int
     data: int
-    options: Options
+    options: Way
 
     @property
     def ranks(self) -> int:
@@ -98,8 +47,8 @@ class Layout:
         """The layout that `text` means on `ranks` ranks.
 
         Args:
-            text: `tensor`, `pipeline` or `sharded`, with `=N` for the ranks that hold one model together; and
-                `data=N` for the teams, with a comma. A number that is left out follows from the others.
+            text: one of `WAYS`, with `=N` for the ranks that hold one model together; and `data=N` for the
+                teams, with a comma. A number that is left out follows from the others.
             options: of the way, by name.
             ranks: how many there are.
 
@@ -175,8 +124,8 @@ def _way(text: str, sizes: Mapping[str, int | None]) -> str:
     return ways[0]
 
 
-def _options(way: str, given: Mapping[str, Any]) -> Options:
-    known = [field.name for field in fields(WAYS[way])]
+def _options(way: str, given: Mapping[str, Any]) -> Way:
+    known = options_of(way)
     for key in given:
         if key not in known:
             raise UnknownName("option", key, known, of=f"--parallel {way}")

@@ -21,38 +21,132 @@ Bubble Pipeline Parallelism".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
-from tutti.model_parallel.base import LayoutRanks, Of, Portion, Workload, count_of, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, Workload, count_of, values_of
 from tutti.model_parallel.fx_blocks import Block, blocks_of
 from tutti.model_parallel.group import TeamMesh
-from tutti.model_parallel.layout import Layout, Pipeline
+from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
 from tutti.model_parallel.partition import balance, boundaries, measure
-from tutti.model_parallel.schedules import MicrobatchPasses, check_microbatches, owners
-from tutti.model_parallel.updates import Gradients, worker_of
-from tutti.records.pipeline import PipelineRecord, since_the_first
-from tutti.replica import Replica
-from tutti.strategies.base import Clip, Strategy, Worker
-from tutti.strategies.placement import place
+from tutti.model_parallel.schedules import PLACES_KEPT, MicrobatchPasses, check_microbatches, order, owners
+from tutti.model_parallel.updates import TeamPortion
+from tutti.model_parallel.ways.pipeline import Pipeline
+from tutti.records.pipeline import FORWARD, INPUTS, PipelineRecord, PipelineSpan, since_the_first
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Computed
 
 
-class PipelinePortion(Portion):
+@dataclass(frozen=True)
+class StageDivision:
+    """The division of a model into the stages of a pipeline.
+
+    Attributes:
+        schedule: its name.
+        microbatches: the number that a batch is cut into.
+        owners: the rank of each stage.
+        stages: the blocks of each.
+        shapes: what goes into each stage, and comes out of the last, for a microbatch: on the meta device.
+    """
+
+    schedule: str
+    microbatches: int
+    owners: list[int]
+    stages: list[list[Block]]
+    shapes: list[Tensor]
+
+
+def divide(
+    module: nn.Module,
+    options: Pipeline,
+    layout: Layout,
+    workload: Workload,
+    comm: Communicator | None = None,
+) -> StageDivision:
+    """Divide a model into stages.
+
+    Args:
+        module: the model; it is left as it is.
+        options: the schedule and the microbatches.
+        layout: who holds what.
+        workload: the samples and the loss.
+        comm: ranks that agree on what rank 0 has measured (collective); None: there is one rank.
+
+    Raises:
+        BadModel, BadOption: as `PipelinePortion`.
+    """
+    schedule, batch, arithmetic = options.schedule, workload.batch_size // layout.data, workload.arithmetic
+    microbatches = check_microbatches(options, layout.team, batch)
+    inputs = workload.batch(-(-batch // microbatches))[0]
+    blocks, ranks = blocks_of(module, inputs, arithmetic), owners(schedule, layout.team)
+    if len(blocks) < len(ranks):
+        raise BadModel(
+            f"the model has {len(blocks)} part{'' if len(blocks) == 1 else 's'} with weights between which "
+            f"one tensor passes, and {len(ranks)} stages ({schedule} on {layout.team} ranks) need one each; "
+            "use fewer ranks, another schedule or a deeper model"
+        )
+    measures = comm is None or comm.rank == 0
+    cuts = balance(measure(blocks, inputs, arithmetic), len(ranks)) if measures else None
+    cuts = cuts if comm is None else cast("list[slice]", comm.broadcast_object(cuts))
+    assert cuts is not None, "rank 0 has sent them"
+    edges = boundaries(blocks, inputs, arithmetic)
+    shapes = [*(edges[part.start] for part in cuts), edges[-1]]
+    return StageDivision(schedule, microbatches, ranks, [blocks[part] for part in cuts], shapes)
+
+
+def need_of_rank(
+    rank: int, division: StageDivision, layout: Layout, workload: Workload, state: float
+) -> MemoryNeed:
+    """The memory that a rank of a pipeline needs: it is taken through the actions of the schedule."""
+    own = {
+        number: cast("Stage", on_meta(Stage(division.stages[number], workload.arithmetic)))
+        for number, owner in enumerate(division.owners)
+        if owner == rank
+    }
+    shapes, microbatches, last = division.shapes, division.microbatches, len(division.stages) - 1
+    targets = workload.batch(len(shapes[0]))[1].to("meta")
+    fixed = microbatches * shapes[0].nbytes * (0 in own)
+    if PLACES_KEPT:
+        places = [number for number in own if number] + [number + 1 for number in own if number < last]
+        fixed += microbatches * sum(shapes[place].nbytes for place in places)
+    flying: dict[tuple[int, int], Tensor] = {}
+    with PeakMemory() as ledger:
+        for action in order(division.schedule, layout.team, microbatches, rank):
+            key = action.stage, action.microbatch
+            if action.kind == FORWARD:
+                flying[key] = own[action.stage](_received(shapes[action.stage], action.stage > 0))
+                if action.stage == last:
+                    flying[key] = workload.loss(flying[key], targets)
+            elif action.kind != INPUTS:
+                gradient = None if action.stage == last else _received(shapes[action.stage + 1], True)
+                torch.autograd.backward(flying.pop(key), gradient)
+                del gradient
+    return of_teams(layout, *held(nn.ModuleList(own.values())), state, ledger.peak + fixed)
+
+
+def _received(shape: Tensor, from_a_rank: bool) -> Tensor:
+    """A tensor that another rank sends, or the samples; what has a place of its own is not counted here."""
+    if PLACES_KEPT or not from_a_rank:
+        return shape.detach().requires_grad_(from_a_rank)
+    return torch.empty_like(shape, requires_grad=from_a_rank)
+
+
+class PipelinePortion(TeamPortion):
     """The stages that one rank has of a model.
 
     Args:
         module: the model, alike on all ranks. Its other layers are given back.
-        layout: who holds what, and the schedule.
+        options: the schedule and the microbatches.
+        layout: who holds what.
         comm: all ranks of the job (collective).
         workload: the samples and the loss.
 
@@ -61,77 +155,60 @@ class PipelinePortion(Portion):
         BadOption: the microbatches do not fit the batch or the schedule.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, comm: Communicator, workload: Workload) -> None:
-        assert isinstance(layout.options, Pipeline)
-        self._schedule, self._learning, self.parameters = layout.options.schedule, workload, count_of(module)
-        _refuse_arithmetic(workload.arithmetic)
-        batch = workload.batch_size // layout.data
-        self._microbatches = check_microbatches(layout.options, layout.team, batch)
-        self._owners = owners(self._schedule, layout.team)
-        inputs = workload.batch(-(-batch // self._microbatches))[0]
-        blocks = enough(blocks_of(module, inputs, workload.arithmetic), layout)
-        cuts = _agreed_cuts(comm, blocks, inputs, workload.arithmetic, len(self._owners))
-        edges = boundaries(blocks, inputs, workload.arithmetic)
-        shapes = [edges[part.start] for part in cuts] + [edges[-1]]
-        stages = [Stage(blocks[part], workload.arithmetic) for part in cuts]
-        self._layers = [list(stage.layers) for stage in stages]
-        self._names, state = list(module.state_dict()), state_by_stage(module, stages)
-        self._ranks, self._group = LayoutRanks.of(layout, comm), TeamMesh(layout, comm)
-        self.peers = self.data = self._ranks.data
-        team = self._ranks.team
-        own = {number: stages[number] for number, rank in enumerate(self._owners) if rank == team.rank}
-        self._state = {number: state[number] for number in own}
-        self.module = _Pipe(own, self._owners, shapes, team)
+    def __init__(
+        self, module: nn.Module, options: Pipeline, layout: Layout, comm: Communicator, workload: Workload
+    ) -> None:
+        if workload.arithmetic.layout != "contiguous":
+            raise BadOption(
+                f"--layout {workload.arithmetic.layout} does not go through a pipeline, whose stages send "
+                "contiguous tensors; leave it out, or use another --parallel"
+            )
+        self._division = divide(module, options, layout, workload, comm)
+        self._arithmetic, names, count = workload.arithmetic, list(module.state_dict()), count_of(module)
+        stages = [Stage(blocks, workload.arithmetic) for blocks in self._division.stages]
+        self._layers, state = [list(stage.layers) for stage in stages], state_by_stage(module, stages)
+        ranks, group = LayoutRanks.of(layout, comm), TeamMesh(layout, comm)
+        owners, shapes, team = self._division.owners, self._division.shapes, ranks.team
+        own = {number: stages[number] for number, rank in enumerate(owners) if rank == team.rank}
+        self._names, self._state = names, {number: state[number] for number in own}
+        super().__init__(_Pipe(own, owners, shapes, team), ranks, lambda _: True, group)
+        self.parameters = count
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
-        group = self._group.team.get_group()
-        self._passes = MicrobatchPasses(self._schedule, own, shapes, group, workload.loss)
-        self._gradients = Gradients(self.module, lambda _: True)
-        self._shapes = shapes
+        self._division.stages.clear()  # they hold the layers of the other ranks
+        schedule, members = options.schedule, group.team.get_group()
+        self._passes = MicrobatchPasses(schedule, own, shapes, members, workload.loss)
         self.compute = self._compute
-
-    @override
-    def place(self, strategy: Strategy) -> Replica:
-        return place(self.module, self._ranks.data, strategy.home)
-
-    @override
-    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return worker_of(strategy, replica, self._ranks, optimizer, clip, self._gradients)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
         # Not views: these would be sent with all that they are views of.
         own = {name: of(x).clone() for state in self._state.values() for name, x in state.items()}
         found: dict[str, Tensor] = {}
-        for part in cast("list[dict[str, Tensor]]", self._ranks.team.all_gather_objects(own)):
+        for part in cast("list[dict[str, Tensor]]", self.ranks.team.all_gather_objects(own)):
             found |= part
         return {name: found[name] for name in self._names if name in found}
 
     @override
     def record(self) -> PipelineRecord:
-        mine = self._passes.busy, self._passes.spans
-        every = cast("list[tuple[Any, Any]]", self._ranks.team.all_gather_objects(mine))
+        mine, division = (self._passes.idle, self._passes.spans), self._division
+        every = cast("list[tuple[float, list[PipelineSpan]]]", self.ranks.team.all_gather_objects(mine))
         return PipelineRecord(
-            self._schedule,
-            self._microbatches,
-            list(self._owners),
+            division.schedule,
+            division.microbatches,
+            list(division.owners),
             self._layers,
-            [busy.idle for busy, _ in every],
+            [idle for idle, _ in every],
             since_the_first([span for _, spans in every for span in spans]),
         )
 
-    @override
-    def close(self) -> None:
-        self._group.close()
-        self._ranks.close()
-
     def _compute(self, batch: Batch) -> Computed:
         """Pass a team's batch through the pipeline: equal microbatches, then what is left."""
-        arithmetic, count = self._learning.arithmetic, len(batch.targets)
+        arithmetic, count = self._arithmetic, len(batch.targets)
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        outputs = _sized(self._shapes[-1], count)
+        outputs = _sized(self._division.shapes[-1], count)
         if not count:
             return Computed(0.0, outputs, targets, 0.0)
-        size = -(-count // self._microbatches)
+        size = -(-count // self._division.microbatches)
         whole = count // size * size
         loss = denominator = 0.0
         for part, microbatches in ((slice(0, whole), whole // size), (slice(whole, count), 1)):
@@ -142,9 +219,9 @@ class PipelinePortion(Portion):
                     loss += found.loss / batch.share
                     denominator += found.denominator
                     outputs[part] = found.outputs
-        last = self._owners[-1]
+        last = self._division.owners[-1]
         message = torch.cat([outputs.new_tensor([loss, denominator]), outputs.view(-1)])
-        self._ranks.team.broadcast(message, last)
+        self.ranks.team.broadcast(message, last)
         seconds = self._passes.done()
         loss, denominator = message[:2].tolist()
         return Computed(loss, message[2:].view(outputs.shape), targets, denominator, seconds)
@@ -245,31 +322,6 @@ def _sized(shape: Tensor, samples: int) -> Tensor:
     return torch.zeros(samples, *shape.shape[1:], dtype=shape.dtype)
 
 
-def enough(blocks: list[Block], layout: Layout) -> list[Block]:
-    """The blocks, if there is one for each stage.
-
-    Raises:
-        BadModel: there are too few.
-    """
-    assert isinstance(layout.options, Pipeline)
-    stages = layout.team * layout.options.stages_per_rank
-    if len(blocks) < stages:
-        raise BadModel(
-            f"the model has {len(blocks)} part{'' if len(blocks) == 1 else 's'} with weights between which "
-            f"one tensor passes, and {stages} stages ({layout.options.schedule} on {layout.team} ranks) need "
-            "one each; use fewer ranks, another schedule or a deeper model"
-        )
-    return blocks
-
-
-def _agreed_cuts(
-    comm: Communicator, blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic, stages: int
-) -> list[slice]:
-    """The blocks of each stage, as rank 0 has measured them (collective)."""
-    cuts = balance(measure(blocks, inputs, arithmetic), stages) if comm.rank == 0 else None
-    return cast("list[slice]", comm.broadcast_object(cuts))
-
-
 def _give_back(stages: Iterable[Stage]) -> None:
     """Free the memory of layers that other ranks have."""
     for stage in stages:
@@ -277,11 +329,3 @@ def _give_back(stages: Iterable[Stage]) -> None:
             if isinstance(layer, nn.Parameter):
                 layer.untyped_storage().resize_(0)
         stage.to("meta")
-
-
-def _refuse_arithmetic(arithmetic: Arithmetic) -> None:
-    if arithmetic.layout != "contiguous":
-        raise BadOption(
-            f"--layout {arithmetic.layout} does not go through a pipeline, whose stages send contiguous "
-            "tensors; leave it out, or use another --parallel"
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from torch.distributed.pipelining.stage import _RecvInfo
 from typing_extensions import override
 
 from tutti.errors import BadOption
-from tutti.model_parallel.layout import SCHEDULES, Pipeline
+from tutti.model_parallel.ways.pipeline import SCHEDULES, Pipeline
 from tutti.records.pipeline import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, PipelineSpan
 from tutti.training.losses import Loss
 
@@ -33,6 +34,13 @@ CLASSES: Final[dict[str, type[Any]]] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
+}
+
+_KINDS: Final = {
+    "FORWARD": FORWARD,
+    "BACKWARD_INPUT": INPUTS,
+    "BACKWARD_WEIGHT": WEIGHTS,
+    "FULL_BACKWARD": BACKWARD,
 }
 
 FALLBACKS: Final[dict[str, type[Any]]] = {
@@ -76,7 +84,7 @@ def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
     """
     count = options.microbatches
     if count is None:
-        return max(1, min(2 * ranks * options.stages_per_rank, batch))
+        return max(1, min(2 * ranks * SCHEDULES[options.schedule], batch))
     if count > batch:
         raise BadOption(
             f"--parallel.microbatches is {count}, but a pipeline gets {batch} samples of a batch; give at "
@@ -92,17 +100,43 @@ def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
     return count
 
 
-@dataclass
-class StageTime:
-    """A rank's time in steps, in seconds."""
+@dataclass(frozen=True)
+class Action:
+    """One piece of work: a microbatch in a stage. `kind` is one of `tutti.records.pipeline.KINDS`."""
 
-    total: float = 0.0
-    computing: float = 0.0
+    stage: int
+    kind: str
+    microbatch: int
 
-    @property
-    def idle(self) -> float:
-        """The share in which it neither ran forward nor backward."""
-        return max(0.0, 1 - self.computing / self.total) if self.total else 0.0
+
+def order(schedule: str, ranks: int, microbatches: int, rank: int) -> list[Action]:
+    """The actions of one rank for a batch, in order."""
+    every = range(microbatches)
+    if schedule == "gpipe":
+        return [Action(rank, kind, at) for kind in (FORWARD, BACKWARD) for at in every]
+    if schedule == "1f1b":
+        ahead = min(microbatches, ranks - rank)
+        found = [Action(rank, FORWARD, at) for at in range(ahead)]
+        for at in every:
+            found.append(Action(rank, BACKWARD, at))
+            if at + ahead < microbatches:
+                found.append(Action(rank, FORWARD, at + ahead))
+        return found
+    # torch's schedules need only their numbers to say that.
+    rounds, stages = max(1, microbatches // ranks), SCHEDULES[schedule]
+    numbers = SimpleNamespace(
+        pp_group_size=ranks,
+        num_stages=ranks * stages,
+        n_local_stages=stages,
+        _n_microbatches=microbatches,
+        number_of_rounds=rounds,
+        microbatches_per_round=microbatches // rounds,
+    )
+    return [
+        Action(one.stage_index, _KINDS[one.computation_type.name], one.microbatch_index)
+        for one in CLASSES[schedule]._calculate_single_rank_operations(numbers, rank)
+        if one is not None and one.computation_type.name in _KINDS
+    ]
 
 
 @dataclass(frozen=True)
@@ -131,7 +165,6 @@ class MicrobatchPasses:
         loss: of the run.
 
     Attributes:
-        busy: what this rank's time went to, but for the first step.
         spans: what this rank did in the last step that had all microbatches.
     """
 
@@ -147,7 +180,13 @@ class MicrobatchPasses:
         self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest, self._most = monotonic(), list[PipelineSpan](), 0
-        self.busy, self.spans, self._warm = StageTime(), list[PipelineSpan](), False
+        self._total_s, self._computing_s = 0.0, 0.0
+        self.spans, self._warm = list[PipelineSpan](), False
+
+    @property
+    def idle(self) -> float:
+        """The share of this rank's time in steps, but for the first, that no forward and backward took."""
+        return max(0.0, 1 - self._computing_s / self._total_s) if self._total_s else 0.0
 
     def run(self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float) -> BatchResult | None:
         """Forward and backward of equal microbatches (collective over the team).
@@ -185,8 +224,8 @@ class MicrobatchPasses:
             spent[span.kind] += span.stop - span.start
         computing = sum(spent.values())
         if self._warm:
-            self.busy.total += total
-            self.busy.computing += computing
+            self._total_s += total
+            self._computing_s += computing
         microbatches = 1 + max((span.microbatch for span in self._latest), default=0)
         if self._warm and microbatches >= self._most:
             self.spans, self._most = self._latest, microbatches

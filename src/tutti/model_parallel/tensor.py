@@ -31,17 +31,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import modules
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
-from tutti.model_parallel.base import LayoutRanks, Of, Portion, count_of, taken, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, taken, values_of
 from tutti.model_parallel.shares import Cut, TensorShare, for_shares, kept_as_share, whole
-from tutti.model_parallel.updates import Gradients, worker_of
-from tutti.replica import Replica
-from tutti.strategies.base import Clip, Strategy, Worker
-from tutti.strategies.placement import place
+from tutti.model_parallel.updates import TeamPortion
 
 SPLIT: Final[dict[type[nn.Module], int]] = {nn.Linear: -1, nn.Conv2d: -3}
 """The layers that can be cut, and which dimension of their outputs the cut runs through."""
@@ -56,7 +52,7 @@ REPLICATED: Final = (
 """Layers with few weights, which every rank has whole."""
 
 
-class TensorPortion(Portion):
+class TensorPortion(TeamPortion):
     """The shares that one rank has of a model's layers.
 
     Args:
@@ -68,29 +64,14 @@ class TensorPortion(Portion):
     """
 
     def __init__(self, module: nn.Module, ranks: LayoutRanks) -> None:
-        self.module, self._ranks = module, ranks
-        self.peers = self.data = ranks.data
-        self.parameters = count_of(module)
+        super().__init__(module, ranks, lambda p: p in self._split or ranks.team.rank == 0)
         self._split = split(module, ranks.team)
-        self._gradients = Gradients(module, lambda p: p in self._split or ranks.team.rank == 0)
-
-    @override
-    def place(self, strategy: Strategy) -> Replica:
-        return place(self.module, self._ranks.data, strategy.home)
-
-    @override
-    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return worker_of(strategy, replica, self._ranks, optimizer, clip, self._gradients)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
         found = {tensor: cut.gather(of(tensor)) for tensor, cut in self._split.items()}
         # Shares that stand under two names are one tensor under two names again.
         return taken(self.module, lambda tensor: found[tensor] if tensor in found else of(tensor))
-
-    @override
-    def close(self) -> None:
-        self._ranks.close()
 
 
 def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:

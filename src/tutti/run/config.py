@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.layout import SCHEDULES, WAYS
+from tutti.model_parallel.layout import options_of
+from tutti.model_parallel.ways import WAYS
+from tutti.model_parallel.ways.pipeline import SCHEDULES
 from tutti.models import MODELS
 from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
@@ -64,6 +66,12 @@ _STRATEGIES: Final[Registry[object]] = Registry("tutti.strategies", "strategy")
 def _options_of_models() -> str:
     options = {name: ", ".join(MODELS.options(name)) for name in MODELS}
     return "; ".join(f"of {name} {names}" for name, names in options.items() if names)
+
+
+def _options_of_ways() -> str:
+    options = {way: " and ".join(options_of(way)) for way in WAYS}
+    of_ways = "; ".join(f"of {way}: {names}" for way, names in options.items() if names)
+    return f"{of_ways}. Schedules are {', '.join(SCHEDULES)}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class TrainConfig:
     )
     parallel_options: Options = field(
         default_factory=dict,
-        metadata=about(f"of pipeline: schedule ({', '.join(SCHEDULES)}) and microbatches; of tensor: plan"),
+        metadata=about(_options_of_ways),
     )
     workers: str = field(
         default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from tutti.comm.base import Communicator
 from tutti.errors import UserError
-from tutti.model_parallel.layout import DATA, WAYS, Layout
+from tutti.model_parallel.layout import DATA, Layout
 from tutti.model_parallel.memory import MemoryNeed, needs, state_per_byte
+from tutti.model_parallel.ways import WAYS
 from tutti.run.build import build_optimizer, open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.task import prepare_task

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, Update
 from tutti.errors import BadOption
-from tutti.model_parallel.base import Of, gradient_of, taken, values_of
-from tutti.model_parallel.choice import portion_of
+from tutti.model_parallel.base import Of, gradient_of, portion_of, taken, values_of
 from tutti.model_parallel.layout import Layout
 from tutti.run.assembly import Assembly, assemble
 from tutti.run.build import build_optimizer, build_schedule, open_config_data, reseed, seeded
