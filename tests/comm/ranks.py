@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.forked import ForkedRanks
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.comm.shm.layout import ControlLayout, control_bytes
+from tutti.comm.shm.layout import ControlLayout, HostGroup, control_bytes
 
 
 class World(ForkedRanks):
@@ -17,7 +17,7 @@ class World(ForkedRanks):
         size: how many ranks.
         cores: how many cores the ranks are told they have; None for those that they may use. As a rule one,
             so that no wait spins: other tests run meanwhile.
-        names: what the ranks are called in errors.
+        global_ranks: what the ranks are called in errors.
         absent: ranks that never come.
         join_timeout_s: how long the ranks wait for each other to come.
 
@@ -30,7 +30,7 @@ class World(ForkedRanks):
         self,
         size: int,
         cores: int | None = 1,
-        names: Sequence[int] | None = None,
+        global_ranks: Sequence[int] | None = None,
         absent: Sequence[int] = (),
         join_timeout_s: float = 60.0,
     ) -> None:
@@ -42,16 +42,8 @@ class World(ForkedRanks):
 
         def join(rank: int) -> HostCommunicator:
             if not joined:
-                comm = HostCommunicator(
-                    Arena.open(address),
-                    block,
-                    rank,
-                    size,
-                    names=names,
-                    cores=cores,
-                    join_timeout_s=join_timeout_s,
-                )
-                joined.append(comm)
+                group = HostGroup(Arena.open(address), block, rank, global_ranks or range(size))
+                joined.append(HostCommunicator(group, cores=cores, join_timeout_s=join_timeout_s))
             return joined[0]
 
         super().__init__(join, [rank for rank in range(size) if rank not in absent])

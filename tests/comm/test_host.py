@@ -148,7 +148,7 @@ def test_a_rank_killed_in_the_middle_of_many_collectives(delay_s: float) -> None
 
 
 def test_a_lost_rank_is_named_by_its_number_in_the_job() -> None:
-    with World(2, names=[4, 7]) as world:
+    with World(2, global_ranks=[4, 7]) as world:
         world.start(die_while_the_others_wait, 1, wait_in_barrier)
         lost = world.outcome(0, SOON_S)
         assert isinstance(lost, PeerLost)

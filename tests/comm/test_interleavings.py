@@ -14,7 +14,7 @@ from tutti.comm.shm import barrier, collectives, point_to_point, rings
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import Call, Kind
 from tutti.comm.shm.collectives import HostCollectives
-from tutti.comm.shm.layout import CALL, LINE, ControlLayout
+from tutti.comm.shm.layout import CALL, LINE, ControlLayout, HostGroup
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.comm.shm.rings import HEADER
 
@@ -31,6 +31,12 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "SHORT", 8)
 
 
+def group_of(arena: SharedArena, words: memoryview, rank: int, size: int) -> HostGroup:
+    group = HostGroup(cast("Arena", arena), 0, rank, range(size))
+    group.words = words
+    return group
+
+
 def ranks_that(
     monkeypatch: pytest.MonkeyPatch, size: int, *acts: Act, kind: type[HostCollectives] = HostCollectives
 ) -> Callable[[Execution], Programs]:
@@ -44,7 +50,7 @@ def ranks_that(
         monkeypatch.setattr(barrier, "fence", execution.fence)
 
         def program(rank: int) -> None:
-            group = kind(cast("Arena", arena), 0, words, rank, range(size), crowded=True)
+            group = kind(group_of(arena, words, rank, size), crowded=True)
             for act in acts:
                 act(group, execution)
 
@@ -231,9 +237,9 @@ def messages_of(
 
     def build(execution: Execution) -> Programs:
         words = cast("memoryview", Words(execution, layout.words, writers))
-        arena = cast("Arena", SharedArena(execution, length))
+        arena = SharedArena(execution, length)
         monkeypatch.setattr(rings, "fence", execution.fence)
-        sender, receiver = (HostMessages(arena, 0, words, rank, range(2)) for rank in range(2))
+        sender, receiver = (HostMessages(group_of(arena, words, rank, 2)) for rank in range(2))
 
         def send() -> None:
             for tag, _ in sent:

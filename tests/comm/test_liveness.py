@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tutti.comm.shm.layout import LEFT, LINE, ControlLayout
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.layout import LEFT, HostGroup, control_bytes
 from tutti.comm.shm.liveness import DescriptorWatch, Peers, ProcWatch, Watch, wait
 from tutti.errors import PeerLost
 
@@ -35,10 +36,26 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def alone() -> Iterator[Peers]:
-    peers = Peers(memoryview(bytearray(ControlLayout(1).words * 8)).cast("q"), 0, 1, [0], 1.0, cores=1)
+def arena() -> Iterator[Arena]:
+    arena = Arena.create()
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def alone(arena: Arena) -> Iterator[Peers]:
+    peers = Peers(group_of(arena, 1), 1.0, cores=1)
     yield peers
     peers.close()
+
+
+def group_of(arena: Arena, size: int) -> HostGroup:
+    """Rank 0 of a group; rank r is rank 7 + r of the job."""
+    return HostGroup(arena, arena.allocate(control_bytes(size)), 0, range(7, 7 + size))
+
+
+def leave(group: HostGroup, rank: int) -> None:
+    group.words[group.layout.line(rank) + LEFT] = 1
 
 
 def ended_in_time(watch: Watch) -> list[int]:
@@ -100,35 +117,37 @@ def test_several_threads_may_wait_at_a_time(watch: Watch, process: subprocess.Po
         assert waiting.result(SOON_S) == [2]
 
 
-def test_what_is_ready_is_not_waited_for(alone: Peers) -> None:
-    wait(lambda: True, alone, memoryview(b""), list)
+def test_what_is_ready_is_not_waited_for(arena: Arena, alone: Peers) -> None:
+    wait(lambda: True, alone, group_of(arena, 1), list)
 
 
-def test_waiting_goes_on_until_it_is_ready(alone: Peers) -> None:
-    words = memoryview(bytearray(ControlLayout(2).words * 8)).cast("q")
+def test_waiting_goes_on_until_it_is_ready(arena: Arena, alone: Peers) -> None:
+    group = group_of(arena, 2)
     calls = iter(range(200))
-    wait(lambda: next(calls) == 150, alone, words, lambda: [(1, 1)])
+    wait(lambda: next(calls) == 150, alone, group, lambda: [1])
     assert next(calls) == 151
 
 
-def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(alone: Peers) -> None:
-    words = memoryview(bytearray(ControlLayout(3).words * 8)).cast("q")
-    words[LINE * (1 + 1) + LEFT] = 1
+def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(arena: Arena, alone: Peers) -> None:
+    group = group_of(arena, 3)
+    leave(group, 1)
     ready_at = time.monotonic() + 0.1
-    wait(lambda: time.monotonic() > ready_at, alone, words, lambda: [(1, 1), (2, 2)])
-    words[LINE * (1 + 2) + LEFT] = 1
+    wait(lambda: time.monotonic() > ready_at, alone, group, lambda: [1, 2])
+    leave(group, 2)
     with pytest.raises(PeerLost, match="lost ranks 8, 9: it left") as lost:
-        wait(lambda: False, alone, words, lambda: [(1, 8), (2, 9)])
+        wait(lambda: False, alone, group, lambda: [1, 2])
     assert lost.value.ranks == [8, 9]
 
 
-def test_what_a_rank_did_before_it_left_counts(alone: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = memoryview(bytearray(ControlLayout(2).words * 8)).cast("q")
-    words[LINE * (1 + 1) + LEFT] = 1
+def test_what_a_rank_did_before_it_left_counts(
+    arena: Arena, alone: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of(arena, 2)
+    leave(group, 1)
     done: list[bool] = []
     # It becomes ready just while the look at who is still there is taken.
     monkeypatch.setattr(alone, "check", lambda: done.append(True))
-    wait(lambda: bool(done), alone, words, lambda: [(1, 1)])
+    wait(lambda: bool(done), alone, group, lambda: [1])
     assert done == [True]
 
 

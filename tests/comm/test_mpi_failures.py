@@ -42,7 +42,7 @@ def job(dead: tuple[int, ...], revoked: bool, ulfm: bool = True) -> MpiJob:
         ANY_SOURCE=-1,
         Exception=Failure,
     )
-    peers = SimpleNamespace(report=lambda name: None, names=(0,))
+    peers = SimpleNamespace(report=lambda name: None, group=SimpleNamespace(global_ranks=(0,)))
     made = MpiJob(mpi, SimpleNamespace(_peers=peers), ulfm)  # type: ignore[arg-type]
     comm = SimpleNamespace(
         Set_errhandler=lambda handler: None,

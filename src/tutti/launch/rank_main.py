@@ -92,10 +92,11 @@ def _join(start: RankPlace, arena: int) -> Communicator:
 
     from tutti.comm.shm.arena import Arena
     from tutti.comm.shm.communicator import HostCommunicator
+    from tutti.comm.shm.layout import HostGroup
     from tutti.launch.world import adopt
 
     torch.set_num_threads(start.threads)
-    comm = HostCommunicator(Arena.attach(arena), start.block, start.rank, start.size)
+    comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm
 

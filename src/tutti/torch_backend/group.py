@@ -10,7 +10,6 @@ import os
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,7 +17,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
 from tutti.comm.shm.collectives import SHORT, HostCollectives
-from tutti.comm.shm.layout import LEFT, ControlLayout
+from tutti.comm.shm.layout import HostGroup
 from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
@@ -31,7 +30,7 @@ from tutti.torch_backend.hierarchical import HierarchicalCollectives
 from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier, HostState
 from tutti.torch_backend.mpi_transport import MpiMessages, MpiRequests, RemotePeers
 from tutti.torch_backend.progress import ProgressEngine
-from tutti.torch_backend.rendezvous import GroupStore, HostMemory, host_key, join_by_mpi, share
+from tutti.torch_backend.rendezvous import GroupStore, host_key, join_by_mpi, share
 from tutti.torch_backend.staging import Staging
 from tutti.torch_backend.work import Operation
 
@@ -79,18 +78,20 @@ class TuttiGroup(GroupCollectives):
         keys = group_store.gather("host", host_key())
         here = [other for other, key in enumerate(keys) if key == keys[rank]]
         memory = share(group_store, rank, size, here)
-        self._arena, self._here, self._words = memory.arena, here, memory.words
-        local, named = here.index(rank), [self._names[other] for other in here]
+        named = [self._names[other] for other in here]
+        self._here = here
+        self._group = HostGroup(memory.arena, memory.block, here.index(rank), named, Mismatch)
         try:
-            self._peers = Peers(memory.words, local, len(here), named, timeout.total_seconds(), None)
+            self._peers = Peers(self._group, timeout.total_seconds(), None)
         except PeerLost as error:
             raise RankLost(error.ranks, error.why) from error
         # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
         self._peers.crowded |= any(group._peers.crowded for group in _open)
         if len(here) == size:
-            self._connect_ranks(memory)
+            self._connect_ranks()
         else:
-            self._connect_hosts(group_store, memory, keys)
+            state = HostState(memory.arena, memory.state, len(here), size)
+            self._connect_hosts(group_store, state, keys)
         self._progress = ProgressEngine(
             self._peers,
             self._names,
@@ -101,27 +102,19 @@ class TuttiGroup(GroupCollectives):
         )
         _open.add(self)
 
-    def _connect_ranks(self, memory: HostMemory) -> None:
-        arena, block, words, crowded = memory.arena, memory.block, memory.words, self._peers.crowded
-        rows = HostCollectives(arena, block, words, self._rank, self._names, crowded, Mismatch)
+    def _connect_ranks(self) -> None:
+        rows = HostCollectives(self._group, self._peers.crowded)
         self._transport, self._short_all_reduce = rows, rows.short_all_reduce
         self._short = SHORT if self._size > 1 else -1
-        self._messages = HostMessages(arena, block, words, self._rank, self._names, Mismatch)
+        self._messages = HostMessages(self._group)
 
-    def _connect_hosts(self, group_store: GroupStore, memory: HostMemory, keys: Sequence[str]) -> None:
+    def _connect_hosts(self, group_store: GroupStore, state: HostState, keys: Sequence[str]) -> None:
         mpi = join_by_mpi(group_store, self._names, [key.split()[0] for key in keys])
         hosts = [[rank for rank, its in enumerate(keys) if its == key] for key in dict.fromkeys(keys)]
-        here, names, words = self._here, self._names, self._words
-        elsewhere = [rank for rank in range(self._size) if rank not in here]
-        local, named = here.index(self._rank), [names[rank] for rank in here]
-        self._remote_peers = RemotePeers(
-            mpi, names, elsewhere, partial(_all_have_left, words, len(here)), self._peers.report
-        )
-        rows = HostCollectives(memory.arena, memory.block, words, local, named, self._peers.crowded, Mismatch)
-        requests, state = (
-            MpiRequests(mpi, self._remote_peers),
-            HostState(memory.arena, memory.state, len(here), self._size),
-        )
+        names, elsewhere = self._names, [rank for rank in range(self._size) if rank not in self._here]
+        self._remote_peers = RemotePeers(mpi, names, elsewhere, self._group.all_have_left, self._peers.report)
+        rows = HostCollectives(self._group, self._peers.crowded)
+        requests = MpiRequests(mpi, self._remote_peers)
         barrier = HierarchicalBarrier(requests, rows, state, hosts, self._rank, names)
         self._transport = HierarchicalCollectives(requests, barrier, rows, hosts, self._rank, names)
         self._messages = MpiMessages(mpi, self._remote_peers, self._rank, names)
@@ -130,7 +123,7 @@ class TuttiGroup(GroupCollectives):
         """Return whether a rank has left."""
         if rank not in self._here:
             return self._remote_peers is not None and self._remote_peers.has_left(rank)
-        return _has_left_host(self._words, len(self._here), self._here.index(rank))
+        return self._group.has_left(self._here.index(rank))
 
     # --- names
 
@@ -276,10 +269,9 @@ class TuttiGroup(GroupCollectives):
             self._dispatch.close()
             if self._remote_peers is not None and isinstance(self._transport, HierarchicalCollectives):
                 self._remote_peers.leave(self._transport.done, self._lost())
-            here = self._here
-            self._words[ControlLayout(len(here)).line(here.index(self._rank)) + LEFT] = 1
+            self._group.leave()
             self._peers.close()
-            self._arena.close()
+            self._group.arena.close()
 
     abort = shutdown
 
@@ -292,15 +284,6 @@ class TuttiGroup(GroupCollectives):
 def _limit_s(timeout: timedelta | None) -> float | None:
     """A time-out in seconds; None where the group's holds, for which torch has a negative one."""
     return timeout.total_seconds() if timeout is not None and timeout >= timedelta(0) else None
-
-
-def _has_left_host(words: memoryview, local_size: int, local_rank: int) -> bool:
-    """Return whether a rank of this host has left a group."""
-    return bool(words[ControlLayout(local_size).line(local_rank) + LEFT])
-
-
-def _all_have_left(words: memoryview, local_size: int) -> bool:
-    return all(_has_left_host(words, local_size, local_rank) for local_rank in range(local_size))
 
 
 @atexit.register

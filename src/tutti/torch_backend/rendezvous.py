@@ -29,7 +29,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from tutti.comm.mpi.communicator import group_of, world_place
 from tutti.comm.mpi.group import MpiGroup
 from tutti.comm.shm.arena import FIRST, PAGE, Arena
-from tutti.comm.shm.layout import ControlLayout, control_bytes
+from tutti.comm.shm.layout import control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.torch_backend.errors import Absent, Unusable
 from tutti.torch_backend.hierarchical_barrier import host_state_bytes
@@ -51,12 +51,11 @@ _TAGS = 16_000
 
 
 class HostMemory(NamedTuple):
-    """The memory of a group on one host: offsets of its control block and state, and the block's words."""
+    """The memory of a group on one host: the offsets in it of its control block and state."""
 
     arena: Arena
     block: int
     state: int
-    words: memoryview
 
 
 class GroupStore:
@@ -139,7 +138,7 @@ def share(group_store: GroupStore, rank: int, size: int, members: Sequence[int])
                 f"rank {other} cannot open the shared memory of its host: {said}; start all ranks of a host "
                 "as one user, in one container"
             )
-    return HostMemory(arena, block, state, arena.words(block, ControlLayout(local_size).words))
+    return HostMemory(arena, block, state)
 
 
 def join_by_mpi(group_store: GroupStore, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.comm.shm.layout import control_bytes
+from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 
 Gather = Callable[[object], list[object]]
@@ -69,7 +69,7 @@ def _assemble(rank: int, arena: Arena | None, hosts: list[list[int]], gather: Ga
     blocks = gather(arena.allocate(control_bytes(len(members))) if rank == members[0] else None)
     block = blocks[members[0]]
     assert isinstance(block, int), "the lowest rank of a host tells where its control block is"
-    return HostCommunicator(arena, block, members.index(rank), len(members), names=members)
+    return HostCommunicator(HostGroup(arena, block, members.index(rank), members))
 
 
 def _offer() -> tuple[Arena, ArenaOffer]:

@@ -77,7 +77,7 @@ class MpiJob:
         world = self.mpi.COMM_WORLD
         if lost:
             self.node._peers.report(lost[0])
-            for rank in {*range(world.Get_size())} - {*lost, *self.node._peers.names}:
+            for rank in {*range(world.Get_size())} - {*lost, *self.node._peers.group.global_ranks}:
                 self._tell(rank, lost[0])
         if self._ulfm:
             for member in self.members:

@@ -51,7 +51,7 @@ import torch
 
 from tutti.comm.reductions import REDUCTION_NAMES
 from tutti.comm.shm.fence import ORDERED, fence
-from tutti.comm.shm.layout import CALL, PHASE, ControlLayout
+from tutti.comm.shm.layout import CALL, PHASE, HostGroup
 from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
 
 
@@ -140,22 +140,24 @@ def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
     )
 
 
-def agree_on_lengths(table: Sequence[Sequence[int]], names: Sequence[int], mismatch: type[Exception]) -> None:
+def agree_on_lengths(
+    table: Sequence[Sequence[int]], global_ranks: Sequence[int], mismatch: type[Exception]
+) -> None:
     """Check that in an all_to_all every rank expects what is sent to it; raise a `mismatch` if not.
 
     Args:
         table: of each rank, how many elements it has for each, and then how many it expects from each.
-        names: the ranks' numbers in the job.
+        global_ranks: the ranks' numbers in the job.
         mismatch: the error for a rank that expects something else.
     """
-    size = len(names)
+    size = len(global_ranks)
     for sender in range(size):
         for receiver in range(size):
             sent, expected = table[sender][receiver], table[receiver][size + sender]
             if sent != expected:
                 raise mismatch(
-                    f"rank {names[sender]} called all_to_all with {sent} elements for rank "
-                    f"{names[receiver]}, which called it to receive {expected} from there; give "
+                    f"rank {global_ranks[sender]} called all_to_all with {sent} elements for rank "
+                    f"{global_ranks[receiver]}, which called it to receive {expected} from there; give "
                     "splits that agree"
                 )
 
@@ -170,23 +172,13 @@ class HostBarrier:
     """The barrier of a group's ranks on one host.
 
     Args:
-        words: the control words.
-        rank: this process's number in the group.
-        names: what the group's ranks are called in errors: their numbers in the job.
+        group: the ranks.
         crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
-        mismatch: the error that the ranks have called different things.
     """
 
-    def __init__(
-        self,
-        words: memoryview,
-        rank: int,
-        names: Sequence[int],
-        crowded: bool,
-        mismatch: type[Exception] = ValueError,
-    ) -> None:
-        self.rank, self.size, self._names = rank, len(names), tuple(names)
-        self._words, layout = words, ControlLayout(self.size)
+    def __init__(self, group: HostGroup, crowded: bool) -> None:
+        self._group, self._words, self.rank, self.size = group, group.words, group.rank, group.size
+        rank, layout = group.rank, group.layout
         self._others = tuple((rank + step) % self.size for step in range(1, self.size))
         self._parities = tuple(
             (
@@ -196,7 +188,7 @@ class HostBarrier:
             for turn in range(2)
         )
         # A rank that looks in vain without letting go of its core may keep the one it looks for from running.
-        self._tries, self._mismatch = 0 if crowded else TRIES, mismatch
+        self._tries = 0 if crowded else TRIES
         self._set = self._phase = 0
 
     def absent(self) -> list[int]:
@@ -257,7 +249,8 @@ class HostBarrier:
                 # and find a difference, so that all begin with the same set again, and nobody reads rows
                 # meanwhile.
                 self._set = 0
-                raise self._mismatch(disagreement(self._names[self.rank], call, self._names[other], theirs))
+                names = self._group.global_ranks
+                raise self._group.mismatch(disagreement(names[self.rank], call, names[other], theirs))
 
     def _arrive_and_wait(self, call: Call) -> Steps:
         """Enter the next phase and wait for all ranks, in a call that may take long: nobody spins here."""

@@ -41,9 +41,8 @@ from torch import Tensor
 
 from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
-from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import Call, HostBarrier, Kind, Steps, agree_on_lengths, check_sum
-from tutti.comm.shm.layout import ROW, ControlLayout
+from tutti.comm.shm.layout import ROW, HostGroup
 
 move: Final = ctypes.CDLL(None).memmove
 """`memmove` of the C library. Other threads run meanwhile: `CDLL` lets go of the GIL."""
@@ -137,34 +136,14 @@ _PLANS: Final = 64
 
 
 class HostCollectives(HostBarrier):
-    """One group's part of the arena, as one of its ranks sees it.
+    """One group's part of the arena, as one of its ranks sees it."""
 
-    Args:
-        arena: the memory that the ranks share.
-        block: where in it the group's control block begins.
-        words: the control words.
-        rank: this process's number in the group.
-        names: what the group's ranks are called in errors: their numbers in the job.
-        crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
-        mismatch: the error that the ranks have called different things.
-    """
-
-    def __init__(
-        self,
-        arena: Arena,
-        block: int,
-        words: memoryview,
-        rank: int,
-        names: Sequence[int],
-        crowded: bool,
-        mismatch: type[Exception] = ValueError,
-    ) -> None:
-        super().__init__(words, rank, names, crowded, mismatch)
+    def __init__(self, group: HostGroup, crowded: bool) -> None:
+        super().__init__(group, crowded)
         # A tensor that is made in inference mode can be written in that mode only.
         with torch.inference_mode(False):
-            self._memory = arena.tensor(
-                block + ControlLayout(self.size).rows, (2, self.size, ROW), torch.uint8
-            )
+            rows = group.block + group.layout.rows
+            self._memory = group.arena.tensor(rows, (2, self.size, ROW), torch.uint8)
         self._places: dict[tuple[torch.dtype, int, int, int, int], Tensor] = {}
         self._plans: dict[tuple[torch.dtype, int], _Plan] = {}
         self._short_plans: dict[tuple[torch.dtype, torch.Size, int], _ShortPlan] = {}
@@ -426,7 +405,7 @@ class HostCollectives(HostBarrier):
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
         call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
         table = yield from self.tell([*map(len, inputs), *map(len, outputs)], call)
-        agree_on_lengths(table, self._names, self._mismatch)
+        agree_on_lengths(table, self._group.global_ranks, self._group.mismatch)
         rank, most = self.rank, ROW // inputs[0].itemsize // self.size
         puts = [(inputs[other], rank, other * most) for other in self._others]
         takes = [(outputs[other], other, rank * most) for other in self._others]

@@ -24,7 +24,7 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import BARRIER, Call, Kind
 from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import LEFT, ControlLayout, control_bytes
+from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.liveness import Peers, wait
 from tutti.comm.shm.point_to_point import HostMessages, Receiving, run_together
 
@@ -42,11 +42,7 @@ class HostCommunicator(Communicator):
     For one thread of each rank. After a rank was lost no further operation is possible.
 
     Args:
-        arena: the memory that the ranks share.
-        block: where in the arena the communicator's control block of `control_bytes(size)` zero bytes begins.
-        rank: this process's number, 0 to size - 1.
-        size: how many ranks there are.
-        names: what the ranks are called in `PeerLost`: their numbers in the whole job, if these differ.
+        group: the ranks.
         cores: how many cores the ranks have between them; by default, those that their affinities allow. With
             more ranks than cores no wait spins.
         join_timeout_s: seconds to wait for the others to come.
@@ -58,33 +54,27 @@ class HostCommunicator(Communicator):
 
     def __init__(
         self,
-        arena: Arena,
-        block: int,
-        rank: int,
-        size: int,
+        group: HostGroup,
         *,
-        names: Sequence[int] | None = None,
         cores: int | None = None,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         peers: Peers | None = None,
     ) -> None:
-        self.rank, self.size, self.hosts = rank, size, 1
-        self._arena, self._block, self._layout = arena, block, ControlLayout(size)
-        self._names = tuple(range(size) if names is None else names)
-        self._words = arena.words(block, self._layout.words)
+        self.rank, self.size, self.hosts = group.rank, group.size, 1
+        self._group, self._arena = group, group.arena
         self._cross: HostCommunicator | None = None
         self._closed = self._owns_arena = False
         self._whole = peers is None
-        self._peers = peers or Peers(self._words, rank, size, self._names, join_timeout_s, cores)
-        self._rows = HostCollectives(arena, block, self._words, rank, self._names, self._peers.crowded)
-        self._messages = HostMessages(arena, block, self._words, rank, self._names)
+        self._peers = peers or Peers(group, join_timeout_s, cores)
+        self._rows = HostCollectives(group, self._peers.crowded)
+        self._messages = HostMessages(group)
         self._next_check_s = 0.0
 
     @classmethod
     def alone(cls) -> HostCommunicator:
         """A world of one, with an arena of its own."""
         arena = Arena.create()
-        comm = cls(arena, arena.allocate(control_bytes(1)), 0, 1)
+        comm = cls(HostGroup(arena, arena.allocate(control_bytes(1)), 0, [0]))
         comm._owns_arena = True
         return comm
 
@@ -98,12 +88,11 @@ class HostCommunicator(Communicator):
         Returns:
             What the operation comes to.
         """
-        missing, names = absent or self._rows.absent, self._names
-        go_on = steps.__next__
+        missing, go_on = absent or self._rows.absent, steps.__next__
         try:
             while True:
                 if not go_on():
-                    wait(go_on, self._peers, self._words, lambda: [(rank, names[rank]) for rank in missing()])
+                    wait(go_on, self._peers, self._group, missing)
         except StopIteration as end:
             return cast("T", end.value)
 
@@ -268,9 +257,9 @@ class HostCommunicator(Communicator):
         return None if color is None else self._part(blocks[members[0]], members)
 
     def _part(self, block: int, members: Sequence[int]) -> HostCommunicator:
-        names = [self._names[member] for member in members]
-        rank = members.index(self.rank)
-        return HostCommunicator(self._arena, block, rank, len(members), names=names, peers=self._peers)
+        global_ranks = [self._group.global_ranks[member] for member in members]
+        group = HostGroup(self._arena, block, members.index(self.rank), global_ranks)
+        return HostCommunicator(group, peers=self._peers)
 
     @override
     def clock(self) -> float:
@@ -292,11 +281,12 @@ class HostCommunicator(Communicator):
         fence()
         # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and
         # later loads would count, which x86 does not keep either; with it, only the last rank finds all left.
-        with self._arena.lock(self._block):
-            self._words[self._layout.line(self.rank) + LEFT] = 1
-            everyone = [self._words[self._layout.line(rank) + LEFT] for rank in range(self.size)]
-        if not self._whole and all(everyone):
-            self._arena.release(self._block, self._layout.nbytes)
+        group = self._group
+        with self._arena.lock(group.block):
+            group.leave()
+            all_left = group.all_have_left()
+        if not self._whole and all_left:
+            self._arena.release(group.block, group.layout.nbytes)
         if self._whole:
             self._peers.close()
         if self._owns_arena:

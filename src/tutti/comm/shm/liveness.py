@@ -26,11 +26,11 @@ import ctypes
 import os
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import LEFT, LINE, LOST, PID
+from tutti.comm.shm.layout import LOST, PID, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -52,10 +52,7 @@ class Peers:
     """The processes of the job on this host: who lives, who has left, who is lost.
 
     Args:
-        words: the control words of the job's communicator.
-        rank: this process's rank.
-        size: how many ranks there are.
-        names: what each rank is called in errors: its number in the whole job.
+        group: all of them.
         join_timeout_s: how long to wait for the others to come.
         cores: how many cores the host's ranks have, or None for those that their affinities allow.
 
@@ -63,43 +60,37 @@ class Peers:
         PeerLost: somebody died or did not come in time.
     """
 
-    def __init__(
-        self,
-        words: memoryview,
-        rank: int,
-        size: int,
-        names: Sequence[int],
-        join_timeout_s: float,
-        cores: int | None,
-    ) -> None:
-        self.names = tuple(names)
-        self._words, self._rank, self._size = words, rank, size
+    def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
+        self.group, self._words = group, group.words
         self._watch: Watch = _watch()
-        words[LINE * (1 + rank) + PID] = os.getpid()
+        self._words[group.layout.line(group.rank) + PID] = os.getpid()
         try:
             pids = self._meet(join_timeout_s)
         except BaseException:
             self._watch.close()
             raise
-        self.crowded = size > (_allowed_cores(pids) if cores is None else cores)
+        self.crowded = group.size > (_allowed_cores(pids) if cores is None else cores)
         # A sleeping thread is woken up to 50 us late unless it asks for better.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     def _meet(self, timeout_s: float) -> list[int]:
         deadline = time.monotonic() + timeout_s
-        pids = [0] * self._size
-        missing = list(range(self._size))
+        pids = [0] * self.group.size
+        missing = list(range(self.group.size))
         while True:
             for rank in list(missing):
-                pids[rank] = self._words[LINE * (1 + rank) + PID]
+                pids[rank] = self._words[self.group.layout.line(rank) + PID]
                 if pids[rank]:
                     missing.remove(rank)
-                    if rank != self._rank:
+                    if rank != self.group.rank:
                         self._watch.add(rank, pids[rank])
             if not missing:
                 return pids
             if time.monotonic() > deadline:
-                raise PeerLost([self.names[rank] for rank in missing], f"did not come within {timeout_s:g} s")
+                raise PeerLost(
+                    [self.group.global_ranks[rank] for rank in missing],
+                    f"did not come within {timeout_s:g} s",
+                )
             self._watch.ended(LONGEST_NAP_S)
             self.check()
 
@@ -111,20 +102,20 @@ class Peers:
         """
         # LEFT first: a rank that has said so and has ended since is not lost.
         for rank in self._watch.ended(0.0):
-            if self._words[LINE * (1 + rank) + LEFT]:
+            if self.group.has_left(rank):
                 self._watch.remove(rank)
             elif not self._words[LOST]:
                 self._words[LOST] = 1 + rank
         lost = self._words[LOST]
         if lost > 0:
-            raise PeerLost([self.names[lost - 1]], "its process ended")
+            raise PeerLost([self.group.global_ranks[lost - 1]], "its process ended")
         if lost < 0:
             raise PeerLost([-lost - 1], "on another host")
 
-    def report(self, name: int) -> None:
-        """Tell the ranks of this host that a rank of another host, numbered in the whole job, is lost."""
+    def report(self, global_rank: int) -> None:
+        """Tell the ranks of this host that a rank of another host is lost."""
         if not self._words[LOST]:
-            self._words[LOST] = -(1 + name)
+            self._words[LOST] = -(1 + global_rank)
 
     def nap(self, waited_s: float) -> None:
         """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
@@ -141,17 +132,16 @@ class Peers:
 def wait(
     ready: Callable[[], bool],
     peers: Peers,
-    words: memoryview,
-    needed: Callable[[], Collection[tuple[int, int]]],
+    group: HostGroup,
+    needed: Callable[[], Sequence[int]],
 ) -> None:
     """Return as soon as `ready` is true.
 
     Args:
         ready: what to wait for: cheap and without side effects that a repetition would harm.
         peers: the job's processes.
-        words: the control words of the communicator that waits.
-        needed: tells the ranks of that communicator without all of which `ready` cannot become true, each
-            with its number in the job.
+        group: the ranks of the communicator that waits.
+        needed: tells those of them without all of which `ready` cannot become true.
 
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
@@ -173,44 +163,30 @@ def wait(
         peers.nap(waited_s)
         waited_s = time.monotonic() - started
         if waited_s > LONGEST_NAP_S / NAP_SHARE:
-            _refuse_to_wait_for_nobody(ready, peers, words, needed)
+            _refuse_to_wait_for_nobody(ready, peers, group, needed)
 
 
 def _refuse_to_wait_for_nobody(
     ready: Callable[[], bool],
     peers: Peers,
-    words: memoryview,
-    needed: Callable[[], Collection[tuple[int, int]]],
+    group: HostGroup,
+    needed: Callable[[], Sequence[int]],
 ) -> None:
     try:
         peers.check()  # [6]
         missing = needed()
-        if missing and all(words[LINE * (1 + rank) + LEFT] for rank, _ in missing):
-            raise PeerLost([name for _, name in missing], LEFT_EARLY)
+        if missing and all(map(group.has_left, missing)):
+            raise PeerLost([group.global_ranks[rank] for rank in missing], LEFT_EARLY)
     except PeerLost:
         fence()
         if not ready():  # [7]
             raise
 
 
-class Watch(Protocol):
-    """Tells which of some processes have ended; one that nobody has waited for (a zombie) has."""
-
-    def add(self, rank: int, pid: int) -> None:
-        """Watch the process `pid` of `rank`."""
-
-    def remove(self, rank: int) -> None:
-        """Stop watching a rank."""
-
-    def ended(self, timeout_s: float) -> list[int]:
-        """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
-
-    def close(self) -> None:
-        """Stop watching."""
-
-
 class DescriptorWatch:
-    """A `Watch` with a process descriptor (pidfd) per peer: a death ends the wait for it at once.
+    """Tells which of some processes have ended, by a descriptor (pidfd) of each: a death ends a wait at once.
+
+    One that nobody has waited for (a zombie) has ended.
 
     Several threads may wait at a time, which `select.poll` refuses and the kernel's epoll allows: a group of
     torch.distributed waits in its own thread, beside the one that trains.
@@ -251,7 +227,7 @@ class DescriptorWatch:
 
 
 class ProcWatch:
-    """A `Watch` that reads /proc, for kernels that have no process descriptors or refuse them."""
+    """The same by reading /proc, for kernels that have no process descriptors or refuse them."""
 
     PERIOD_S: Final = 0.1
 
@@ -282,6 +258,9 @@ class ProcWatch:
         """Stop watching."""
         self._pids.clear()
         self._gone.clear()
+
+
+Watch = DescriptorWatch | ProcWatch
 
 
 def _has_ended(pid: int) -> bool:

@@ -16,15 +16,13 @@ memory of its own, which makes room for the others. `rings` says why no lock is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 from torch import Tensor
 
 from tutti.comm.base import ANY
-from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import Steps
-from tutti.comm.shm.layout import ControlLayout
+from tutti.comm.shm.layout import HostGroup
 from tutti.comm.shm.rings import HEADER, PIECE, Arrival, Inbox, Outbox, as_bytes
 
 STALLS: Final = 8
@@ -49,29 +47,10 @@ class Receiving:
 
 
 class HostMessages:
-    """The messages that one rank of a group sends and receives.
+    """The messages that one rank of a group sends and receives."""
 
-    Args:
-        arena: the memory that the ranks share.
-        block: where in it the group's control block begins.
-        words: the control words.
-        rank: this process's number in the group.
-        names: what the group's ranks are called in errors: their numbers in the job.
-        mismatch: the error that a message has another length or dtype than what is to receive it.
-    """
-
-    def __init__(
-        self,
-        arena: Arena,
-        block: int,
-        words: memoryview,
-        rank: int,
-        names: Sequence[int],
-        mismatch: type[Exception] = ValueError,
-    ) -> None:
-        self._arena, self._block, self._words = arena, block, words
-        self._rank, self._names, self._layout = rank, tuple(names), ControlLayout(len(names))
-        self._mismatch = mismatch
+    def __init__(self, group: HostGroup) -> None:
+        self._group, self._rank = group, group.rank
         self._inboxes: dict[int, Inbox] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._sending: dict[int, deque[object]] = {}
@@ -123,9 +102,10 @@ class HostMessages:
             inbox, arrival = found
             receiving.sender, body = inbox.sender, as_bytes(vector)
             if not arrival.fits(vector):
-                raise self._mismatch(
-                    f"rank {self._names[inbox.sender]} sent {arrival} with tag {arrival.tag}, but the tensor "
-                    f"to receive it in rank {self._names[self._rank]} has {vector.numel()} elements of "
+                names = self._group.global_ranks
+                raise self._group.mismatch(
+                    f"rank {names[inbox.sender]} sent {arrival} with tag {arrival.tag}, but the tensor "
+                    f"to receive it in rank {names[self._rank]} has {vector.numel()} elements of "
                     f"{vector.dtype}; receive it into a tensor like the one that is sent"
                 )
             before = arrival.filled
@@ -155,21 +135,18 @@ class HostMessages:
     def _with_messages(self) -> list[Inbox]:
         # A ring that nothing was ever sent through is not even mapped. A count that is seen late is found
         # next time.
-        words, layout = self._words, self._layout
-        senders = [sender for sender in range(len(self._names)) if words[layout.sent(sender, self._rank)]]
+        words, layout = self._group.words, self._group.layout
+        senders = [sender for sender in range(self._group.size) if words[layout.sent(sender, self._rank)]]
         return [self._inbox(sender) for sender in dict.fromkeys([*self._inboxes, *senders])]
 
     def _inbox(self, sender: int) -> Inbox:
         if sender not in self._inboxes:
-            self._inboxes[sender] = Inbox(
-                self._arena, self._block, self._words, self._layout, sender, self._rank
-            )
+            self._inboxes[sender] = Inbox(self._group, sender, self._rank)
         return self._inboxes[sender]
 
     def _outbox(self, receiver: int) -> Outbox:
         if receiver not in self._outboxes:
-            ends = self._rank, receiver
-            self._outboxes[receiver] = Outbox(self._arena, self._block, self._words, self._layout, *ends)
+            self._outboxes[receiver] = Outbox(self._group, self._rank, receiver)
         return self._outboxes[receiver]
 
 

@@ -36,9 +36,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.fence import ORDERED, fence
-from tutti.comm.shm.layout import RING, ControlLayout
+from tutti.comm.shm.layout import RING, HostGroup
 
 HEADER: Final = 32
 """Bytes of a header: tag, when it was sent, dtype and length of the body."""
@@ -93,12 +92,11 @@ class Arrival:
 class _Ring:
     """A ring, as both its ends see it."""
 
-    def __init__(
-        self, arena: Arena, block: int, words: memoryview, layout: ControlLayout, sender: int, receiver: int
-    ) -> None:
-        self.sender, self.words = sender, words
+    def __init__(self, group: HostGroup, sender: int, receiver: int) -> None:
+        layout = group.layout
+        self.sender, self.words = sender, group.words
         self.sent, self.received = layout.sent(sender, receiver), layout.received(sender, receiver)
-        self.headers = arena.words(block + layout.ring(sender, receiver), RING // 8)
+        self.headers = group.arena.words(group.block + layout.ring(sender, receiver), RING // 8)
         self.bytes = torch.frombuffer(self.headers, dtype=torch.uint8)
 
 
@@ -138,10 +136,8 @@ class Outbox(_Ring):
 class Inbox(_Ring):
     """The receiver's end of a ring, and the messages taken out of it while another was looked for."""
 
-    def __init__(
-        self, arena: Arena, block: int, words: memoryview, layout: ControlLayout, sender: int, receiver: int
-    ) -> None:
-        super().__init__(arena, block, words, layout, sender, receiver)
+    def __init__(self, group: HostGroup, sender: int, receiver: int) -> None:
+        super().__init__(group, sender, receiver)
         self._waiting: deque[Arrival] = deque()
 
     def find(self, tag: int) -> Arrival | None:
