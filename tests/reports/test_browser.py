@@ -117,11 +117,23 @@ def show(browser: Any, file: Path, theme: str) -> Shown:
     return Shown(context.new_page(), file)
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
-def shown(browser: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Shown]:
-    found = show(browser, page_file, request.param)
+@pytest.fixture(scope="module")
+def pages(browser: Any, page_file: Path) -> Iterator[dict[str, Shown]]:
+    """One page for each theme: opening one takes seconds. A test leaves the figures as they were."""
+    found = {theme: show(browser, page_file, theme) for theme in ("light", "dark")}
     yield found
-    found.page.context.close()
+    for shown in found.values():
+        shown.page.context.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def shown(pages: dict[str, Shown], request: pytest.FixtureRequest) -> Shown:
+    return pages[request.param]
+
+
+@pytest.fixture
+def light(pages: dict[str, Shown]) -> Shown:
+    return pages["light"]
 
 
 def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
@@ -149,42 +161,38 @@ def test_the_page_follows_the_system(shown: Shown) -> None:
 
 
 def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_it_back(
-    browser: Any, page_file: Path
+    light: Shown,
 ) -> None:
-    shown = show(browser, page_file, "light")
-    with_legend = [name for name, drawing in shown.drawings().items() if "legend-symbol" in drawing]
+    with_legend = [name for name, drawing in light.drawings().items() if "legend-symbol" in drawing]
     assert sorted(with_legend) == sorted(set(FIGURES) - NOT_DRAWN - {"confusion"})
     for name in with_legend:
-        before = shown.drawings()
+        before = light.drawings()
         for _ in range(2):
-            shown.page.locator(f"#{name} .role-legend-label text").first.click()
-            shown.page.wait_for_function("name => views[name].view.runAsync().then(() => true)", arg=name)
-            after = shown.drawings()
+            light.page.locator(f"#{name} .role-legend-label text").first.click()
+            light.page.wait_for_function("name => views[name].view.runAsync().then(() => true)", arg=name)
+            after = light.drawings()
             assert (after[name] != before[name]) == (_ == 0), f"click {_ + 1} on the legend of {name}"
             assert {other: after[other] for other in after if other != name} == {
                 other: before[other] for other in before if other != name
             }
-    assert shown.complaints == []
-    shown.page.context.close()
+    assert light.complaints == []
 
 
-def test_the_confusion_matrix_can_be_another_way_s(browser: Any, page_file: Path) -> None:
-    shown = show(browser, page_file, "light")
-    title = shown.page.locator("#confusion .role-title-text text").first
+def test_the_confusion_matrix_can_be_another_way_s(light: Shown) -> None:
+    title = light.page.locator("#confusion .role-title-text text").first
     assert title.text_content() == "solo, 1 thread"
-    shown.page.locator("#confusion select").first.select_option("sync, 2 workers, weak")
+    light.page.locator("#confusion select").first.select_option("sync, 2 workers, weak")
     playwright.expect(title).to_have_text("sync, 2 workers, weak")
-    shown.page.context.close()
+    light.page.locator("#confusion select").first.select_option("solo, 1 thread")
+    playwright.expect(title).to_have_text("solo, 1 thread")
 
 
-def test_the_colours_can_be_chosen(browser: Any, page_file: Path) -> None:
-    shown = show(browser, page_file, "light")
+def test_the_colours_can_be_chosen(light: Shown) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
-    before = shown.page.evaluate(paper)
-    shown.page.locator("#theme").select_option("dark")
-    shown.page.wait_for_selector("body[data-drawn=dark]", timeout=60_000)
-    assert shown.page.evaluate(paper) != before
-    shown.page.locator("#theme").select_option("of the system")
-    shown.page.wait_for_selector("body[data-drawn=light]", timeout=60_000)
-    assert shown.page.evaluate(paper) == before
-    shown.page.context.close()
+    before = light.page.evaluate(paper)
+    light.page.locator("#theme").select_option("dark")
+    light.page.wait_for_selector("body[data-drawn=dark]", timeout=60_000)
+    assert light.page.evaluate(paper) != before
+    light.page.locator("#theme").select_option("of the system")
+    light.page.wait_for_selector("body[data-drawn=light]", timeout=60_000)
+    assert light.page.evaluate(paper) == before

@@ -349,13 +349,19 @@ def test_a_device_that_is_not_here_fails_alone_and_says_so(
     assert '<tr class="failed"><td>solo, cuda (0 of 1 runs)</td>' in (tmp_path / "found" / PAGE).read_text()
 
 
-def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "found"
-    words = [sys.executable, "-m", "tutti", "compare", "mlp", "--strategies", "sync,easgd", "-n", "1"]
+    words = ["compare", "mlp", "--strategies", "sync,easgd", "-n", "1"]
     words += ["--repeats", "1", "--epochs", "1", "--out", str(out)]
     first = out / "sync-1-worker" / "0" / "summary.json"
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "tutti", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as job:
         assert job.stdout is not None
         for line in job.stdout:
@@ -370,8 +376,8 @@ def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(tmp_path: Path) -> None:
     assert "easgd, 1 worker (0 of 1 runs)" in rest
     assert (out / PAGE).exists()
     kept = first.stat().st_mtime_ns
-    again = subprocess.run([*words, "--resume"], capture_output=True, text=True, timeout=100)
-    assert again.returncode == 0, again.stderr
-    assert "1 of 1: easgd, 1 worker" in again.stdout
-    assert "0 of 1 runs" not in again.stdout
+    assert main([*words, "--resume"]) == 0
+    again = capfd.readouterr().out
+    assert "1 of 1: easgd, 1 worker" in again
+    assert "0 of 1 runs" not in again
     assert first.stat().st_mtime_ns == kept

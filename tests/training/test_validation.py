@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from multiprocessing import get_context, reduction
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -15,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+import tests.forked  # noqa: F401  It says what the server that forks has imported.
 from tests.trainers import trainer_of
 from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
@@ -24,8 +30,9 @@ from tutti.errors import BadOption, UnknownName
 from tutti.load_object import load_object
 from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
-from tutti.training import background
+from tutti.training import background, background_process
 from tutti.training.background import BackgroundEvaluator
+from tutti.training.background_process import Start
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
@@ -39,9 +46,50 @@ LOSS = LOSSES["cross_entropy"]
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
+    ensure_running()
     before = set(psutil.Process().children())
     yield
     assert set(psutil.Process().children()) <= before
+
+
+class Descriptor:
+    """An open file that a process gets, where it has another number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+        return _taken, (reduction.DupFd(self._number),)
+
+
+def _taken(passed: Any) -> int:
+    return int(passed.detach())
+
+
+def _serve(start: Start, *descriptors: int) -> None:
+    there = replace(start, parent=os.getppid(), **dict(zip(DESCRIPTORS, descriptors, strict=True)))
+    sys.argv[1:] = [json.dumps(asdict(there))]
+    background_process.main()
+
+
+DESCRIPTORS = ("connection", "work", "memory")
+
+
+class Forked:
+    """The part of `Popen` that is needed, for a process that has imported torch when it begins."""
+
+    def __init__(self, command: list[str], **_: object) -> None:
+        start = Start(**json.loads(command[-1]))
+        passed = [Descriptor(getattr(start, name)) for name in DESCRIPTORS]
+        self._process = get_context("forkserver").Process(target=_serve, args=(start, *passed))
+        self._process.start()
+        self.kill, self.wait = self._process.kill, self._process.join
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that evaluate are forked: importing torch takes them seconds."""
+    monkeypatch.setattr(background.subprocess, "Popen", Forked)
 
 
 def run(
@@ -170,11 +218,11 @@ def test_weights_that_processes_share_are_not_touched() -> None:
 
 def wait_for_result(process: BackgroundEvaluator) -> None:
     """Training never waits for the other process; these tests do."""
-    process._connection.poll(60)
+    process._connection.poll(100)
     assert process.poll() == 1
 
 
-def test_what_the_other_process_has_done_is_not_done_again() -> None:
+def test_what_the_other_process_has_done_is_not_done_again(forked: None) -> None:
     def count() -> Tally:
         nonlocal here
         here += 1
@@ -227,7 +275,7 @@ class OfKeras(Counting):
 @pytest.mark.parametrize("kind", [Counting, OfKeras])
 @pytest.mark.parametrize("beside_training", [True, False])
 def test_statistics_are_evaluated_as_they_were_with_the_weights(
-    kind: type[Counting], beside_training: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[Counting], beside_training: bool, forked: None
 ) -> None:
     here, module = os.getpid(), kind()
 
@@ -244,13 +292,13 @@ def test_statistics_are_evaluated_as_they_were_with_the_weights(
         process.snapshot()
     module.put(3)
     while beside_training and process.poll() < 2:
-        process._connection.poll(60)
+        process._connection.poll(100)
     process.finish()
     assert [int(process.take()[0][0]) for _ in range(2)] == [1, 2]
     assert module.held() == {3.0}
 
 
-def test_an_error_beside_training_is_an_error_of_training() -> None:
+def test_an_error_beside_training_is_an_error_of_training(forked: None) -> None:
     def broken() -> Tally:
         raise ValueError("no such class")
 
@@ -261,7 +309,7 @@ def test_an_error_beside_training_is_an_error_of_training() -> None:
     process.close()
 
 
-def test_a_killed_process_beside_training_is_named_with_the_remedy() -> None:
+def test_a_killed_process_beside_training_is_named_with_the_remedy(forked: None) -> None:
     process = BackgroundEvaluator(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
     process.snapshot()
     with pytest.raises(RuntimeError, match=r"it was killed; .*'--validate pause'"):
