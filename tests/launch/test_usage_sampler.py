@@ -18,7 +18,7 @@ import pytest
 from tests.launch.processes import PATIENCE_S, wait_until_gone
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.launch.usage_sampler import Probe, Sampler, sampling
-from tutti.records.usage import read_usage, usage_file
+from tutti.records.run_folder import RunFolder
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -107,11 +107,11 @@ def test_a_rank_that_ended_is_gone_before_and_after_somebody_asked_for_it(
 
 
 def test_a_run_shorter_than_the_time_between_samples_gets_one(tmp_path: Path) -> None:
-    path = usage_file(tmp_path)
+    path = RunFolder(tmp_path).usage_file()
     sampler = Sampler({0: os.getpid()}, CORES)
     sampler.begin(path)
     sampler.end()
-    record = read_usage(tmp_path).records[-1]
+    record = RunFolder(tmp_path).usage().records[-1]
     assert record.host == socket.gethostname()
     assert record.ranks[0].pss == pytest.approx(psutil.Process().memory_full_info().pss, rel=0.3)
     assert abs(record.time - time.time()) < PATIENCE_S
@@ -138,9 +138,9 @@ def test_a_file_that_cannot_be_written_is_said_once(
 def test_the_sampler_is_there_for_a_block_and_not_after_it(tmp_path: Path) -> None:
     with sampling(HostCommunicator.alone(), wanted=True) as sampler:
         assert sampler is not None
-        sampler.begin(usage_file(tmp_path))
+        sampler.begin(RunFolder(tmp_path).usage_file())
     assert sampler._process.returncode == 0
-    (rank,) = read_usage(tmp_path).records[-1].ranks
+    (rank,) = RunFolder(tmp_path).usage().records[-1].ranks
     assert rank.rank == 0
 
 
@@ -167,7 +167,7 @@ def test_a_sampler_does_not_outlive_a_rank_that_is_killed(tmp_path: Path) -> Non
         "while not path.exists(): time.sleep(0.01)\n"
         "print(sampler._process.pid, forked, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    words = [sys.executable, "-c", program, str(usage_file(tmp_path))]
+    words = [sys.executable, "-c", program, str(RunFolder(tmp_path).usage_file())]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     done = subprocess.run(words, **pipes, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -10,6 +10,7 @@ import pytest
 
 from tutti.cli.main import main
 from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord
+from tutti.records.run_folder import RunFolder
 
 SMALL = ("lenet", "--data", "tests.model_parallel.runs:images", "--epochs", "1", "--batch-size", "15")
 
@@ -67,7 +68,7 @@ def test_a_pipeline_records_what_each_rank_did_in_a_step(
 ) -> None:
     words = ("--parallel", "pipeline", "--parallel.microbatches", "3", "--validation", "0")
     assert train(tmp_path / "run", *words) == 0
-    record = PipelineRecord.from_json(json.loads((tmp_path / "run/pipeline.json").read_text()))
+    record = RunFolder(tmp_path / "run").read(PipelineRecord)
     assert (record.schedule, record.microbatches, record.owners) == ("1f1b", 3, [0, 1])
     assert [name for stage in record.layers for name in stage] == [str(number) for number in range(13)]
     done = sorted((span.rank, span.stage, span.kind, span.microbatch) for span in record.spans)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tutti.records.heartbeat import FAILED, TRAINING, Heartbeat, read_heartbeats, write_heartbeat
-from tutti.records.json_lines import to_json
+from tutti.records.heartbeat import FAILED, TRAINING, Heartbeat
+from tutti.records.json_lines import decode, to_json
+from tutti.records.run_folder import RunFolder
 
 BEAT = Heartbeat(
     rank=1,
@@ -40,35 +41,35 @@ def run(tmp_path: Path) -> Path:
     "beat", [BEAT, replace(BEAT, began=None), replace(BEAT, state=FAILED, error="KeyError: 'x'")]
 )
 def test_a_heartbeat_survives_json(beat: Heartbeat) -> None:
-    assert Heartbeat.from_json(json.loads(to_json(beat.as_json()))) == beat
+    assert decode(Heartbeat, json.loads(to_json(beat))) == beat
 
 
 def test_the_newest_sign_of_each_rank_is_read_in_the_order_of_ranks(run: Path) -> None:
     for rank in (10, 2):
-        write_heartbeat(run, replace(BEAT, rank=rank))
-    write_heartbeat(run, replace(BEAT, rank=10, step=41))
-    beats = read_heartbeats(run).records
+        RunFolder(run).write_heartbeat(replace(BEAT, rank=rank))
+    RunFolder(run).write_heartbeat(replace(BEAT, rank=10, step=41))
+    beats = RunFolder(run).heartbeats().records
     assert [(beat.rank, beat.step) for beat in beats] == [(2, 40), (10, 41)]
 
 
 def test_nothing_but_the_signs_is_left_in_their_folder(run: Path) -> None:
-    write_heartbeat(run, BEAT)
+    RunFolder(run).write_heartbeat(BEAT)
     assert [path.name for path in (run / "ranks").iterdir()] == ["1.json"]
 
 
 @pytest.mark.parametrize("text", ["", '{"rank": 1, "ho', "[]", "{}"])
 def test_a_sign_that_is_cut_off_is_left_out_and_reported(run: Path, text: str) -> None:
-    write_heartbeat(run, BEAT)
+    RunFolder(run).write_heartbeat(BEAT)
     path = run / "ranks" / "0.json"
     path.write_text(text)
-    found = read_heartbeats(run)
+    found = RunFolder(run).heartbeats()
     assert found.records == [BEAT]
     assert len(found.damage) == 1
     assert str(path) in found.damage[0]
 
 
 def test_a_run_without_signs_has_none(tmp_path: Path) -> None:
-    assert read_heartbeats(tmp_path).records == []
+    assert RunFolder(tmp_path).heartbeats().records == []
 
 
 def test_heartbeats_need_neither_torch_nor_numpy() -> None:

@@ -8,9 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +21,9 @@ from hypothesis import strategies as st
 from tests.reports.recorded_comparison import PIPELINE, WAYS, write_comparison
 from tests.watching.seen import beat, epoch, summary, usage, write_run
 from tutti.errors import BadRunFolder, TuttiError
-from tutti.records.comparison import Comparison
+from tutti.records.comparison import Comparison, ComparisonFolder
 from tutti.records.heartbeat import Heartbeat
-from tutti.records.json_lines import Json, decode, parse_record
+from tutti.records.json_lines import Json, Record, parse_record, to_json
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.records.run_folder import StrategyFacts, TrainedOn
@@ -61,17 +59,22 @@ VALUES = st.recursive(
 TRAINED_ON: Json = {"name": "a", "classes": 2, "labels": ["x"], "shape": [8], "mean": [0.0], "std": [1.0]}
 COMPARED = Comparison("lenet", "mnist", 2, 0.7, WAYS)
 
-RECORDS: dict[str, tuple[Callable[[Json], object], Json]] = {
-    "evaluation": (Evaluation.from_json, Evaluation(4, 0.5, {"accuracy": 0.5}, [[1, 1], [0, 2]]).as_json()),
-    "rank": (RankRecord.from_json, epoch(1).as_json()["ranks"][0]),
-    "epoch": (EpochRecord.from_json, epoch(1).as_json()),
-    "summary": (Summary.from_json, summary(2).as_json()),
-    "heartbeat": (Heartbeat.from_json, beat(1).as_json()),
-    "usage": (UsageRecord.from_json, usage("sleeping", "gone").as_json()),
-    "pipeline": (PipelineRecord.from_json, PIPELINE.as_json()),
-    "data": (TrainedOn.from_json, TRAINED_ON),
-    "strategy": (StrategyFacts.from_json, StrategyFacts("free", "--strategy.every 40").as_json()),
-    "comparison": (lambda values: decode(Comparison, values), json.loads(json.dumps(asdict(COMPARED)))),
+
+def values_of(record: Record) -> Json:
+    return json.loads(to_json(record))
+
+
+RECORDS: dict[str, tuple[type[Record], Json]] = {
+    "evaluation": (Evaluation, values_of(Evaluation(4, 0.5, {"accuracy": 0.5}, [[1, 1], [0, 2]]))),
+    "rank": (RankRecord, values_of(epoch(1))["ranks"][0]),
+    "epoch": (EpochRecord, values_of(epoch(1))),
+    "summary": (Summary, values_of(summary(2))),
+    "heartbeat": (Heartbeat, values_of(beat(1))),
+    "usage": (UsageRecord, values_of(usage("sleeping", "gone"))),
+    "pipeline": (PipelineRecord, values_of(PIPELINE)),
+    "data": (TrainedOn, TRAINED_ON),
+    "strategy": (StrategyFacts, values_of(StrategyFacts("free", "--strategy.every 40"))),
+    "comparison": (Comparison, values_of(COMPARED)),
 }
 
 
@@ -103,10 +106,10 @@ def damaged(draw: st.DrawFn, values: Json) -> object:
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_reader_gives_a_record_or_a_value_error(name: str, data: st.DataObject) -> None:
-    parse, values = RECORDS[name]
+    kind, values = RECORDS[name]
     text = json.dumps(data.draw(damaged(values) | VALUES))
     try:
-        parse_record(text, parse)
+        parse_record(text, kind)
     except (ValueError, TuttiError):
         return
 
@@ -214,7 +217,7 @@ def test_a_comparison_names_no_folder_outside_its_own(tmp_path: Path, name: str)
     values["combinations"][0]["folder"] = name
     path.write_text(json.dumps(values))
     with pytest.raises(BadRunFolder, match="folder"):
-        Comparison.read(tmp_path / "compared")
+        ComparisonFolder(tmp_path / "compared").read()
 
 
 def test_a_name_with_markup_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import BadRunFolder
-from tutti.records.json_lines import append_line, to_json
+from tutti.records.json_lines import append_line, decode, read_lines, to_json
 from tutti.records.run import (
     EpochRecord,
     Evaluation,
     RankRecord,
     Summary,
     World,
-    read_history,
 )
+from tutti.records.run_folder import RunFolder
 
 TRAIN = Evaluation(samples=1000, loss=0.25, metrics={"accuracy": 0.9})
 VALIDATION = Evaluation(
@@ -55,7 +55,7 @@ def test_class_accuracy_counts_predictions_of_no_known_class_as_wrong() -> None:
 
 @pytest.mark.parametrize("record", [RECORD, replace(RECORD, validation=None, complete=False)])
 def test_a_record_survives_json(record: EpochRecord) -> None:
-    assert EpochRecord.from_json(json.loads(to_json(record.as_json()))) == record
+    assert decode(EpochRecord, json.loads(to_json(record))) == record
 
 
 def test_the_staleness_of_a_rank_is_summed_up_by_mean_percentile_and_maximum() -> None:
@@ -72,14 +72,14 @@ def test_computing_is_forward_and_backward() -> None:
 
 
 def test_a_record_of_an_older_version_has_no_ranks() -> None:
-    values = RECORD.as_json()
+    values = json.loads(to_json(RECORD))
     del values["ranks"]
-    assert EpochRecord.from_json(values) == replace(RECORD, ranks=[])
+    assert decode(EpochRecord, values) == replace(RECORD, ranks=[])
 
 
 def test_a_summary_survives_json() -> None:
     summary = Summary.of([RECORD, replace(RECORD, epoch=2, step=16)], VALIDATION, 235_146, World(2, 1, 1))
-    assert Summary.from_json(json.loads(to_json(summary.as_json()))) == summary
+    assert decode(Summary, json.loads(to_json(summary))) == summary
 
 
 def test_a_summary_adds_up_the_history() -> None:
@@ -100,7 +100,7 @@ def test_json_is_valid_and_keeps_numbers_that_json_does_not_know() -> None:
     def refuse(name: str) -> float:
         raise AssertionError(f"{name} is no JSON")
 
-    read = Evaluation.from_json(json.loads(to_json(odd.as_json()), parse_constant=refuse))
+    read = decode(Evaluation, json.loads(to_json(odd), parse_constant=refuse))
     assert read.loss == math.inf
     assert read.metrics["mae"] == -math.inf
     assert math.isnan(read.metrics["mse"])
@@ -111,7 +111,7 @@ def test_appended_records_are_read_in_order(tmp_path: Path) -> None:
     records = [replace(RECORD, epoch=epoch) for epoch in (1, 2, 3)]
     for record in records:
         append_line(path, record)
-    history = read_history(path)
+    history = read_lines(path, EpochRecord)
     assert history.records == records
     assert history.damage == []
 
@@ -121,7 +121,7 @@ def test_a_cut_off_line_costs_only_itself_and_is_reported(tmp_path: Path) -> Non
     append_line(path, RECORD)
     append_line(path, replace(RECORD, epoch=2))
     path.write_bytes(path.read_bytes()[:-40])
-    history = read_history(path)
+    history = read_lines(path, EpochRecord)
     assert history.records == [RECORD]
     assert history.damage == [f"line 2 of {path} is cut off; it was left out"]
 
@@ -131,7 +131,7 @@ def test_appending_after_a_cut_off_line_does_not_lose_the_new_record(tmp_path: P
     append_line(path, RECORD)
     path.write_bytes(path.read_bytes()[:-40])
     append_line(path, replace(RECORD, epoch=2))
-    history = read_history(path)
+    history = read_lines(path, EpochRecord)
     assert [record.epoch for record in history.records] == [2]
     assert len(history.damage) == 1
     assert "line 1" in history.damage[0]
@@ -142,14 +142,14 @@ def test_a_line_that_is_no_record_is_reported(tmp_path: Path, line: str) -> None
     path = tmp_path / "history.jsonl"
     path.write_bytes(line.encode(errors="surrogateescape") + b"\n")
     append_line(path, RECORD)
-    history = read_history(path)
+    history = read_lines(path, EpochRecord)
     assert history.records == [RECORD]
     assert "line 1" in history.damage[0]
 
 
 def test_a_missing_history_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(BadRunFolder, match=r"history\.jsonl"):
-        read_history(tmp_path / "history.jsonl")
+        RunFolder(tmp_path).history()
 
 
 def test_records_need_neither_torch_nor_numpy() -> None:

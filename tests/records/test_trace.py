@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tutti.records import trace
-from tutti.records.trace import Lane, Reading, SpanLink, Trace, chrome_trace, write_trace
+from tutti.records import run_folder
+from tutti.records.run_folder import RunFolder
+from tutti.records.trace import Lane, Reading, SpanLink, Trace, chrome_trace
 
 
 def lane(number: int, trace: Trace, **more: Any) -> Lane:
@@ -128,8 +129,8 @@ def test_the_worst_residual_of_the_clocks_is_told() -> None:
 
 def test_a_large_picture_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = linked((1.0, 1.25, SpanLink.SEND, "a"))
-    small = write_trace([lane(0, sent)], tmp_path)
-    monkeypatch.setattr(trace, "LARGE", 2)
-    large = write_trace([lane(0, sent)], tmp_path)
+    small = RunFolder(tmp_path).write_trace([lane(0, sent)])
+    monkeypatch.setattr(run_folder, "LARGE", 2)
+    large = RunFolder(tmp_path).write_trace([lane(0, sent)])
     assert (small.name, large.name) == ("trace.json", "trace.json.gz")
     assert json.loads(gzip.decompress(large.read_bytes())) == json.loads(small.read_text())

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tutti.records.json_lines import append_line, to_json
-from tutti.records.usage import RankUsage, UsageRecord, read_usage, usage_file
+from tutti.records.json_lines import append_line, decode, to_json
+from tutti.records.run_folder import RunFolder
+from tutti.records.usage import RankUsage, UsageRecord
 
 RECORD = UsageRecord(
     1_700_000_000.5,
@@ -22,19 +23,19 @@ RECORD = UsageRecord(
 
 
 def test_a_sample_survives_json() -> None:
-    assert UsageRecord.from_json(json.loads(to_json(RECORD.as_json()))) == RECORD
+    assert decode(UsageRecord, json.loads(to_json(RECORD))) == RECORD
 
 
 def test_a_line_has_the_names_that_readers_of_the_file_rely_on() -> None:
-    values = json.loads(to_json(RECORD.as_json()))
+    values = json.loads(to_json(RECORD))
     assert list(values) == ["time", "host", "cores", "ranks"]
     assert values["ranks"][0] == {"rank": 0, "pss": 123_456_789, "cpu": 99.5, "state": "running"}
 
 
 def test_the_samples_of_all_hosts_come_in_the_order_of_time(tmp_path: Path) -> None:
     for time, host in ((1.0, None), (3.0, None), (2.0, "b"), (4.0, "c")):
-        append_line(usage_file(tmp_path, host), replace(RECORD, time=time, host=host or "a"))
-    found = read_usage(tmp_path)
+        append_line(RunFolder(tmp_path).usage_file(host), replace(RECORD, time=time, host=host or "a"))
+    found = RunFolder(tmp_path).usage()
     assert [(record.time, record.host) for record in found.records] == [
         (1.0, "a"), (2.0, "b"), (3.0, "a"), (4.0, "c")
     ]  # fmt: skip
@@ -42,23 +43,23 @@ def test_the_samples_of_all_hosts_come_in_the_order_of_time(tmp_path: Path) -> N
 
 
 def test_a_cut_off_sample_is_left_out_and_reported(tmp_path: Path) -> None:
-    path = usage_file(tmp_path)
+    path = RunFolder(tmp_path).usage_file()
     for _ in range(2):
         append_line(path, RECORD)
     path.write_bytes(path.read_bytes()[:-20])
-    found = read_usage(tmp_path)
+    found = RunFolder(tmp_path).usage()
     assert found.records == [RECORD]
     assert found.damage == [f"line 2 of {path} is cut off; it was left out"]
 
 
 @pytest.mark.parametrize("line", ["[]", "{}", '{"time": 1, "host": "a", "cores": 3, "ranks": []}'])
 def test_a_line_that_is_no_sample_is_reported(tmp_path: Path, line: str) -> None:
-    usage_file(tmp_path).write_text(line + "\n")
-    assert len(read_usage(tmp_path).damage) == 1
+    RunFolder(tmp_path).usage_file().write_text(line + "\n")
+    assert len(RunFolder(tmp_path).usage().damage) == 1
 
 
 def test_a_run_without_samples_has_none(tmp_path: Path) -> None:
-    assert read_usage(tmp_path).records == []
+    assert RunFolder(tmp_path).usage().records == []
 
 
 def test_usage_needs_neither_torch_nor_numpy_nor_psutil() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tutti.records.json_lines import append_line, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World, now
 from tutti.records.run_folder import RunFolder, TrainedOn
-from tutti.records.usage import UsageRecord, usage_file
+from tutti.records.usage import UsageRecord
 
 SAMPLES = 1000
 """Of an epoch."""
@@ -62,13 +62,13 @@ def write_run(
                 ranks=list(ranks),
             )
         )
-        append_line(path / "history.jsonl", history[-1])
+        RunFolder(path).append(history[-1])
     for sample in usage:
-        append_line(usage_file(path), sample)
+        append_line(RunFolder(path).usage_file(), sample)
     if config is not None:
         (path / "config.json").write_text(to_json(config))
     if labels is not None:
         RunFolder(path).write(TrainedOn("digits", len(labels), tuple(labels), (64,), (), ()))
     if finished:
         summary = Summary.of(history, test, 7, World())
-        (path / "summary.json").write_text(to_json(summary.as_json()))
+        RunFolder(path).write(summary)

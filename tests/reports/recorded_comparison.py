@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.reports.recorded import write_run
-from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, run_folder
-from tutti.records.json_lines import to_json
+from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import Evaluation, RankRecord
 from tutti.records.usage import RankUsage, UsageRecord
@@ -45,7 +44,7 @@ def write_comparison(folder: Path, *ways: Combination) -> None:
         stale = {0: 3, 1: 1} if one.workers > 1 else {}
         for repeat in range(2):
             write_run(
-                run_folder(folder, one, repeat),
+                ComparisonFolder(folder).run(one, repeat).path,
                 [(seconds, 0.5), (seconds + repeat, 0.75)],
                 validation_s=1.0,
                 ranks=[RankRecord(stages=stages, staleness=stale)] * one.workers,
@@ -53,8 +52,8 @@ def write_comparison(folder: Path, *ways: Combination) -> None:
                 labels=("cat", "dog"),
                 usage=_usage(one.workers, seconds),
             )
-    (folder / "sync" / "0" / "pipeline.json").write_text(to_json(PIPELINE.as_json()))
-    Comparison("lenet", "mnist", 2, 0.7, (*WAYS, *ways)).write(folder)
+    ComparisonFolder(folder).run(WAYS[1], 0).write(PIPELINE)
+    ComparisonFolder(folder).write(Comparison("lenet", "mnist", 2, 0.7, (*WAYS, *ways)))
 
 
 def _usage(workers: int, seconds: float) -> list[UsageRecord]:

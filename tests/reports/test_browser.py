@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.reports.recorded_comparison import write_comparison
-from tutti.records.comparison import STRONG, Combination, error_file
+from tutti.records.comparison import STRONG, Combination, ComparisonFolder
 from tutti.reports.figures import FIGURES
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
@@ -77,8 +77,7 @@ CONTRASTS = """() => {
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("comparison")
     write_comparison(folder, FAILED)
-    error_file(folder, FAILED, 0).parent.mkdir()
-    error_file(folder, FAILED, 0).write_text("rank 1 failed:\nValueError: broken")
+    ComparisonFolder(folder).write_error(FAILED, 0, "rank 1 failed:\nValueError: broken")
     return write_report(read_comparison(folder), folder / PAGE)
 
 

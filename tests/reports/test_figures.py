@@ -10,7 +10,7 @@ import pytest
 
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
-from tutti.records.comparison import STRONG, Combination, Comparison, run_folder
+from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Evaluation
 from tutti.records.usage import UsageRecord
 from tutti.reports.figures import FIGURES, page_figures
@@ -95,8 +95,8 @@ def test_the_time_to_the_target_has_every_repeat_and_their_median(results: Resul
 def test_a_way_that_missed_the_target_once_has_no_bar(tmp_path: Path) -> None:
     one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
     for repeat, accuracy in enumerate((0.5, 0.9)):
-        write_run(run_folder(tmp_path, one, repeat), [(2.0, accuracy)])
-    Comparison("mlp", "digits", 2, 0.8, (one,)).write(tmp_path)
+        write_run(ComparisonFolder(tmp_path).run(one, repeat).path, [(2.0, accuracy)])
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 2, 0.8, (one,)))
     bars, ticks = tables(read_comparison(tmp_path), "time-to-target")
     assert bars == []
     assert [(row["repeat"], row["way"]) for row in ticks] == [(2, "solo, 1 thread")]
@@ -107,8 +107,8 @@ def test_a_way_that_missed_the_target_once_has_no_bar(tmp_path: Path) -> None:
 
 def test_without_any_validation_part_the_training_part_is_drawn(tmp_path: Path) -> None:
     one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
-    write_run(run_folder(tmp_path, one, 0), [(2.0, None)])
-    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, None)])
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     results = read_comparison(tmp_path)
     (table,) = tables(results, "progress")
     assert [(row["accuracy"], row["loss"]) for row in table] == [(0.25, 0.5)]
@@ -119,8 +119,8 @@ def test_without_any_validation_part_the_training_part_is_drawn(tmp_path: Path) 
 def test_who_has_no_validation_part_is_said_when_others_have_one(tmp_path: Path) -> None:
     ways = [Combination(name, name, "solo", 1, 1, STRONG) for name in ("with", "without")]
     for one, accuracy in zip(ways, (0.5, None), strict=True):
-        write_run(run_folder(tmp_path, one, 0), [(2.0, accuracy)])
-    Comparison("mlp", "digits", 1, None, tuple(ways)).write(tmp_path)
+        write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, accuracy)])
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, tuple(ways)))
     results = read_comparison(tmp_path)
     (table,) = tables(results, "progress")
     assert [row["way"] for row in table] == ["with"]
@@ -194,8 +194,8 @@ def test_every_core_is_drawn_of_one_process_beside_the_fastest_parallel_way(resu
 def test_a_long_run_has_no_more_points_than_can_be_seen(tmp_path: Path) -> None:
     one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
     usage = [UsageRecord(float(second), "here", [float(second % 2) * 100]) for second in range(1000)]
-    write_run(run_folder(tmp_path, one, 0), [(1000.0, 0.5)], usage=usage)
-    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(1000.0, 0.5)], usage=usage)
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     (table,) = tables(read_comparison(tmp_path), "cores")
     assert len(table) == 250
     assert {row["busy"] for row in table} == {50.0}
@@ -205,8 +205,8 @@ def test_a_long_run_has_no_more_points_than_can_be_seen(tmp_path: Path) -> None:
 def test_cores_of_several_hosts_are_told_apart(tmp_path: Path) -> None:
     one = Combination("sync, 2 workers", "two", "sync", 2, 1, STRONG)
     usage = [UsageRecord(1.0, "a", [10.0]), UsageRecord(1.5, "b", [20.0])]
-    write_run(run_folder(tmp_path, one, 0), [(2.0, 0.5)], usage=usage)
-    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, 0.5)], usage=usage)
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     (table,) = tables(read_comparison(tmp_path), "cores")
     assert [(row["core"], row["seconds"], row["busy"]) for row in table] == [
         ("a: core 0", 0.0, 10.0),
@@ -222,8 +222,8 @@ def test_memory_is_the_most_that_each_rank_had(results: Results) -> None:
 
 def test_runs_without_samples_have_no_figures_of_the_machine(tmp_path: Path) -> None:
     one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
-    write_run(run_folder(tmp_path, one, 0), [(2.0, 0.5)])
-    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, 0.5)])
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     for name in ("cores", "memory", "stages", "staleness"):
         assert FIGURES[name].draw(read_comparison(tmp_path)) is None
 
@@ -260,8 +260,8 @@ def test_the_confusion_matrix_of_one_process_stands_beside_a_parallel_one(result
 def test_predictions_of_no_class_have_a_column_of_their_own(tmp_path: Path) -> None:
     one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
     test = Evaluation(4, 0.1, {"accuracy": 0.5}, [[2, 0, 1], [0, 1, 0]])
-    write_run(run_folder(tmp_path, one, 0), [(2.0, 0.5)], test=test)
-    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, 0.5)], test=test)
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     (table,) = tables(read_comparison(tmp_path), "confusion")
     assert [(row["class"], row["taken for"]) for row in table] == [("0", "0"), ("0", "no class"), ("1", "1")]
 
@@ -294,14 +294,16 @@ def test_a_strategy_has_the_colour_of_one_of_its_ways() -> None:
 
 def test_a_loss_that_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:
     one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
-    write_run(run_folder(tmp_path, one, 0), [(2.0, math.nan), (2.0, 0.5)])
-    Comparison("mlp", "digits", 1, None, (one,)).write(tmp_path)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, math.nan), (2.0, 0.5)])
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     (table,) = tables(read_comparison(tmp_path), "progress")
     assert [row["loss"] for row in table] == [None, 0.5]
 
 
 def test_without_a_target_there_is_no_time_to_it(tmp_path: Path) -> None:
     write_comparison(tmp_path)
-    asked = Comparison.read(tmp_path)
-    Comparison(asked.model, asked.data, asked.repeats, None, asked.combinations).write(tmp_path)
+    asked = ComparisonFolder(tmp_path).read()
+    ComparisonFolder(tmp_path).write(
+        Comparison(asked.model, asked.data, asked.repeats, None, asked.combinations)
+    )
     assert FIGURES["time-to-target"].draw(read_comparison(tmp_path)) is None

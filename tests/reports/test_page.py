@@ -13,7 +13,7 @@ import pytest
 from tests.reports.recorded_comparison import WAYS, write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder, UserError
-from tutti.records.comparison import STRONG, Combination, Comparison, error_file
+from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
 from tutti.reports.figures import page_figures
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
@@ -96,8 +96,7 @@ def test_every_figure_is_a_picture_too(written: Path) -> None:
 def test_what_failed_is_on_the_page_and_cannot_break_it(tmp_path: Path) -> None:
     bad = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
     write_comparison(tmp_path, bad)
-    error_file(tmp_path, bad, 0).parent.mkdir()
-    error_file(tmp_path, bad, 0).write_text("ValueError: </script><b>broken</b>")
+    ComparisonFolder(tmp_path).write_error(bad, 0, "ValueError: </script><b>broken</b>")
     page = write(tmp_path)
     assert "<b>broken</b>" not in page
     assert "ValueError: &lt;/script&gt;" in page
@@ -106,13 +105,13 @@ def test_what_failed_is_on_the_page_and_cannot_break_it(tmp_path: Path) -> None:
 
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     write_comparison(tmp_path)
-    asked = Comparison.read(tmp_path)
-    Comparison("<b>net</b>", asked.data, 2, None, asked.combinations).write(tmp_path)
+    asked = ComparisonFolder(tmp_path).read()
+    ComparisonFolder(tmp_path).write(Comparison("<b>net</b>", asked.data, 2, None, asked.combinations))
     assert "<b>net</b>" not in write(tmp_path)
 
 
 def test_without_a_finished_run_there_are_no_figures(tmp_path: Path) -> None:
-    Comparison("lenet", "mnist", 2, None, WAYS).write(tmp_path)
+    ComparisonFolder(tmp_path).write(Comparison("lenet", "mnist", 2, None, WAYS))
     page = write(tmp_path)
     assert "<figure" not in page
     assert "sync, 2 workers (0 of 2 runs)" in page

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import PIPELINE
+from tutti.records.json_lines import decode, to_json
 from tutti.records.pipeline import PipelineRecord
+from tutti.records.run_folder import RunFolder
 from tutti.reports.figures import FIGURES
 from tutti.reports.results import read_results
 from tutti.run.config import TrainConfig
@@ -17,11 +19,11 @@ CONFIG = TrainConfig(workers="2", threads=1).as_json()
 
 def write(folder: Path) -> None:
     write_run(folder, [(1.0, 0.5)], config=CONFIG)
-    (folder / "pipeline.json").write_text(json.dumps(PIPELINE.as_json()))
+    RunFolder(folder).write(PIPELINE)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert PipelineRecord.from_json(json.loads(json.dumps(PIPELINE.as_json()))) == PIPELINE
+    assert decode(PipelineRecord, json.loads(to_json(PIPELINE))) == PIPELINE
 
 
 def test_the_lanes_have_every_piece_in_milliseconds(tmp_path: Path) -> None:

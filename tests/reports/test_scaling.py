@@ -9,7 +9,7 @@ import pytest
 
 from tests.reports.recorded import write_run
 from tutti.errors import BadRunFolder
-from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, error_file, run_folder
+from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Evaluation
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.runs import Run
@@ -31,14 +31,18 @@ def table(folder: Path, asked: Comparison) -> dict[str, Row]:
 
 
 def results(folder: Path, asked: Comparison) -> Results:
-    asked.write(folder)
+    ComparisonFolder(folder).write(asked)
     return read_comparison(folder)
 
 
 def write_all(folder: Path) -> None:
     for one, times in ((ONE, (10.0, 12.0)), (ALL, (8.0, 8.5)), (SYNC, (5.0, 6.0))):
         for repeat, seconds in enumerate(times):
-            write_run(run_folder(folder, one, repeat), [(seconds / 2, 0.6), (seconds / 2, 0.8)], test=TEST)
+            write_run(
+                ComparisonFolder(folder).run(one, repeat).path,
+                [(seconds / 2, 0.6), (seconds / 2, 0.8)],
+                test=TEST,
+            )
 
 
 def test_every_number_follows_from_the_times(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_every_number_follows_from_the_times(tmp_path: Path) -> None:
 
 def test_speed_up_and_efficiency_come_from_the_seconds_that_are_shown(tmp_path: Path) -> None:
     for one, seconds in ((ONE, 1.004), (SYNC, 0.3349)):
-        write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+        write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(seconds, 0.5)])
     row = table(tmp_path, comparison(ONE, SYNC, repeats=1))["sync"]
     assert row.seconds == 0.33
     assert row.speed_up == 1.0 / 0.33
@@ -89,7 +93,7 @@ def test_kinds_of_scaling_have_baselines_of_their_own(tmp_path: Path) -> None:
     write_all(tmp_path)
     weak = Combination("sync, 2 workers", "weak", "sync", 2, 1, WEAK)
     for repeat in range(2):
-        write_run(run_folder(tmp_path, weak, repeat), [(4.0, 0.5)])
+        write_run(ComparisonFolder(tmp_path).run(weak, repeat).path, [(4.0, 0.5)])
     found = table(tmp_path, comparison(ONE, SYNC, weak))
     assert found["sync"].speed_up is not None
     assert found["weak"].speed_up is None
@@ -101,7 +105,7 @@ def test_a_swept_option_has_baselines_of_its_own(tmp_path: Path) -> None:
         for name, seconds, workers in (("solo", alone, 1), ("sync", together, 2)):
             sweep = {"batch_size": batch}
             one = Combination(name, f"{name}-{batch}", name, workers, 1, STRONG, sweep, sweep)
-            write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+            write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(seconds, 0.5)])
             asked.append(one)
     found = table(tmp_path, comparison(*asked, repeats=1))
     assert found["sync-32"].speed_up == 2.0
@@ -111,8 +115,7 @@ def test_a_swept_option_has_baselines_of_its_own(tmp_path: Path) -> None:
 def test_a_combination_that_failed_says_why(tmp_path: Path) -> None:
     write_all(tmp_path)
     bad = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
-    error_file(tmp_path, bad, 0).parent.mkdir()
-    error_file(tmp_path, bad, 0).write_text("rank 1 failed:\nValueError: broken\n")
+    ComparisonFolder(tmp_path).write_error(bad, 0, "rank 1 failed:\nValueError: broken")
     asked = comparison(ONE, ALL, SYNC, bad)
     found = results(tmp_path, asked).rows
     assert found[-1].error == "rank 1 failed:\nValueError: broken"
@@ -149,7 +152,7 @@ def test_the_text_shows_the_numbers_of_the_rows(tmp_path: Path) -> None:
 )
 def test_the_fastest_way_is_named(tmp_path: Path, alone: float, together: float, said: str) -> None:
     for one, seconds in ((ONE, alone), (SYNC, together)):
-        write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+        write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(seconds, 0.5)])
     assert verdict(results(tmp_path, comparison(ONE, SYNC, repeats=1))) == said
 
 
@@ -161,7 +164,7 @@ def test_without_a_baseline_none_is_the_fastest(tmp_path: Path) -> None:
 def test_a_device_has_no_cores_to_be_efficient_with(tmp_path: Path) -> None:
     cuda = Combination("solo, cuda", "cuda", "solo", 1, 2, STRONG, device="cuda")
     for one, seconds in ((ONE, 8.0), (cuda, 0.5)):
-        write_run(run_folder(tmp_path, one, 0), [(seconds, 0.5)])
+        write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(seconds, 0.5)])
     found = table(tmp_path, comparison(ONE, cuda, repeats=1))
     assert (found["cuda"].speed_up, found["cuda"].efficiency) == (16.0, None)
     assert found["one"].speed_up_all is None
@@ -205,8 +208,8 @@ def test_a_run_in_its_first_epoch_says_what_shows_it(tmp_path: Path) -> None:
 
 def test_a_comparison_survives_its_file(tmp_path: Path) -> None:
     asked = comparison(ONE, SYNC, target=0.9)
-    asked.write(tmp_path)
-    assert Comparison.read(tmp_path) == asked
+    ComparisonFolder(tmp_path).write(asked)
+    assert ComparisonFolder(tmp_path).read() == asked
     (tmp_path / "comparison.json").write_text("{}")
     with pytest.raises(BadRunFolder, match=r"missing .* 'model'"):
-        Comparison.read(tmp_path)
+        ComparisonFolder(tmp_path).read()

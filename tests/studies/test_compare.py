@@ -15,7 +15,7 @@ import torch
 
 from tutti.cli.main import main
 from tutti.errors import BadOption, RankFailed, UnknownName
-from tutti.records.comparison import STRONG, WEAK, Comparison, error_file, run_folder
+from tutti.records.comparison import STRONG, WEAK, ComparisonFolder
 from tutti.records.run import Summary, World
 from tutti.reports.page import PAGE
 from tutti.reports.scaling import is_baseline
@@ -185,9 +185,9 @@ def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> N
     assert said[4] == "3 of 4: sync, 2 workers, repeat 1"
     assert said[5] == "  failed: ValueError: broken"
     for one in comparison.combinations:
-        assert error_file(tmp_path, one, 0).exists() == (one.strategy == "sync")
-        assert run_folder(tmp_path, one, 0).exists() == (one.strategy != "sync")
-    assert "ValueError: broken" in error_file(tmp_path, comparison.combinations[2], 0).read_text()
+        assert (ComparisonFolder(tmp_path).error(one, 0) is not None) == (one.strategy == "sync")
+        assert ComparisonFolder(tmp_path).run(one, 0).path.exists() == (one.strategy != "sync")
+    assert "ValueError: broken" in (ComparisonFolder(tmp_path).error(comparison.combinations[2], 0) or "")
 
 
 def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
@@ -297,12 +297,12 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     cores, seconds = line.split()[3], float(line.split()[4])
     assert cores == "2"
     assert seconds > 0
-    comparison = Comparison.read(out)
+    comparison = ComparisonFolder(out).read()
     assert len(comparison.combinations) == 1
     for one in comparison.combinations:
         for repeat in range(2):
-            assert (run_folder(out, one, repeat) / "summary.json").exists()
-            config = TrainConfig.read(run_folder(out, one, repeat))
+            assert (ComparisonFolder(out).run(one, repeat).path / "summary.json").exists()
+            config = TrainConfig.read(ComparisonFolder(out).run(one, repeat).path)
             assert config.seed == repeat
     assert main([*words, "--resume"]) == 0
     shown = capfd.readouterr()

@@ -14,8 +14,9 @@ import pytest
 
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadData, NotFinite
-from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat, read_heartbeats
+from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord, Evaluation, RankRecord
+from tutti.records.run_folder import RunFolder
 from tutti.training import heartbeat as module
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.progress import Moment, Progress, RunLength
@@ -46,7 +47,7 @@ def record(epoch: int, step: int, samples: int, seconds: float) -> EpochRecord:
 
 
 def newest(run: Path) -> Heartbeat:
-    (beat,) = read_heartbeats(run).records
+    (beat,) = RunFolder(run).heartbeats().records
     return beat
 
 
@@ -54,20 +55,20 @@ def wait_until(run: Path, state: str) -> Heartbeat:
     """The first sign that says so."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        beats = read_heartbeats(run).records
+        beats = RunFolder(run).heartbeats().records
         if beats and beats[0].state == state:
             return beats[0]
         assert time.monotonic() < deadline
 
 
 def test_a_heart_is_a_progress(run: Path) -> None:
-    progress: Progress = HeartbeatThread(run, 0)
+    progress: Progress = HeartbeatThread(RunFolder(run), 0)
     progress.end()
 
 
 @pytest.mark.usefixtures("fast")
 def test_signs_go_on_while_the_rank_itself_does_nothing(run: Path) -> None:
-    with HeartbeatThread(run, 1):
+    with HeartbeatThread(RunFolder(run), 1):
         first = wait_until(run, "starting")
         deadline = time.monotonic() + PATIENCE_S
         while newest(run).time == first.time:
@@ -77,7 +78,7 @@ def test_signs_go_on_while_the_rank_itself_does_nothing(run: Path) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         heart.begin(RunLength(200, 50))
         heart.moment(moment(1, 20, 640))
         beat = wait_until(run, TRAINING)
@@ -91,7 +92,7 @@ def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
 def test_a_sign_says_whether_the_rank_waits_for_others(run: Path) -> None:
     """Whoever waits does so in a method of a communicator, which goes on once both signs have been seen."""
     comm = HostCommunicator.alone()
-    with HeartbeatThread(run, 0):
+    with HeartbeatThread(RunFolder(run), 0):
         wait_until_it(run, waits=False)
 
         def until_seen() -> Generator[bool, None, None]:
@@ -105,18 +106,18 @@ def test_a_sign_says_whether_the_rank_waits_for_others(run: Path) -> None:
 
 def wait_until_it(run: Path, *, waits: bool) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while [beat.waits for beat in read_heartbeats(run).records] != [waits]:
+    while [beat.waits for beat in RunFolder(run).heartbeats().records] != [waits]:
         assert time.monotonic() < deadline
 
 
 def test_the_last_sign_is_that_the_rank_has_finished(run: Path) -> None:
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         heart.begin(RunLength(200, 50))
     assert newest(run).state == FINISHED
 
 
 def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
-    with pytest.raises(NotFinite), HeartbeatThread(run, 1):
+    with pytest.raises(NotFinite), HeartbeatThread(RunFolder(run), 1):
         raise NotFinite("the loss became nan in step 7\nlower the learning rate")
     beat = newest(run)
     assert (beat.state, beat.error) == (FAILED, "NotFinite: the loss became nan in step 7")
@@ -124,7 +125,7 @@ def test_the_last_sign_of_a_rank_that_fails_says_why(run: Path) -> None:
 
 def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 104.0, 109.0])
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
         heart.begin(RunLength(200, 50))
         heart.moment(moment(1, 8, 160))
@@ -137,7 +138,7 @@ def test_rates_are_of_the_time_between_two_moments(run: Path, monkeypatch: pytes
 
 
 def test_rates_of_short_epochs_are_those_of_their_records(run: Path) -> None:
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         heart.begin(RunLength(200, 10))
         heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
     beat = newest(run)
@@ -145,7 +146,7 @@ def test_rates_of_short_epochs_are_those_of_their_records(run: Path) -> None:
 
 
 def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         heart.begin(RunLength(200, 10))
         heart.moment(moment(3, 25, 16))
         heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
@@ -162,7 +163,7 @@ def test_a_rank_that_does_not_see_the_folder_leaves_no_sign(tmp_path: Path) -> N
 def test_a_folder_that_is_taken_back_ends_the_signs_without_a_word(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         wait_until(run, "starting")
         shutil.rmtree(run / "ranks")
         heart._thread.join(PATIENCE_S)
@@ -174,11 +175,11 @@ def test_a_folder_that_is_taken_back_ends_the_signs_without_a_word(
 def test_a_disk_that_is_full_is_said_once_and_the_rank_trains_on(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(folder: Path, beat: Heartbeat) -> None:
+    def fail(folder: RunFolder, beat: Heartbeat) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_heartbeat", fail)
-    with HeartbeatThread(run, 1) as heart:
+    monkeypatch.setattr(RunFolder, "write_heartbeat", fail)
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         heart._thread.join(PATIENCE_S)
     said = capsys.readouterr().err
     assert said.count("tutti: warning: rank 1 cannot write its heartbeat") == 1
@@ -189,7 +190,7 @@ def test_a_disk_that_is_full_is_said_once_and_the_rank_trains_on(
 def test_a_sign_that_cannot_be_left_is_no_error_of_the_thread_even_if_nobody_can_be_told(
     why: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: Path, beat: Heartbeat) -> None:
+    def fail(folder: RunFolder, beat: Heartbeat) -> None:
         raise why
 
     def gone(*_: object, **__: object) -> None:
@@ -197,21 +198,21 @@ def test_a_sign_that_cannot_be_left_is_no_error_of_the_thread_even_if_nobody_can
 
     errors = list[threading.ExceptHookArgs]()
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    monkeypatch.setattr(module, "write_heartbeat", fail)
+    monkeypatch.setattr(RunFolder, "write_heartbeat", fail)
     monkeypatch.setattr(module, "print", gone, raising=False)
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         heart._thread.join(PATIENCE_S)
         assert not heart._thread.is_alive()
     assert errors == []
 
 
 def test_an_error_about_a_file_whose_name_is_no_text_stays_the_error(run: Path) -> None:
-    with pytest.raises(BadData), HeartbeatThread(run, 1):
+    with pytest.raises(BadData), HeartbeatThread(RunFolder(run), 1):
         raise BadData(f"cannot read {os.fsdecode(b'photo' + bytes([255]))}")
     assert newest(run).state == FAILED
 
 
 def test_the_thread_has_ended_when_the_block_is_left(run: Path) -> None:
-    with HeartbeatThread(run, 1) as heart:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
         assert heart._thread.is_alive()
     assert not heart._thread.is_alive()

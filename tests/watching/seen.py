@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tutti.records.heartbeat import TRAINING, Heartbeat, write_heartbeat
-from tutti.records.json_lines import append_line, to_json
+from tutti.records.heartbeat import TRAINING, Heartbeat
+from tutti.records.json_lines import append_line
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
-from tutti.records.usage import RankUsage, UsageRecord, usage_file
+from tutti.records.run_folder import RunFolder
+from tutti.records.usage import RankUsage, UsageRecord
 from tutti.watching.snapshot import Snapshot
 
 NOW = 1_700_000_000.0
@@ -70,11 +71,11 @@ def write_run(
     config = {**CONFIG, "workers": str(max(1, len(beats)))}
     (folder / "config.json").write_text(json.dumps(config))
     for one in beats:
-        write_heartbeat(folder, one)
+        RunFolder(folder).write_heartbeat(one)
     for number in range(1, epochs + 1):
-        append_line(folder / "history.jsonl", epoch(number))
+        RunFolder(folder).append(epoch(number))
     if usage is not None:
-        append_line(usage_file(folder), usage)
+        append_line(RunFolder(folder).usage_file(), usage)
     if finished:
-        (folder / "summary.json").write_text(to_json(summary(epochs).as_json()))
+        RunFolder(folder).write(summary(epochs))
     return folder

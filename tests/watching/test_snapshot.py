@@ -13,7 +13,6 @@ from tests.watching.seen import NOW, beat, epoch, usage, write_run
 from tutti.errors import BadRunFolder
 from tutti.records.json_lines import append_line
 from tutti.records.run_folder import RunFolder
-from tutti.records.usage import usage_file
 from tutti.watching.snapshot import Watched
 
 
@@ -55,7 +54,7 @@ def test_a_history_that_did_not_change_is_not_read_again(
 
 def test_records_that_are_cut_off_are_left_out_and_said(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", beat(0), epochs=2, finished=True, usage=usage("running"))
-    append_line(usage_file(folder), usage("running", age=0.0))
+    append_line(RunFolder(folder).usage_file(), usage("running", age=0.0))
     for name in ("history.jsonl", "summary.json", "ranks/0.json", "usage.jsonl"):
         path = folder / name
         path.write_bytes(path.read_bytes()[:-30])
@@ -68,7 +67,7 @@ def test_records_that_are_cut_off_are_left_out_and_said(tmp_path: Path) -> None:
 
 def test_the_newest_sample_of_a_rank_is_found(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", beat(0), usage=usage("running", age=9.0))
-    append_line(usage_file(folder), usage("sleeping", age=2.0))
+    append_line(RunFolder(folder).usage_file(), usage("sleeping", age=2.0))
     found = Watched(folder).read(NOW).usage_of(0)
     assert found is not None
     assert (found[0].state, found[1]) == ("sleeping", 2.0)

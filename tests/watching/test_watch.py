@@ -18,8 +18,9 @@ import pytest
 from tests.launch.processes import wait_for_files, wait_until_gone
 from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
-from tutti.records.heartbeat import FAILED, FINISHED, read_heartbeats, write_heartbeat
-from tutti.records.json_lines import append_line, to_json
+from tutti.records.heartbeat import FAILED, FINISHED
+from tutti.records.json_lines import append_line
+from tutti.records.run_folder import RunFolder
 from tutti.watching.follow import Clock, follow
 from tutti.watching.health import Limits
 
@@ -99,7 +100,7 @@ def followed(folder: Path, *events: Callable[[], None], terminal: bool = False) 
 
 
 def finish(folder: Path) -> None:
-    (folder / "summary.json").write_text(to_json(summary(2).as_json()))
+    RunFolder(folder).write(summary(2))
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -117,7 +118,7 @@ def test_a_run_is_followed_from_an_empty_folder_to_its_end(
     def train() -> None:
         append_line(run / "history.jsonl", epoch(1))
         for rank in (0, 1):
-            write_heartbeat(run, beat(rank, time=NOW + 2.0))
+            RunFolder(run).write_heartbeat(beat(rank, time=NOW + 2.0))
 
     finished, shown = followed(run, begin, train, lambda: finish(run), terminal=terminal)
     assert finished
@@ -189,12 +190,12 @@ def test_a_rank_of_a_real_run_that_is_stopped_is_named_until_it_goes_on(tmp_path
     try:
         wait_for_files([folder / "ranks/1.json"], PATIENCE_S)
         until(folder, "2 ranks, running, epoch", code=0)
-        stopped = read_heartbeats(folder).records[1].process
+        stopped = RunFolder(folder).heartbeats().records[1].process
         os.kill(stopped, signal.SIGSTOP)
         until(folder, "rank 1 is stopped in step", code=1)
         os.kill(stopped, signal.SIGCONT)
         until(folder, "2 ranks, running, epoch", code=0)
-        processes = [one.process for one in read_heartbeats(folder).records]
+        processes = [one.process for one in RunFolder(folder).heartbeats().records]
         process.kill()
         assert wait_until_gone(processes) == []
         until(folder, "the run failed after", code=1)

@@ -15,9 +15,8 @@ from tests.mpi.mpirun import run as run_command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.heartbeat import FINISHED, read_heartbeats
+from tutti.records.heartbeat import FINISHED
 from tutti.records.run_folder import RunFolder
-from tutti.records.usage import read_usage, usage_files
 from tutti.run import recording
 
 TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "1", "--model.hidden", "16"]
@@ -40,8 +39,8 @@ def test_ranks_of_an_mpi_job_are_sampled_and_leave_signs(tmp_path: Path) -> None
     words = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2", *TRAIN, "--out", str(out)]
     done = run_command(words, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, timeout_s=200)
     assert done.returncode == 0, done.stderr
-    assert [beat.state for beat in read_heartbeats(out).records] == [FINISHED, FINISHED]
-    assert [rank.rank for rank in read_usage(out).records[-1].ranks] == [0, 1]
+    assert [beat.state for beat in RunFolder(out).heartbeats().records] == [FINISHED, FINISHED]
+    assert [rank.rank for rank in RunFolder(out).usage().records[-1].ranks] == [0, 1]
 
 
 @pytest.mark.mpi
@@ -57,9 +56,13 @@ def test_each_host_that_sees_the_folder_is_sampled_and_its_ranks_leave_signs(
     train = [*TRAIN, "--hosts", "a:1,b:2", "--out", str(out)]
     done = hosts.run(["env", f"TUTTI_MPIRUN_ARGS={settings}", *train])
     assert done.returncode == 0, done.stderr
-    assert [(beat.rank, beat.host) for beat in read_heartbeats(out).records] == [(0, "a"), (1, "b"), (2, "b")]
-    assert [path.name for path in usage_files(out)] == ["usage.jsonl", "usage-b.jsonl"]
-    sampled = {record.host: [rank.rank for rank in record.ranks] for record in read_usage(out).records}
+    assert [(beat.rank, beat.host) for beat in RunFolder(out).heartbeats().records] == [
+        (0, "a"),
+        (1, "b"),
+        (2, "b"),
+    ]
+    assert [path.name for path in RunFolder(out).usage_files()] == ["usage.jsonl", "usage-b.jsonl"]
+    sampled = {record.host: [rank.rank for rank in record.ranks] for record in RunFolder(out).usage().records}
     assert sampled == {"a": [0], "b": [1, 2]}
     assert main(["watch", str(out), "--once"]) == 0
     assert "3 ranks, finished" in capsys.readouterr().out
@@ -72,17 +75,17 @@ def folder(tmp_path: Path) -> RunFolder:
     return made
 
 
-def seen_by_two(folder: RunFolder) -> list[Path | None]:
+def seen_by_two(folder: RunFolder) -> list[RunFolder | None]:
     """The folder that rank 0 has made, as the two ranks see it."""
 
-    def program(comm: Communicator) -> Path | None:
+    def program(comm: Communicator) -> RunFolder | None:
         return recording._seen(comm, folder if comm.rank == 0 else None)
 
     return VirtualWorld(2).run(program)
 
 
 def test_a_rank_that_sees_the_folder_finds_it(folder: RunFolder) -> None:
-    assert seen_by_two(folder) == [folder.path, folder.path]
+    assert seen_by_two(folder) == [folder, folder]
 
 
 def no_file(mark: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from tutti.cli.command import Command
 from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
-from tutti.records.comparison import CPU, FILE, LAYOUT, SCALINGS, Comparison
+from tutti.records.comparison import CPU, LAYOUT, SCALINGS, Comparison, ComparisonFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
     )
     comparison = plan_comparison(question)
     folder = _folder(own["out"], own["resume"], comparison)
-    comparison.write(folder)
+    ComparisonFolder(folder).write(comparison)
     try:
         compare(question, comparison, folder, lambda line: print(line, flush=True))
     finally:
@@ -164,13 +164,13 @@ def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:
         return FOLDER / folder_name(comparison.model, comparison.data)
     folder = Path(out)
     if resume:
-        before = Comparison.read(folder)
+        before = ComparisonFolder(folder).read()
         if before != comparison:
             raise BadOption(
                 f"{folder} holds a comparison with other options; give the same as before, or another --out"
             )
     elif folder.is_dir() and any(folder.iterdir()):
-        hint = "go on with it by --resume, or " if (folder / FILE).exists() else ""
+        hint = "go on with it by --resume, or " if ComparisonFolder(folder).begun else ""
         raise BadRunFolder(f"{folder} is not empty; {hint}name another folder with --out")
     return folder
 

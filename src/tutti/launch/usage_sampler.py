@@ -233,4 +233,4 @@ def _append_samples(probe: Probe, path: str) -> None:
     over = False
     while not over:
         over = bool(select.select([sys.stdin], [], [], EVERY_S)[0])
-        os.write(file, to_json(probe.sample(final=over).as_json()).encode() + b"\n")
+        os.write(file, to_json(probe.sample(final=over)).encode() + b"\n")

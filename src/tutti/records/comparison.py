@@ -1,4 +1,4 @@
-"""The runs of a comparison and their folders, as dataclasses and as JSON. Needs neither torch nor MPI.
+"""A comparison and its folder. Needs neither torch nor MPI.
 
 FOLDER/comparison.json            the combinations and how often each is repeated: `Comparison`
 FOLDER/solo-1-thread/0/           the run folder of a combination's first repeat
@@ -8,14 +8,14 @@ FOLDER/sync-2-workers/1.error     the error of a repeat that failed
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.records.json_lines import Record, read_record
-from tutti.records.untrusted import MOST_RANKS
+from tutti.records.json_lines import Record, read_record, to_json
+from tutti.records.run_folder import RunFolder, refusing
+from tutti.records.untrusted import MOST_RANKS, printable, read_file
 
 FILE: Final = "comparison.json"
 
@@ -127,35 +127,60 @@ class Comparison(Record):
         if self.target is not None and not 0 < self.target <= 1:
             raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
 
-    def write(self, folder: Path) -> None:
-        """Write the comparison into its folder.
 
-        Raises:
-            BadRunFolder: that cannot be written.
-        """
+@dataclass(frozen=True)
+class ComparisonFolder:
+    """The folder of a comparison.
+
+    Every method raises `BadRunFolder` for a file that cannot be read or written.
+
+    Attributes:
+        path: its path.
+    """
+
+    path: Path
+
+    @property
+    def begun(self) -> bool:
+        """True if a comparison was written there."""
+        return (self.path / FILE).is_file()
+
+    def write(self, comparison: Comparison) -> None:
+        """Write the comparison, before its runs."""
+        with refusing(self.path / FILE):
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / FILE).write_text(to_json(comparison, indent=2) + "\n", encoding="utf-8")
+
+    def read(self) -> Comparison:
+        """Read the comparison."""
+        return read_record(self.path / FILE, Comparison)
+
+    def run(self, combination: Combination, repeat: int) -> RunFolder:
+        """Return the run folder of a repeat."""
+        return RunFolder(self.path / combination.folder / str(repeat))
+
+    def clear(self, combination: Combination, repeat: int) -> None:
+        """Delete what a repeat that did not come to its end has left."""
+        self.run(combination, repeat).remove()
+        self._error(combination, repeat).unlink(missing_ok=True)
+
+    def write_error(self, combination: Combination, repeat: int, error: str) -> None:
+        """Write the error of a repeat that failed, in place of its run folder."""
+        self.run(combination, repeat).remove()
+        path = self._error(combination, repeat)
+        with refusing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{error}\n", encoding="utf-8")
+
+    def error(self, combination: Combination, repeat: int) -> str | None:
+        """Read the error of a repeat, as text that is safe to print; None if it has not failed."""
+        path = self._error(combination, repeat)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+            return printable(read_file(path).decode(errors="replace"), lines=True).strip()
+        except FileNotFoundError:
+            return None
         except OSError as error:
-            raise BadRunFolder(
-                f"cannot write {folder / FILE}: {error.strerror}; name a folder that you may write with --out"
-            ) from error
+            raise BadRunFolder(f"cannot read {path}: {error.strerror}; compare again") from error
 
-    @classmethod
-    def read(cls, folder: Path) -> Comparison:
-        """Read what `write` wrote.
-
-        Raises:
-            BadRunFolder: it cannot be read, or is something else.
-        """
-        return read_record(folder / FILE, cls.from_json)
-
-
-def run_folder(folder: Path, combination: Combination, repeat: int) -> Path:
-    """Return the run folder of a repeat."""
-    return folder / combination.folder / str(repeat)
-
-
-def error_file(folder: Path, combination: Combination, repeat: int) -> Path:
-    """Return the file with the error of a repeat that failed."""
-    return folder / combination.folder / f"{repeat}.error"
+    def _error(self, combination: Combination, repeat: int) -> Path:
+        return self.path / combination.folder / f"{repeat}.error"

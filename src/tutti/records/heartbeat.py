@@ -1,28 +1,16 @@
-"""The heartbeats that the ranks of a run write into its folder. Needs neither torch nor MPI.
-
-ranks/0.json    the newest `Heartbeat` of rank 0, replaced about once a second as long as the rank lives
-ranks/1.json    ...
-"""
+"""The heartbeats that the ranks of a run write into its folder. Needs neither torch nor MPI."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from tutti.records.json_lines import JsonLinesFile, Record, parse_record, to_json
-from tutti.records.untrusted import MOST_RANKS, read_file
-
-RANKS: Final = "ranks"
-"""The folder of the heartbeats, inside the run's."""
+from tutti.records.json_lines import Record
+from tutti.records.untrusted import MOST_RANKS
 
 EVERY_S: Final = 1.0
 """Seconds between two heartbeats of a rank."""
-
-MOST_BYTES: Final = 1 << 16
-"""The size above which a file is no heartbeat."""
 
 STARTING: Final = "starting"
 TRAINING: Final = "training"
@@ -82,40 +70,3 @@ class Heartbeat(Record):
         numbers = (self.time, self.moved, self.began or 0.0, self.steps_per_s, self.samples_per_s)
         if not all(map(math.isfinite, numbers)):
             raise ValueError("a time or a rate is not finite")
-
-
-def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
-    """Replace the rank's last heartbeat by `beat`: readers see the one or the other, and both whole.
-
-    Args:
-        folder: the run's; it has the folder `RANKS`.
-        beat: the new one.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path = folder / RANKS / f"{beat.rank}.json"
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    # It need not survive a power cut, so it is not flushed to the disk: that would make the rank wait.
-    unfinished.write_text(to_json(beat.as_json()) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
-
-
-def read_heartbeats(folder: Path) -> JsonLinesFile[Heartbeat]:
-    """Read the newest heartbeat of each rank that has left one, sorted by rank.
-
-    Args:
-        folder: the run's.
-    """
-    found: JsonLinesFile[Heartbeat] = JsonLinesFile([], [])
-    for path in (folder / RANKS).glob("[0-9]*.json"):
-        try:
-            found.records.append(parse_record(read_file(path, MOST_BYTES), Heartbeat.from_json))
-        except FileNotFoundError:  # the run has failed early and taken its files back
-            continue
-        except OSError as error:
-            found.damage.append(f"{path} cannot be read ({error.strerror}); it was left out")
-        except ValueError as error:
-            found.damage.append(f"{path} is no sign of life ({error}); it was left out")
-    found.records.sort(key=lambda beat: beat.rank)
-    return found

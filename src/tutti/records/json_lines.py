@@ -9,23 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import (
-    Any,
-    Final,
-    Generic,
-    Self,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Final, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
 from tutti.records.untrusted import parse_json, read_file, read_tail
@@ -44,20 +34,7 @@ _TAIL = 1 << 20
 
 @dataclass(frozen=True)
 class Record:
-    """A dataclass that is written as JSON values, and read again."""
-
-    def as_json(self) -> Json:
-        """Return it as JSON values; `from_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Json) -> Self:
-        """Make it of what `as_json` gave.
-
-        Raises:
-            TypeError, ValueError, OverflowError: `values` is no such record.
-        """
-        return decode(cls, values)
+    """A dataclass that is written as JSON values by `to_json`, and read again by `decode`."""
 
     def check(self) -> None:
         """Raise ValueError for values that it cannot have, whatever their types allow."""
@@ -78,61 +55,45 @@ class JsonLinesFile(Generic[T]):
 
 
 def to_json(values: object, indent: int | None = None) -> str:
-    """Return `values` as valid JSON; numbers that JSON does not know become strings that `float` reads."""
+    """Return JSON values or a dataclass as JSON; numbers that JSON does not know become strings."""
     return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
-def decode(kind: type[T], values: Json) -> T:
-    """Make a dataclass of the JSON values that `dataclasses.asdict` gave, each converted to its field's type.
+def decode(kind: type[T], values: object) -> T:
+    """Make what JSON values stand for, each converted to the type of its field.
 
     Args:
-        kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these.
+        kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these;
+            or a type such as `Json`.
         values: by field; further ones are left out, and missing ones take their defaults.
 
     Raises:
         TypeError, ValueError, OverflowError: a field without default is missing, or a value is not what its
             field holds.
     """
-    if not isinstance(values, dict):
-        raise TypeError(f"a {type(values).__name__} stands where a JSON object is expected")
-    types = _types_of(cast("Hashable", kind))
-    made = kind(**{name: _decoded(hint, values[name]) for name, hint in types.items() if name in values})
-    if isinstance(made, Record):
-        made.check()
-    return made
+    return cast("T", _decoded(kind, values))
 
 
-def parse_record(text: bytes | str, parse: Callable[[Json], T]) -> T:
-    """Parse the record in a JSON text.
-
-    Args:
-        text: a JSON object.
-        parse: makes a record of its values; raises what `decode` raises where it cannot.
+def parse_record(text: bytes | str, kind: type[T]) -> T:
+    """Parse a JSON text by `decode`.
 
     Raises:
-        ValueError: it is no JSON object, or no such record.
+        ValueError: it is no JSON, or no such record.
     """
-    values = parse_json(text)
-    if not isinstance(values, dict):
-        raise ValueError(f"it holds a {type(values).__name__}, not a JSON object")
     try:
-        return parse(values)
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return decode(kind, parse_json(text))
+    except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def read_record(path: Path, parse: Callable[[Json], T]) -> T:
+def read_record(path: Path, kind: type[T]) -> T:
     """Read a file that holds one record.
-
-    Args:
-        path: the file.
-        parse: as for `parse_record`.
 
     Raises:
         BadRunFolder: it cannot be read, or holds something else.
     """
     try:
-        return parse_record(read_file(path), parse)
+        return parse_record(read_file(path), kind)
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     except ValueError as error:
@@ -149,17 +110,13 @@ def append_line(path: Path, record: Record) -> None:
     """
     with open(path, "a+b") as file:
         unfinished = file.tell() > 0 and _last_byte(path) != b"\n"
-        file.write((b"\n" if unfinished else b"") + to_json(record.as_json()).encode() + b"\n")
+        file.write((b"\n" if unfinished else b"") + to_json(record).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path, parse: Callable[[Json], T]) -> JsonLinesFile[T]:
+def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
     """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`.
-
-    Args:
-        path: the file.
-        parse: as for `parse_record`.
 
     Raises:
         BadRunFolder: the file cannot be opened.
@@ -173,26 +130,22 @@ def read_lines(path: Path, parse: Callable[[Json], T]) -> JsonLinesFile[T]:
         if not line.strip():
             continue
         try:
-            found.records.append(parse_record(line, parse))
+            found.records.append(parse_record(line, kind))
         except ValueError as error:
             what = "is cut off" if number == len(lines) else f"is no record ({error})"
             found.damage.append(f"line {number} of {path} {what}; it was left out")
     return found
 
 
-def last_record(path: Path, parse: Callable[[Json], T]) -> T | None:
+def last_record(path: Path, kind: type[T]) -> T | None:
     """Read the last whole record of a file of JSON lines from its end; None if it has none.
-
-    Args:
-        path: the file.
-        parse: as for `parse_record`.
 
     Raises:
         OSError: the file cannot be read.
     """
     for line in reversed(read_tail(path, _TAIL).split(b"\n")):
         with suppress(ValueError):  # empty, cut off, or no record
-            return parse_record(line, parse)
+            return parse_record(line, kind)
     return None
 
 
@@ -205,6 +158,8 @@ def _last_byte(path: Path) -> bytes:
 def _writable(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if is_dataclass(value):
+        return {name: _writable(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
         return {name: _writable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -220,19 +175,29 @@ def _types_of(kind: Hashable) -> dict[str, Any]:
 def _decoded(hint: Any, value: Any) -> Any:
     """Convert a value to a field's type; `T | None` is the only union that records use."""
     within, outer = get_args(hint), get_origin(hint)
+    if hint is Any:
+        return value
     if NoneType in within:
         return None if value is None else _decoded(next(one for one in within if one is not NoneType), value)
     if outer in (list, tuple):
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"a {type(value).__name__} stands where a list is expected")
+        _expect(list, value)
         return outer(_decoded(within[0], item) for item in value)
     if outer is dict:
-        return {_decoded(within[0], name): _decoded(within[1], item) for name, item in dict(value).items()}
-    if hint is Any:
-        return value
+        _expect(dict, value)
+        return {_decoded(within[0], name): _decoded(within[1], item) for name, item in value.items()}
     if isinstance(hint, type) and is_dataclass(hint):
-        return decode(hint, value)
+        _expect(dict, value)
+        types = _types_of(cast("Hashable", hint))
+        made = hint(**{name: _decoded(kind, value[name]) for name, kind in types.items() if name in value})
+        if isinstance(made, Record):
+            made.check()
+        return made
     made = hint(value)
     if hint is int and abs(made) > LARGEST:
         raise ValueError(f"{str(made)[:20]}... is larger than any number of a record")
     return made
+
+
+def _expect(kind: type, value: object) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} is expected")

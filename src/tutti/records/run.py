@@ -10,10 +10,9 @@ import platform
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
-from tutti.records.json_lines import JsonLinesFile, Record, read_lines
+from tutti.records.json_lines import Record
 
 STAGES: Final = (
     "data",
@@ -262,12 +261,3 @@ def versions() -> dict[str, str]:
     """Return the versions of tutti, torch and Python, from the packages' metadata."""
     found = {name: metadata.version(name) for name in ("tutti", "torch")}
     return {**found, "python": platform.python_version()}
-
-
-def read_history(path: Path) -> JsonLinesFile[EpochRecord]:
-    """Read the epochs of a run; lines that cannot be read are left out and reported.
-
-    Raises:
-        BadRunFolder: the file cannot be opened.
-    """
-    return read_lines(path, EpochRecord.from_json)

@@ -4,29 +4,34 @@
     config.seal           proof that this user has written it, if it names code: `tutti.run.trust`
     data.json             the data as the model saw it: `TrainedOn`
     strategy.json         what advice must know of the strategy: `StrategyFacts`
+    ranks/0.json          the newest `Heartbeat` of rank 0, replaced about once a second as long as it lives
+    ranks/1.json          ...
+    usage.jsonl           one `UsageRecord` a line, of the host of rank 0
+    usage-HOST.jsonl      likewise, of another host that sees the run folder
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
     tensorboard/          event files, with --log tensorboard
-    trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`
-    ranks/0.json          the newest heartbeat of rank 0, and so on: `tutti.records.heartbeat`
-    usage.jsonl           samples of cores and memory: `tutti.records.usage`
+    trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`; or trace.json.gz
+    profile-rank0.json    the operators of rank 0, with --profile; the longest are in profile-rank0.txt
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
 
-Files that are not appended to are written under another name, flushed to the disk and renamed: they are whole
-or not there. Needs neither torch nor MPI.
+Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
+neither torch nor MPI.
 """
 
 from __future__ import annotations
 
 import errno
+import gzip
+import json
 import os
 import re
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,11 +39,23 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder
-from tutti.records.heartbeat import RANKS
-from tutti.records.json_lines import Json, JsonLinesFile, Record, append_line, read_record, to_json
+from tutti.records.heartbeat import Heartbeat
+from tutti.records.json_lines import (
+    Json,
+    JsonLinesFile,
+    Record,
+    append_line,
+    last_record,
+    parse_record,
+    read_lines,
+    read_record,
+    to_json,
+)
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, Summary, read_history
-from tutti.records.usage import usage_files
+from tutti.records.run import EpochRecord, Summary
+from tutti.records.trace import Lane, chrome_trace
+from tutti.records.untrusted import read_file
+from tutti.records.usage import UsageRecord
 
 CONFIG: Final = "config.json"
 HISTORY: Final = "history.jsonl"
@@ -46,6 +63,15 @@ CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
 WEIGHTS: Final = "weights.safetensors"
 SEAL: Final = "config.seal"
+RANKS: Final = "ranks"
+TRACE: Final = "trace.json"
+
+LARGE: Final = 100_000
+"""The number of events above which a trace is compressed."""
+
+HEARTBEAT_BYTES: Final = 1 << 16
+"""The size above which a file is no heartbeat."""
+
 
 HEADER_BYTES: Final = 16 << 10
 """Room for names and shapes in a file of weights."""
@@ -97,6 +123,9 @@ RECORDS: Final[dict[type[Record], str]] = {
 """The files that hold one record each."""
 
 FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
+"""The files that every run may have."""
+
+_FURTHER: Final = (TRACE, f"{TRACE}.gz", "profile-rank*", "usage*.jsonl")
 
 R = TypeVar("R", bound=Record)
 
@@ -128,7 +157,7 @@ class RunFolder:
         """
         check_writable(path, needed_bytes)
         chosen = Path(path) if path is not None else _unused(RUNS / folder_name(model, data))
-        with _refusing(chosen):
+        with refusing(chosen):
             (chosen / RANKS).mkdir(parents=True, exist_ok=True)
         return cls(chosen)
 
@@ -162,15 +191,15 @@ class RunFolder:
 
     def config(self) -> Json:
         """Read the resolved configuration, as JSON values."""
-        return read_record(self.path / CONFIG, dict)
+        return read_record(self.path / CONFIG, Json)
 
     def write(self, record: Record) -> None:
         """Write the run's record of a kind in `RECORDS`."""
-        self._write_json(RECORDS[type(record)], record.as_json())
+        self._write_json(RECORDS[type(record)], record)
 
     def read(self, kind: type[R]) -> R:
         """Read the run's record of a kind in `RECORDS`."""
-        return read_record(self.path / RECORDS[kind], kind.from_json)
+        return read_record(self.path / RECORDS[kind], kind)
 
     def find(self, kind: type[R]) -> R | None:
         """Read the run's record of a kind in `RECORDS`; None if it has left none."""
@@ -178,12 +207,77 @@ class RunFolder:
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch to the history."""
-        with _refusing(self.path / HISTORY):
+        with refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record)
 
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""
-        return read_history(self.path / HISTORY)
+        return read_lines(self.path / HISTORY, EpochRecord)
+
+    def write_heartbeat(self, beat: Heartbeat) -> None:
+        """Replace the rank's last heartbeat: readers see the one or the other, and both whole.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        # It need not survive a power cut, so it is not flushed to the disk: that would make the rank wait.
+        _replace(self.path / RANKS / f"{beat.rank}.json", to_json(beat).encode() + b"\n", flush=False)
+
+    def heartbeats(self) -> JsonLinesFile[Heartbeat]:
+        """Read the newest heartbeat of each rank that has left one, sorted by rank."""
+        found: JsonLinesFile[Heartbeat] = JsonLinesFile([], [])
+        for path in (self.path / RANKS).glob("[0-9]*.json"):
+            try:
+                found.records.append(parse_record(read_file(path, HEARTBEAT_BYTES), Heartbeat))
+            except FileNotFoundError:  # the run has failed early and taken its files back
+                continue
+            except OSError as error:
+                found.damage.append(f"{path} cannot be read ({error.strerror}); it was left out")
+            except ValueError as error:
+                found.damage.append(f"{path} is no heartbeat ({error}); it was left out")
+        found.records.sort(key=lambda beat: beat.rank)
+        return found
+
+    def usage_file(self, host: str | None = None) -> Path:
+        """Return the file with the samples of a host; by default of that of rank 0."""
+        return self.path / ("usage.jsonl" if host is None else f"usage-{host}.jsonl")
+
+    def usage_files(self) -> list[Path]:
+        """Return the files of samples, that of rank 0's host first."""
+        others = sorted(self.path.glob("usage-*.jsonl"))
+        return [path for path in (self.usage_file(), *others) if path.is_file()]
+
+    def usage(self) -> JsonLinesFile[UsageRecord]:
+        """Read the samples of all hosts, in the order of time; none if a run has left none."""
+        found = [read_lines(path, UsageRecord) for path in self.usage_files()]
+        records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
+        return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
+
+    def last_usage(self) -> list[UsageRecord]:
+        """Read the newest sample of each host, as far as there are any that can be read."""
+        found = []
+        for path in self.usage_files():
+            with suppress(OSError):
+                found.append(last_record(path, UsageRecord))
+        return [record for record in found if record is not None]
+
+    def write_trace(self, lanes: Sequence[Lane], whole: bool = True) -> Path:
+        """Write the time-line, compressed when it is large; return the file.
+
+        Args:
+            lanes: of the ranks.
+            whole: whether all ranks are among them, and came to their end.
+        """
+        picture = chrome_trace(lanes, whole)
+        text = json.dumps(picture, separators=(",", ":")).encode()
+        if len(picture["traceEvents"]) <= LARGE:
+            return self._write(TRACE, text)
+        return self._write(f"{TRACE}.gz", gzip.compress(text, compresslevel=6))
+
+    def write_profile(self, rank: int, table: str, trace: bytes) -> tuple[Path, Path]:
+        """Write the profile of a rank as text and in Chrome's format; return the files."""
+        name = f"profile-rank{rank}"
+        return self._write(f"{name}.txt", table.encode()), self._write(f"{name}.json", trace)
 
     def reserve_weights(self, needed_bytes: int) -> None:
         """Reserve room on the disk for the weights, before the records of the run take it.
@@ -195,7 +289,7 @@ class RunFolder:
             BadRunFolder: the disk has no room.
         """
         path = _unfinished(self.path / WEIGHTS)
-        with _refusing(path), open(path, "wb") as file:
+        with refusing(path), open(path, "wb") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, needed_bytes + HEADER_BYTES)
             except OSError as error:
@@ -231,10 +325,10 @@ class RunFolder:
 
     def remove(self) -> None:
         """Undo a run that failed early: delete its files, and the folder if nothing else is in it."""
-        written = [self.path / name for name in FILES]
-        with _refusing(self.path):
-            for path in (*written, *map(_unfinished, written), *usage_files(self.path)):
-                path.unlink(missing_ok=True)
+        with refusing(self.path):
+            for name in (*FILES, *_FURTHER):
+                for path in (*self.path.glob(name), *self.path.glob(_unfinished(Path(name)).name)):
+                    path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 # Under another name first: a rank that writes a heartbeat just now finds no folder for it.
                 shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
@@ -243,12 +337,14 @@ class RunFolder:
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
 
-    def _write_json(self, name: str, values: Json) -> None:
+    def _write_json(self, name: str, values: object) -> None:
         self._write(name, to_json(values, indent=2).encode() + b"\n")
 
-    def _write(self, name: str, content: bytes) -> None:
-        with _refusing(self.path / name):
-            _replace(self.path / name, content)
+    def _write(self, name: str, content: bytes) -> Path:
+        path = self.path / name
+        with refusing(path):
+            _replace(path, content)
+        return path
 
 
 def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
@@ -262,7 +358,7 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
         BadRunFolder: it cannot be written, has something in it, or the disk has no room.
     """
     folder = Path(path) if path is not None else RUNS
-    with _refusing(folder):
+    with refusing(folder):
         if path is not None and folder.is_dir() and any(folder.iterdir()):
             raise BadRunFolder(f"run folder {folder} is not empty; name another one with --out, or delete it")
         existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
@@ -300,21 +396,23 @@ def _unused(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Make `content` the content of `path`: all of it or nothing, whatever happens."""
+def _replace(path: Path, content: bytes, flush: bool = True) -> None:
+    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed."""
     unfinished = _unfinished(path)
     try:
         # An existing file is room that was reserved: it is filled, not freed.
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
             file.write(content)
             file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    if flush:
+        _flush_folder(path.parent)
 
 
 def _unfinished(path: Path) -> Path:
@@ -332,7 +430,7 @@ def _flush_folder(path: Path) -> None:
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def refusing(path: Path) -> Iterator[None]:
     """Turn an error of the system about `path` into one with a remedy."""
     try:
         yield

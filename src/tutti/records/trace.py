@@ -6,14 +6,11 @@ chrome://tracing open. Needs neither torch nor MPI.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 LIMIT: Final = 200_000
@@ -21,11 +18,6 @@ LIMIT: Final = 200_000
 
 SHORTEST_S: Final = 1e-6
 """Shorter spans without an arrow are not kept."""
-
-LARGE: Final = 100_000
-"""The number of events above which the file is compressed."""
-
-FILE: Final = "trace.json"
 
 
 class SpanLink(Enum):
@@ -131,28 +123,6 @@ class Arrow:
     start: int
     to: int
     finish: int
-
-
-def write_trace(lanes: Sequence[Lane], folder: Path, whole: bool = True) -> Path:
-    """Write the time-line into `folder`, compressed when it is large; return the file.
-
-    Args:
-        lanes: of the ranks.
-        folder: the one to write into.
-        whole: whether all ranks are among them, and came to their end.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    picture = chrome_trace(lanes, whole)
-    text = json.dumps(picture, separators=(",", ":"))
-    if len(picture["traceEvents"]) <= LARGE:
-        path = folder / FILE
-        path.write_text(text, encoding="utf-8")
-    else:
-        path = folder / f"{FILE}.gz"
-        path.write_bytes(gzip.compress(text.encode(), compresslevel=6))
-    return path
 
 
 def chrome_trace(lanes: Sequence[Lane], whole: bool = True) -> dict[str, Any]:

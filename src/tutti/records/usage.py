@@ -1,17 +1,12 @@
-"""Samples of the cores and memory that a run uses on its hosts. Needs neither torch nor MPI.
-
-usage.jsonl           one `UsageRecord` a line, of the host of rank 0
-usage-HOST.jsonl      likewise, of another host that sees the run folder
-"""
+"""Samples of the cores and memory that a run uses on its hosts. Needs neither torch nor MPI."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
-from tutti.records.json_lines import JsonLinesFile, Record, read_lines
+from tutti.records.json_lines import Record
 
 GONE: Final = "gone"
 """The state of a process that has ended."""
@@ -59,33 +54,3 @@ class UsageRecord(Record):
         """Raise ValueError if its time or a load is not finite."""
         if not all(map(math.isfinite, (self.time, *self.cores))):
             raise ValueError("a time or a share of a core is not finite")
-
-
-def usage_file(folder: Path, host: str | None = None) -> Path:
-    """Return the file with the samples of a host.
-
-    Args:
-        folder: the run's.
-        host: its name; None: the host of rank 0.
-    """
-    return folder / ("usage.jsonl" if host is None else f"usage-{host}.jsonl")
-
-
-def usage_files(folder: Path) -> list[Path]:
-    """Return the files of samples in a run folder, that of rank 0's host first."""
-    others = sorted(folder.glob("usage-*.jsonl"))
-    return [path for path in (usage_file(folder), *others) if path.is_file()]
-
-
-def read_usage(folder: Path) -> JsonLinesFile[UsageRecord]:
-    """Read the samples of all hosts, in the order of time; none if a run has left none.
-
-    Args:
-        folder: the run's.
-
-    Raises:
-        BadRunFolder: a file cannot be opened.
-    """
-    found = [read_lines(path, UsageRecord.from_json) for path in usage_files(folder)]
-    records = sorted((record for lines in found for record in lines.records), key=lambda record: record.time)
-    return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])

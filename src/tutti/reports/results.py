@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.comparison import APART, FILE, Combination, Comparison, error_file, run_folder
-from tutti.records.run_folder import CONFIG, RunFolder
-from tutti.records.untrusted import printable, read_file
+from tutti.records.comparison import APART, Combination, Comparison, ComparisonFolder
+from tutti.records.run_folder import CONFIG
+from tutti.records.untrusted import printable
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
 
@@ -70,7 +70,7 @@ def read_results(paths: Sequence[Path], force: bool = False) -> Results:
     Raises:
         BadRunFolder: they cannot be read, do not go together, or have no records.
     """
-    compared = [path for path in paths if (path / FILE).exists()]
+    compared = [path for path in paths if ComparisonFolder(path).begun]
     if not compared:
         return read_runs(paths, force)
     if len(paths) > 1:
@@ -86,21 +86,23 @@ def read_comparison(folder: Path) -> Results:
     Raises:
         BadRunFolder: the folder is not what `tutti compare` wrote.
     """
-    comparison = Comparison.read(folder)
+    compared = ComparisonFolder(folder)
+    comparison = compared.read()
     runs: dict[str, list[Run]] = {}
     errors: dict[str, str] = {}
     notes: list[str] = []
     for one in comparison.combinations:
         runs[one.folder] = []
         for repeat in range(comparison.repeats):
-            path, problem = run_folder(folder, one, repeat), error_file(folder, one, repeat)
-            if problem.exists():
-                errors.setdefault(one.folder, _text(problem))
-            if RunFolder(path).finished:
+            error = compared.error(one, repeat)
+            if error is not None:
+                errors.setdefault(one.folder, error)
+            run = compared.run(one, repeat)
+            if run.finished:
                 try:
-                    runs[one.folder].append(Run.read(path))
-                except BadRunFolder as error:
-                    notes.append(f"{error}; it is left out")
+                    runs[one.folder].append(Run.read(run.path))
+                except BadRunFolder as damage:
+                    notes.append(f"{damage}; it is left out")
     notes += [note for found in runs.values() for run in found for note in run.damage]
     return Results(comparison, runs, errors, [printable(note) for note in notes])
 
@@ -173,10 +175,3 @@ def _refuse_stranger(first: Run, run: Run) -> None:
 
 def _shown(run: Run, key: str) -> Any:
     return run.config.get(key) or "none"
-
-
-def _text(path: Path) -> str:
-    try:
-        return printable(read_file(path).decode(errors="replace"), lines=True).strip()
-    except OSError as error:
-        raise BadRunFolder(f"cannot read {path}: {error.strerror}; compare again") from error

@@ -12,7 +12,7 @@ from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import STAGES, EpochRecord, Summary
 from tutti.records.run_folder import CONFIG, RunFolder, StrategyFacts, TrainedOn
-from tutti.records.usage import UsageRecord, read_usage
+from tutti.records.usage import UsageRecord
 from tutti.reports.advice import stages_by_rank
 
 
@@ -58,7 +58,7 @@ class Run:
         history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        usage, data = read_usage(path), folder.find(TrainedOn)
+        usage, data = folder.usage(), folder.find(TrainedOn)
         return cls(
             path=path,
             history=tuple(history.records),

@@ -17,11 +17,10 @@ import torch
 from tutti.comm.base import Communicator
 from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.traced import traced
-from tutti.errors import BadOption, BadRunFolder
+from tutti.errors import BadOption
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.run_folder import CONFIG, RunFolder
-from tutti.records.trace import Lane, Reading, Trace, write_trace
-from tutti.records.usage import usage_file
+from tutti.records.trace import Lane, Reading, Trace
 from tutti.run.train_job import TrainJob
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.profiling import Profile, Profiler
@@ -51,21 +50,21 @@ def observed(
     host = socket.gethostname()
     first = comm.broadcast_object(host) if wanted else None
     if sampler is not None and seen is not None:
-        sampler.begin(usage_file(seen, None if host == first else host))
+        sampler.begin(seen.usage_file(None if host == first else host))
     with HeartbeatThread(seen, comm.rank) as heart:
         yield heart
 
 
-def _seen(comm: Communicator, folder: RunFolder | None) -> Path | None:
+def _seen(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
     """The run folder as this rank sees it, if it does (collective)."""
-    path = folder.path.absolute() if folder is not None else None
-    given = comm.broadcast_object(None if path is None else (str(path), _mark(path)))
-    if path is not None:
-        return path
+    seen = None if folder is None else RunFolder(folder.path.absolute())
+    given = comm.broadcast_object(None if seen is None else (str(seen.path), _mark(seen.path)))
+    if seen is not None:
+        return seen
     name, mark = cast("tuple[str, tuple[int, ...]]", given)
     with suppress(OSError):
         # Another host may have a folder of the same name, left by an earlier run.
-        return Path(name) if _mark(Path(name)) == mark else None
+        return RunFolder(Path(name)) if _mark(Path(name)) == mark else None
     return None
 
 
@@ -146,9 +145,9 @@ class Recording:
             (rank for rank, has in enumerate(self._all.all_gather_objects(folder is not None)) if has), 0
         )
         parts = _bring(self._all, self._part(), writer)
-        return [] if parts is None or folder is None else _write(parts, Path(folder), whole=True)
+        return [] if parts is None or folder is None else _write(parts, RunFolder(Path(folder)), whole=True)
 
-    def rescue(self, folder: Path) -> None:
+    def rescue(self, folder: RunFolder) -> None:
         """Write what this rank has recorded, after a failure; not collective."""
         if self.trace is not None:
             _write([self._part()], folder, whole=False)
@@ -189,24 +188,15 @@ def _bring(comm: Communicator, part: RankRecording, writer: int) -> list[RankRec
     return parts
 
 
-def _write(parts: list[RankRecording], folder: Path, whole: bool) -> list[str]:
+def _write(parts: list[RankRecording], folder: RunFolder, whole: bool) -> list[str]:
     lines = []
     lanes = [part.lane for part in parts if part.lane is not None]
-    try:
-        if lanes:
-            path = write_trace(lanes, folder, whole)
-            lines.append(f"trace: {path}; open it at https://ui.perfetto.dev")
-        for rank, part in enumerate(parts):
-            if part.profile is not None:
-                path = folder / f"profile-rank{rank}.json"
-                path.write_bytes(part.profile.trace)
-                table = path.with_suffix(".txt")
-                table.write_text(part.profile.table, encoding="utf-8")
-                lines.append(f"profile of rank {rank}: {table}, and as a trace {path}")
-    except OSError as error:
-        raise BadRunFolder(
-            f"cannot write into {folder}: {error.strerror}; give a folder that you may write"
-        ) from error
+    if lanes:
+        lines.append(f"trace: {folder.write_trace(lanes, whole)}; open it at https://ui.perfetto.dev")
+    for rank, part in enumerate(parts):
+        if part.profile is not None:
+            table, trace = folder.write_profile(rank, part.profile.table, part.profile.trace)
+            lines.append(f"profile of rank {rank}: {table}, and as a trace {trace}")
     for lane in lanes:
         if lane.trace.left_out:
             print(

@@ -226,7 +226,7 @@ def _run_folder(
     except Exception:
         if folder.begun:
             folder.release_weights()
-            recording.rescue(folder.path)
+            recording.rescue(folder)
         elif not told:
             if sampler is not None:
                 sampler.abandon()

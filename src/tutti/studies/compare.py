@@ -19,16 +19,7 @@ from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.model_parallel.layout import Layout, options_of, ranks_of
-from tutti.records.comparison import (
-    CPU,
-    LAYOUT,
-    STRONG,
-    WEAK,
-    Combination,
-    Comparison,
-    error_file,
-    run_folder,
-)
+from tutti.records.comparison import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 from tutti.run import summary_lines
@@ -214,22 +205,21 @@ def compare(
         said: is told about every run, before it begins and when it has ended.
         train: does one run, and gives its summary; by default on ranks of its own.
     """
+    compared = ComparisonFolder(folder)
     left = [
         (repeat, one)
         for repeat, one in itertools.product(range(comparison.repeats), comparison.combinations)
-        if not RunFolder(run_folder(folder, one, repeat)).finished
+        if not compared.run(one, repeat).finished
     ]
     for number, (repeat, one) in enumerate(left, start=1):
         said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
-        place, problem = run_folder(folder, one, repeat), error_file(folder, one, repeat)
-        RunFolder(place).remove()
-        problem.unlink(missing_ok=True)
+        compared.clear(one, repeat)
         try:
-            found = (train or _train)(replace(config_of(question, one, repeat), out=str(place)))
+            found = (train or _train)(
+                replace(config_of(question, one, repeat), out=str(compared.run(one, repeat).path))
+            )
         except TuttiError as error:
-            RunFolder(place).remove()
-            problem.parent.mkdir(parents=True, exist_ok=True)
-            problem.write_text(f"{error}\n", encoding="utf-8")
+            compared.write_error(one, repeat, str(error))
             said(f"  failed: {str(error).splitlines()[-1]}")
         else:
             said(f"  {summary_lines.speed(found)}")

@@ -9,12 +9,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat, write_heartbeat
+from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
+from tutti.records.run_folder import RunFolder
 from tutti.records.untrusted import printable
 from tutti.training.progress import Moment, Progress, RunLength
 
@@ -37,7 +37,7 @@ class HeartbeatThread(Progress):
 
     every_s = EVERY_S
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
+    def __init__(self, folder: RunFolder | None, rank: int) -> None:
         self._folder = folder
         self._beat = Heartbeat(rank, socket.gethostname(), os.getpid(), time.time())
         self._before = (0, 0, 0.0, 0)
@@ -117,14 +117,14 @@ class HeartbeatThread(Progress):
         assert self._folder is not None
         try:
             beat = replace(self._beat, time=time.time(), waits=_communicates(self._trainer))
-            write_heartbeat(self._folder, beat)
+            self._folder.write_heartbeat(beat)
         except FileNotFoundError:
             # Rank 0 takes the folder back when a run fails early, and the failure speaks for itself.
             self._writable = False
         except Exception as error:  # whatever it is, training goes on
             self._writable = False
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            what = f"rank {self._beat.rank} cannot write its heartbeat into {self._folder}: {why}"
+            what = f"rank {self._beat.rank} cannot write its heartbeat into {self._folder.path}: {why}"
             with suppress(OSError, ValueError):  # its reader is gone, or the program has closed it
                 print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
         return self._writable

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.records import comparison
-from tutti.records.heartbeat import EVERY_S, RANKS, Heartbeat, read_heartbeats
-from tutti.records.json_lines import Json, JsonLinesFile, last_record
+from tutti.records.comparison import ComparisonFolder
+from tutti.records.heartbeat import EVERY_S, Heartbeat
+from tutti.records.json_lines import Json, JsonLinesFile
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import CONFIG, HISTORY, RunFolder
+from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder
 from tutti.records.untrusted import MOST_RANKS
-from tutti.records.usage import RankUsage, UsageRecord, usage_files
+from tutti.records.usage import RankUsage, UsageRecord
 
 SIGNS: Final = 2
 """The heartbeats that a rank must have missed in a row to be looked for among the processes."""
@@ -85,7 +85,7 @@ class Watched:
         if not folder.is_dir():
             what = "is a file, not a folder" if folder.exists() else "does not exist"
             raise BadRunFolder(f"run folder {folder} {what}; give the folder that 'tutti train' writes")
-        if (folder / comparison.FILE).is_file():
+        if ComparisonFolder(folder).begun:
             runs = sorted(path.parent for path in folder.glob(f"*/*/{CONFIG}"))
             newest = max(runs, key=lambda run: (run / CONFIG).stat().st_mtime, default=None)
             such = f", such as {newest}" if newest else ""
@@ -109,17 +109,18 @@ class Watched:
         if not self.folder.is_dir():
             raise BadRunFolder(f"run folder {self.folder} is gone: a run that fails early takes it back")
         self._read_history()
-        beats = read_heartbeats(self.folder)
-        summary, damage = _summary(RunFolder(self.folder))
+        folder = RunFolder(self.folder)
+        beats = folder.heartbeats()
+        summary, damage = _summary(folder)
         return Snapshot(
             folder=self.folder,
             now=now,
-            written=_newest(self.folder),
-            config=_config(RunFolder(self.folder)),
+            written=_newest(folder),
+            config=_config(folder),
             history=tuple(self._history.records),
             summary=summary,
             beats=tuple(beats.records),
-            usage=_usage(self.folder),
+            usage=tuple(folder.last_usage()),
             ended=_ended(beats.records, now),
             damage=(*self._history.damage, *beats.damage, *damage),
         )
@@ -141,10 +142,10 @@ def _ended(beats: Sequence[Heartbeat], now: float) -> frozenset[int]:
     return frozenset(beat.rank for beat in late if not Path(f"/proc/{beat.process}").exists())
 
 
-def _newest(folder: Path) -> float | None:
+def _newest(folder: RunFolder) -> float | None:
     """Return the time when the newest of the run's files was written."""
     times = []
-    for path in (folder / CONFIG, folder / HISTORY, *usage_files(folder)):
+    for path in (folder.path / CONFIG, folder.path / HISTORY, *folder.usage_files()):
         with suppress(FileNotFoundError):
             times.append(path.stat().st_mtime)
     return max(times, default=None)
@@ -163,11 +164,3 @@ def _summary(folder: RunFolder) -> tuple[Summary | None, list[str]]:
         return folder.find(Summary), []
     except BadRunFolder as error:
         return None, [str(error)]
-
-
-def _usage(folder: Path) -> tuple[UsageRecord, ...]:
-    found = []
-    for path in usage_files(folder):
-        with suppress(OSError):
-            found.append(last_record(path, UsageRecord.from_json))
-    return tuple(record for record in found if record is not None)
