@@ -123,6 +123,49 @@ def number(field: str, title: str, form: str = ",.4~g") -> Any:
     return alt.Tooltip(f"{field}:Q", title=title, format=form)
 
 
+def amount(field: str, title: str) -> Any:
+    """Return a horizontal axis for amounts."""
+    return alt.X(f"{field}:Q", title=title, axis=alt.Axis(tickCount=TICKS))
+
+
+def chart(
+    rows: Any,
+    mark: Any,
+    colours: dict[str, Any],
+    *,
+    wide: bool = False,
+    height: Any = HEIGHT,
+    **further: Any,
+) -> Any:
+    """Draw a mark for each row.
+
+    Args:
+        rows: as `table` gives them; charts with the same object share it on the page.
+        mark: the kind of mark, such as "bar".
+        colours: as `coloured` gives them.
+        wide: as wide as two panels.
+        height: in pixels.
+        further: encodings, such as x, y and tooltip.
+    """
+    drawn = alt.Chart(rows, mark=mark).encode(**colours, **further)
+    return drawn.properties(width=2 * WIDTH if wide else WIDTH, height=height)
+
+
+def stacked(rows: Data, field: str, names: Iterable[str], x: Any, tooltip: Sequence[Any]) -> Any:
+    """Draw a lane for each way to train, with a bar for each row in the order of the column "place"."""
+    further = {"x": x, "y": lanes(), "order": alt.Order("place:Q"), "tooltip": tooltip}
+    return chart(table(rows), "bar", coloured(field, names, rows), wide=True, height=alt.Step(BAR), **further)
+
+
+def side_by_side(results: Results, rows: Data, mark: Any, **further: Any) -> Picture:
+    """Draw the marks of each way to train beside each other, for every value of x."""
+    if not rows:
+        return None
+    colours = coloured("way", names(results), rows)
+    offset = alt.XOffset("way:N", sort=None)
+    return chart(table(rows), mark, colours, wide=True, xOffset=offset, **further).add_params(pick("way"))
+
+
 def repeated(
     results: Results,
     title: str,
@@ -142,34 +185,27 @@ def repeated(
         for row, repeat, run in results.each()
         for value in values(run)
     ]
+    if not ticks:
+        return None
     bars: Data = []
     for row in results.rows:
         found = [tick["value"] for tick in ticks if tick["way"] == row.combination.name]
-        bars.append({"way": row.combination.name, "value": middle(row, found) if found else None})
-    bars = [bar for bar in bars if bar["value"] is not None]
-    if not ticks:
-        return None
-    colours = coloured("way", names(results), ticks)
-    axes = {"x": alt.X("value:Q", title=title, axis=alt.Axis(tickCount=TICKS)), "y": lanes()}
-    bar = (
-        alt.Chart(table(bars))
-        .mark_bar()
-        .encode(**axes, **colours, tooltip=tips("way:N", number("value", title)))
-    )
+        length = middle(row, found) if found else None
+        bars += [] if length is None else [{"way": row.combination.name, "value": length}]
+    colours, shown = coloured("way", names(results), ticks), number("value", title)
+    axes = {"x": amount("value", title), "y": lanes()}
+    bar = alt.Chart(table(bars)).mark_bar().encode(**axes, **colours, tooltip=tips("way:N", shown))
     tick = (
         alt.Chart(table(ticks))
         .mark_tick(thickness=2, color="gray", size=BAR - 8)
-        .encode(
-            **axes,
-            opacity=colours["opacity"],
-            tooltip=tips("way:N", "repeat:N", number("value", title)),
-        )
+        .encode(**axes, opacity=colours["opacity"], tooltip=tips("way:N", "repeat:N", shown))
     )
     return alt.layer(bar.add_params(pick("way")), tick).properties(width=2 * WIDTH, height=alt.Step(BAR))
 
 
-def in_rows(panels: Sequence[Any], columns: int = 2) -> Any:
-    """Arrange panels side by side, in rows."""
+def in_rows(panels: Sequence[Any], field: str, columns: int = 2) -> Any:
+    """Arrange panels in rows; a click on the legend of `field` picks in all of them."""
+    panels = [panels[0].add_params(pick(field)), *panels[1:]]
     rows = [alt.hconcat(*panels[at : at + columns]) for at in range(0, len(panels), columns)]
     return alt.vconcat(*rows) if len(rows) > 1 else rows[0]
 

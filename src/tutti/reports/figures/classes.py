@@ -9,20 +9,7 @@ import altair as alt
 
 from tutti.records.run import Evaluation
 from tutti.registry import part
-from tutti.reports.figures.base import (
-    HEIGHT,
-    WIDTH,
-    Data,
-    Picture,
-    coloured,
-    figure,
-    in_rows,
-    names,
-    number,
-    pick,
-    table,
-    tips,
-)
+from tutti.reports.figures.base import Data, Picture, figure, number, side_by_side, table, tips
 from tutti.reports.results import Results
 
 SIDE = 340
@@ -38,20 +25,13 @@ def accuracies(results: Results) -> Picture:
         for way, labels, test in _tests(results)
         for number, accuracy in enumerate(test.class_accuracy())
     ]
-    if not data:
-        return None
-    return (
-        alt.Chart(table(data))
-        .mark_point(filled=True, size=60)
-        .encode(
-            x=alt.X("class:O", sort=None, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("accuracy:Q", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
-            xOffset=alt.XOffset("way:N", sort=None),
-            **coloured("way", names(results), data),
-            tooltip=tips("way:N", "class:O", number("accuracy", "accuracy", ".2%")),
-        )
-        .properties(width=2 * WIDTH, height=HEIGHT)
-        .add_params(pick("way"))
+    return side_by_side(
+        results,
+        data,
+        alt.MarkDef("point", filled=True, size=60),
+        x=alt.X("class:O", sort=None, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("accuracy:Q", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+        tooltip=tips("way:N", "class:O", number("accuracy", "accuracy", ".2%")),
     )
 
 
@@ -70,11 +50,8 @@ def confusion(results: Results) -> Picture:
     chosen = [row.combination.name for row in results.pair(lambda row: row.accuracy)]
     chosen = [way for way in chosen if way in ways] or ways[:1]
     most = max(row["share"] for row in data)
-    panels = [_matrix(data, side, way, ways, order, most) for side, way in zip(_SIDES, chosen, strict=False)]
-    return in_rows(panels)
-
-
-_SIDES = ("left", "right")
+    sides = zip(("left", "right"), chosen, strict=False)
+    return alt.hconcat(*(_matrix(data, side, way, ways, order, most) for side, way in sides))
 
 
 def _matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
@@ -88,7 +65,11 @@ def _matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], 
             y=alt.Y("class:O", sort=order),
             color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
             tooltip=tips(
-                "way:N", "class:O", "taken for:O", "samples:Q", number("share", "share of class", ".2%")
+                "way:N",
+                "class:O",
+                "taken for:O",
+                "samples:Q",
+                number("share", "share of class", ".2%"),
             ),
         )
         .transform_filter(f"datum.way === {side}")

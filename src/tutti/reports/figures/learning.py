@@ -8,11 +8,10 @@ import altair as alt
 
 from tutti.registry import part
 from tutti.reports.figures.base import (
-    HEIGHT,
     TICKS,
-    WIDTH,
     Data,
     Picture,
+    chart,
     coloured,
     figure,
     in_rows,
@@ -59,21 +58,22 @@ def progress(results: Results) -> Picture:
     if trained:
         count = min(TICKS, math.ceil(max(trained)) - math.floor(min(trained)) or 1)
         axes["epoch"] = alt.Axis(format="d", tickCount=count)
-    base = alt.Chart(table(data)).mark_line(point=True, strokeWidth=1.5)
+    rows, line = table(data), alt.MarkDef("line", point=True, strokeWidth=1.5)
+    numbers = [number(name, name) for name in ("seconds", *measures)]
     panels = [
-        base.encode(
+        chart(
+            rows,
+            line,
+            coloured("way", names(results), data),
             x=alt.X(f"{x}:Q", title=x, axis=axis),
             y=alt.Y(f"{y}:Q", title=f"{part} {y}", scale=alt.Scale(zero=False)),
             detail=alt.Detail("repeat:N"),
-            **coloured("way", names(results), data),
-            tooltip=tips(
-                "way:N", "repeat:N", "epoch:Q", *(number(name, name) for name in ("seconds", *measures))
-            ),
-        ).properties(width=WIDTH, height=HEIGHT)
+            tooltip=tips("way:N", "repeat:N", "epoch:Q", *numbers),
+        )
         for y in measures
         for x, axis in axes.items()
     ]
-    return in_rows([panels[0].add_params(pick("way")), *panels[1:]])
+    return in_rows(panels, "way")
 
 
 def missed(results: Results) -> list[str]:
@@ -119,20 +119,12 @@ def trade(results: Results) -> Picture:
     ]
     if not data:
         return None
-    rate, share, seconds = (
-        number("samples/s", "samples/s"),
-        number("accuracy", "accuracy"),
-        number("seconds", "s"),
-    )
-    return (
-        alt.Chart(table(data))
-        .mark_point(filled=True, size=120)
-        .encode(
-            x=alt.X("samples/s:Q"),
-            y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
-            **coloured("way", names(results), data),
-            tooltip=tips("way:N", rate, share, seconds),
-        )
-        .properties(width=WIDTH, height=HEIGHT)
-        .add_params(pick("way"))
-    )
+    numbers = [number("samples/s", "samples/s"), number("accuracy", "accuracy"), number("seconds", "s")]
+    return chart(
+        table(data),
+        alt.MarkDef("point", filled=True, size=120),
+        coloured("way", names(results), data),
+        x=alt.X("samples/s:Q"),
+        y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
+        tooltip=tips("way:N", *numbers),
+    ).add_params(pick("way"))

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import mean, median
-from typing import Any
 
 import altair as alt
 
 from tutti.records.usage import UsageRecord
 from tutti.registry import part
 from tutti.reports.figures.base import (
-    BAR,
-    HEIGHT,
-    TICKS,
-    WIDTH,
     Data,
     Picture,
+    amount,
+    chart,
     coloured,
     figure,
     in_rows,
-    lanes,
     number,
     pick,
+    stacked,
     table,
     tips,
 )
@@ -48,24 +45,17 @@ def cores(results: Results) -> Picture:
     if not found:
         return None
     data = [point for points in found.values() for point in points]
-    encoding = coloured("core", sorted({row["core"] for row in data}), data, faint=0.05)
-    panels = [_panel(points, way, encoding) for way, points in found.items()]
-    return in_rows([panels[0].add_params(pick("core")), *panels[1:]])
-
-
-def _panel(points: Data, way: str, encoding: dict[str, Any]) -> Any:
-    whole = alt.Scale(domain=[0, 100])
-    return (
-        alt.Chart(table(points))
-        .mark_line(strokeWidth=1.5)
-        .encode(
-            x=alt.X("seconds:Q", title="seconds since the first sample", axis=alt.Axis(tickCount=TICKS)),
-            y=alt.Y("busy:Q", title="busy, %", scale=whole),
-            **encoding,
-            tooltip=tips("core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")),
-        )
-        .properties(width=WIDTH, height=HEIGHT, title=way)
-    )
+    colours = coloured("core", sorted({row["core"] for row in data}), data, faint=0.05)
+    axes = {
+        "x": amount("seconds", "seconds since the first sample"),
+        "y": alt.Y("busy:Q", title="busy, %", scale=alt.Scale(domain=[0, 100])),
+        "tooltip": tips("core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")),
+    }
+    line = alt.MarkDef("line", strokeWidth=1.5)
+    panels = [
+        chart(table(points), line, colours, **axes).properties(title=way) for way, points in found.items()
+    ]
+    return in_rows(panels, "core")
 
 
 def _busy(run: Run) -> Data:
@@ -100,19 +90,9 @@ def memory(results: Results) -> Picture:
     if not data:
         return None
     ranks = [row["rank"] for row in sorted(data, key=lambda row: row["place"])]
-    return (
-        alt.Chart(table(data))
-        .mark_bar()
-        .encode(
-            x=alt.X("memory:Q", title="MiB (proportional set size)", axis=alt.Axis(tickCount=TICKS)),
-            y=lanes(),
-            order=alt.Order("place:Q"),
-            **coloured("rank", ranks, data),
-            tooltip=tips("way:N", "rank:N", number("memory", "MiB", ",.0f")),
-        )
-        .properties(width=2 * WIDTH, height=alt.Step(BAR))
-        .add_params(pick("rank"))
-    )
+    tooltip = tips("way:N", "rank:N", number("memory", "MiB", ",.0f"))
+    drawn = stacked(data, "rank", ranks, amount("memory", "MiB (proportional set size)"), tooltip)
+    return drawn.add_params(pick("rank"))
 
 
 def _most(run: Run) -> dict[int, int]:

@@ -9,18 +9,7 @@ import altair as alt
 
 from tutti.records.pipeline import KINDS, PipelineRecord
 from tutti.registry import part
-from tutti.reports.figures.base import (
-    WIDTH,
-    Data,
-    Picture,
-    coloured,
-    figure,
-    in_rows,
-    number,
-    pick,
-    table,
-    tips,
-)
+from tutti.reports.figures.base import WIDTH, Data, Picture, coloured, figure, in_rows, number, table, tips
 from tutti.reports.results import Results
 
 LANE = 34
@@ -45,7 +34,7 @@ def lanes(results: Results) -> Picture:
     # One legend for all panels: it has the kinds of every schedule.
     colours = coloured("kind", KINDS, [{"kind": span.kind} for _, record in records for span in record.spans])
     panels = [_panel(way, record, colours) for way, record in records]
-    return in_rows([panels[0].add_params(pick("kind")), *panels[1:]], columns=1) if panels else None
+    return in_rows(panels, "kind", columns=1) if panels else None
 
 
 def _records(results: Results) -> Iterator[tuple[str, PipelineRecord]]:

@@ -18,7 +18,6 @@ from tutti.reports.figures.base import (
     figure,
     in_rows,
     number,
-    pick,
     repeated,
     table,
     tips,
@@ -57,8 +56,7 @@ def _scaling(results: Results, kind: str) -> Picture:
             *(number("most", "most"), number("efficiency", "efficiency", ".0%")),
         ),
     }
-    panels = [_panel(y, data, encoding) for y in ("speed-up", "efficiency")]
-    return in_rows(panels)
+    return in_rows([_panel(y, data, encoding) for y in ("speed-up", "efficiency")], "way")
 
 
 def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
@@ -75,7 +73,7 @@ def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
     if y == "speed-up":
         rules = alt.Chart(table(data)).mark_rule(strokeWidth=2)
         spread = rules.encode(x=axes["x"], y=alt.Y("least:Q", title=y), y2=alt.Y2("most:Q"), **encoding)
-        layers = [marks.add_params(pick("way")), line, spread]
+        layers.append(spread)
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from statistics import median
-from typing import Any
 
 import altair as alt
 
@@ -12,20 +11,14 @@ from tutti.records.run import STAGES
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.reports.figures.base import (
-    BAR,
-    HEIGHT,
-    TICKS,
-    WIDTH,
     Data,
     Picture,
-    coloured,
+    amount,
     figure,
     in_rows,
-    lanes,
-    names,
     number,
-    pick,
-    table,
+    side_by_side,
+    stacked,
     tips,
 )
 from tutti.reports.results import Results
@@ -51,19 +44,21 @@ def stages(results: Results) -> Picture:
     single: Data = []
     for row in results.rows:
         way, runs = row.combination.name, results.runs[row.combination.folder]
-        summed += _stacked(way, [run.stages for run in runs])
+        summed += _shares(way, [run.stages for run in runs])
         for rank in range(max((len(run.rank_stages) for run in runs), default=0)):
             of_rank = [run.rank_stages[rank] for run in runs if rank < len(run.rank_stages)]
-            single += _stacked(f"{way}: rank {rank}", of_rank)
+            single += _shares(f"{way}: rank {rank}", of_rank)
     if not summed:
         return None
+    tooltip = tips("way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%"))
     panels = [
-        _panel(data, title) for data, title in ((summed, "summed over the ranks"), (single, "of each rank"))
+        stacked(data, "stage", STAGES, amount("seconds", f"seconds, {title}"), tooltip)
+        for data, title in ((summed, "summed over the ranks"), (single, "of each rank"))
     ]
-    return in_rows([panels[0].add_params(pick("stage")), panels[1]], columns=1)
+    return in_rows(panels, "stage", columns=1)
 
 
-def _stacked(lane: str, found: list[dict[str, float]]) -> Data:
+def _shares(lane: str, found: list[dict[str, float]]) -> Data:
     seconds = {stage: median([one[stage] for one in found]) for stage in STAGES} if found else {}
     total = sum(seconds.values())
     return [
@@ -71,21 +66,6 @@ def _stacked(lane: str, found: list[dict[str, float]]) -> Data:
         for stage, spent in seconds.items()
         if spent
     ]
-
-
-def _panel(data: Data, title: str) -> Any:
-    return (
-        alt.Chart(table(data))
-        .mark_bar()
-        .encode(
-            x=alt.X("seconds:Q", title=f"seconds, {title}", axis=alt.Axis(tickCount=TICKS)),
-            y=lanes(),
-            order=alt.Order("place:Q"),
-            **coloured("stage", STAGES, data),
-            tooltip=tips("way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%")),
-        )
-        .properties(width=2 * WIDTH, height=alt.Step(BAR))
-    )
 
 
 @part("staleness")
@@ -102,18 +82,11 @@ def staleness(results: Results) -> Picture:
                 {"way": row.combination.name, "updates": updates, "share": count / counts.total()}
                 for updates, count in sorted(counts.items())
             ]
-    if not data:
-        return None
-    return (
-        alt.Chart(table(data))
-        .mark_bar()
-        .encode(
-            x=alt.X("updates:O", title="staleness: updates by others", axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("share:Q", title="share of the exchanges", axis=alt.Axis(format="%")),
-            xOffset=alt.XOffset("way:N", sort=None),
-            **coloured("way", names(results), data),
-            tooltip=tips("way:N", "updates:O", number("share", "share", ".2%")),
-        )
-        .properties(width=2 * WIDTH, height=HEIGHT)
-        .add_params(pick("way"))
+    return side_by_side(
+        results,
+        data,
+        "bar",
+        x=alt.X("updates:O", title="staleness: updates by others", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("share:Q", title="share of the exchanges", axis=alt.Axis(format="%")),
+        tooltip=tips("way:N", "updates:O", number("share", "share", ".2%")),
     )
