@@ -17,9 +17,10 @@ from tutti.errors import BadData, NotFinite
 from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord, Evaluation, RankRecord
 from tutti.records.run_folder import RunFolder
+from tutti.records.texts import RunLength
 from tutti.training import heartbeat as module
 from tutti.training.heartbeat import HeartbeatThread
-from tutti.training.progress import Moment, Progress, RunLength
+from tutti.training.progress import Moment, Progress
 
 PATIENCE_S = 60.0
 

@@ -8,14 +8,13 @@ import time
 import pytest
 
 from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.texts import RunLength, duration
 from tutti.training.progress import (
     Live,
     Moment,
     PlainLines,
     Progress,
-    RunLength,
     Several,
-    duration,
     progress_on,
 )
 

@@ -20,6 +20,7 @@ from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, NotFinite, PeerLost
 from tutti.records.run import STAGES, EpochRecord
+from tutti.records.texts import RunLength
 from tutti.replica import Replica
 from tutti.strategies import Clip, Sync, Worker
 from tutti.strategies.placement import place
@@ -27,7 +28,7 @@ from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
-from tutti.training.progress import Moment, Progress, RunLength
+from tutti.training.progress import Moment, Progress
 from tutti.training.trainer import Schedule, Trainer
 
 GENERATOR = torch.Generator().manual_seed(3)

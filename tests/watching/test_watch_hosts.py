@@ -109,4 +109,4 @@ def test_a_rank_that_does_not_see_the_folder_is_not_misled_by_another_one(
 
     found = marks[0]
     monkeypatch.setattr(recording, "_mark", mark)
-    assert seen_by_two(folder) == [folder.path, None]
+    assert seen_by_two(folder) == [folder, None]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
+from tutti.records.texts import metric_text
 from tutti.run.config import TrainConfig
-from tutti.training.progress import SHARES
 
 WIDEST_MATRIX = 20
 """Above this many classes the confusion matrix fits no page; each class names its commonest mistake."""
@@ -52,18 +52,13 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str
         result: the evaluation.
         labels: names of the classes; by default their numbers.
     """
-    metrics = [f"{name} {metric(name, value)}" for name, value in result.metrics.items()]
+    metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
     head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
     if result.confusion is None:
         return head
     names = [_short(labels[k]) if k < len(labels) else str(k) for k in range(len(result.confusion))]
     table = _matrix if len(names) <= WIDEST_MATRIX else _mistakes
     return head + "\n\n" + "\n".join(table(result, names))
-
-
-def metric(name: str, value: float) -> str:
-    """A metric as text: shares of the samples in percent."""
-    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"
 
 
 def speed(summary: Summary) -> str:

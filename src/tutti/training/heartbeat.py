@@ -15,8 +15,9 @@ from typing import Any, Final
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
+from tutti.records.texts import RunLength
 from tutti.records.untrusted import printable
-from tutti.training.progress import Moment, Progress, RunLength
+from tutti.training.progress import Moment, Progress
 
 SMOOTH_S: Final = 10.0
 """Seconds over which a rank's rates are averaged, about: over one second ranks differ by chance."""

@@ -8,40 +8,13 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from tutti.records.run import EpochRecord, Evaluation
-
-SHARES = ("accuracy", "top5")
-"""Metrics that are shown as percentages."""
+from tutti.records.texts import RunLength, duration, epoch_text, figures
 
 REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
 
 LINE_S = 10.0
 """Seconds between two lines of a long epoch, without a terminal."""
-
-
-@dataclass(frozen=True)
-class RunLength:
-    """The length of a run.
-
-    Attributes:
-        updates: weight updates of the whole run.
-        per_epoch: of one epoch.
-    """
-
-    updates: int
-    per_epoch: int
-
-    @property
-    def epochs(self) -> int:
-        """The number of epochs, an unfinished one included."""
-        return -(-self.updates // self.per_epoch)
-
-    def label(self, epoch: int) -> str:
-        """Name an epoch, such as "epoch  3/30"; of a run that is shorter than one, its number of steps."""
-        if self.updates < self.per_epoch:
-            return f"{self.updates:,} step{'' if self.updates == 1 else 's'}"
-        part = " (part)" if epoch == self.epochs and self.updates % self.per_epoch else ""
-        return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}{part}"
 
 
 @dataclass(frozen=True)
@@ -242,27 +215,6 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
     return Live(stream) if bar and stream.isatty() else PlainLines(stream)
 
 
-def figures(evaluation: Evaluation) -> str:
-    """Return loss and metrics in one line, such as "loss 0.2154  accuracy 93.12 %"."""
-    parts = [f"loss {evaluation.loss:.4f}"]
-    for name, value in evaluation.metrics.items():
-        parts.append(f"{name} {value:.2%}" if name in SHARES else f"{name} {value:.4g}")
-    return "  ".join(parts)
-
-
 def moment_text(moment: Moment) -> str:
     """Return the figures of an epoch under way, in one line."""
     return f"{figures(moment.train)}  {moment.samples_per_s:,.0f} samples/s"
-
-
-def epoch_text(record: EpochRecord) -> str:
-    """Return the figures of an epoch that has ended, in one line."""
-    validation = f"  validation {figures(record.validation)}" if record.validation else ""
-    return f"{figures(record.train)}{validation}  {record.samples_per_s:,.0f} samples/s"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration as h:mm:ss, or m:ss below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

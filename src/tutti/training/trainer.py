@@ -19,6 +19,7 @@ from tutti.data.batches import Batch, Batches, Update
 from tutti.errors import BadOption, NotFinite
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
+from tutti.records.texts import RunLength
 from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
@@ -26,7 +27,7 @@ from tutti.training.balance import SpeedBalance
 from tutti.training.evaluation import Objective, average_buffers
 from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.preflight import check_fit, check_smallest_batch
-from tutti.training.progress import Moment, Progress, RunLength
+from tutti.training.progress import Moment, Progress
 from tutti.training.sums import Tally
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import Validation, ValidationPlan, ValidationTask, named_validation

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text
 from tutti.records.untrusted import printable
 from tutti.terminal import console_on
-from tutti.training.progress import SHARES, RunLength, duration, epoch_text, figures
 from tutti.watching.health import Condition, Health, Limits, examine
 from tutti.watching.snapshot import Snapshot, Watched
 
@@ -115,11 +115,11 @@ def _epochs(records: tuple[EpochRecord, ...]) -> Table:
 def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
     if evaluation is None:
         return [""] * (len(names) + 1)
-    found = [f"{evaluation.loss:.4f}"]
-    for name in names:
-        value = evaluation.metrics.get(name)
-        found.append("" if value is None else f"{value:.2%}" if name in SHARES else f"{value:.4g}")
-    return found
+    found = evaluation.metrics
+    return [
+        f"{evaluation.loss:.4f}",
+        *(metric_text(name, found[name]) if name in found else "" for name in names),
+    ]
 
 
 def _ranks(run: Snapshot) -> Table:

@@ -1,0 +1,60 @@
+"""Records as text: figures, epochs, durations. Needs neither torch nor MPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.records.run import EpochRecord, Evaluation
+
+SHARES: Final = ("accuracy", "top5")
+"""Metrics that are shown as percentages."""
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of a run.
+
+    Attributes:
+        updates: weight updates of the whole run.
+        per_epoch: of one epoch.
+    """
+
+    updates: int
+    per_epoch: int
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs, an unfinished one included."""
+        return -(-self.updates // self.per_epoch)
+
+    def label(self, epoch: int) -> str:
+        """Name an epoch, such as "epoch  3/30"; of a run that is shorter than one, its number of steps."""
+        if self.updates < self.per_epoch:
+            return f"{self.updates:,} step{'' if self.updates == 1 else 's'}"
+        part = " (part)" if epoch == self.epochs and self.updates % self.per_epoch else ""
+        return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}{part}"
+
+
+def metric_text(name: str, value: float) -> str:
+    """Return the value of a metric: a share of the samples in percent."""
+    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"
+
+
+def figures(evaluation: Evaluation) -> str:
+    """Return loss and metrics in one line, such as "loss 0.2154  accuracy 93.12%"."""
+    metrics = (f"{name} {metric_text(name, value)}" for name, value in evaluation.metrics.items())
+    return "  ".join((f"loss {evaluation.loss:.4f}", *metrics))
+
+
+def epoch_text(record: EpochRecord) -> str:
+    """Return the figures of an epoch that has ended, in one line."""
+    validation = f"  validation {figures(record.validation)}" if record.validation else ""
+    return f"{figures(record.train)}{validation}  {record.samples_per_s:,.0f} samples/s"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as h:mm:ss, or m:ss below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
