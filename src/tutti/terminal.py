@@ -47,23 +47,6 @@ class LastingFile(io.FileIO):
             return len(memoryview(data).cast("B"))
 
 
-class Output:
-    """The output of this process.
-
-    Args:
-        files: standard output, and standard error; empty: they are left as they are.
-    """
-
-    def __init__(self, files: dict[str, LastingFile]) -> None:
-        self._files = files
-
-    @property
-    def problem(self) -> str | None:
-        """The system's reason why something is missing on standard output; None: nothing is."""
-        stdout = self._files.get("stdout")
-        return None if stdout is None or stdout.problem is None else stdout.problem.strerror
-
-
 def say_last(text: str) -> None:
     """Write out what is buffered, and then `text` to standard error: the process is about to be gone.
 
@@ -89,8 +72,10 @@ def identity(descriptor: int) -> tuple[int, int]:
 
 
 @contextmanager
-def lasting_output() -> Iterator[Output]:
+def lasting_output() -> Iterator[LastingFile | None]:
     """Have what this process prints outlast a full disk, inside of the block.
+
+    It yields the file that standard output is written to; None where that is left as it is.
 
     Streams that are not those that the process began with, as in a notebook, are left alone. A descriptor
     that was closed (`>&-`) becomes one of /dev/null: the next file to be opened would be taken for it else.
@@ -108,7 +93,7 @@ def lasting_output() -> Iterator[Output]:
             files[name] = LastingFile(descriptor)
             setattr(sys, name, _text_on(files[name], stream))
     try:
-        yield Output(files)
+        yield files.get("stdout")
     finally:
         for name in files:
             # Its reader may have gone; and the program may have closed the stream.

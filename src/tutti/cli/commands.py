@@ -32,10 +32,11 @@ def run(words: Sequence[str]) -> int:
         input is wrong, 141 nobody reads what is printed.
     """
     keep_memory()
-    with lasting_output() as output:
+    with lasting_output() as stdout:
         code = _run(words)
-        if output.problem is not None:
-            print(f"tutti: error: standard output is not all there: {output.problem}", file=sys.stderr)
+        if stdout is not None and stdout.problem is not None:
+            why = stdout.problem.strerror
+            print(f"tutti: error: standard output is not all there: {why}", file=sys.stderr)
             code = code or TuttiError.exit_code
         return code
 

@@ -1,7 +1,7 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
-    supervisor ──Fork, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
-               ◀──Ended, Ready──
+    supervisor ──RankPlace, EndRanks──▶ fork server ──fork──▶ rank 0, rank 1, ...
+               ◀──RankEnded, Ready──
 
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
 ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
@@ -11,7 +11,6 @@ ranks; processes that ranks have left running end before it.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import pickle
 import selectors
@@ -20,20 +19,13 @@ import socket
 import time
 import warnings
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
-from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent, parents_of_processes
-
-BOOT: Final = "TUTTI_FORK_SERVER"
-"""The environment variable that holds the `ServerSettings`; removed from the environment first of all."""
-
-PROGRAM: Final = (
-    f"import json, os, sys; sys.path[:] = json.loads(os.environ['{BOOT}'])['path']; "
-    "from tutti.launch.fork_server import main; main()"
-)
-"""The program of a fork server: with the supervisor's search path it finds the same modules."""
+from tutti.launch.guard import signal_all
+from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
+from tutti.launch.signals import SignalWatch
 
 IDLE_S: Final = 300.0
 """After how long without ranks a fork server ends."""
@@ -48,29 +40,8 @@ _OWN: Final = "tutti."
 
 
 @dataclass(frozen=True)
-class ServerSettings:
-    """The settings of a fork server, from the supervisor.
-
-    Attributes:
-        supervisor: the process that has started it.
-        control: the descriptor of the socket between them.
-        path: `sys.path` of the supervisor.
-        idle_s: after how long without ranks it ends.
-    """
-
-    supervisor: int
-    control: int
-    path: list[str]
-    idle_s: float
-
-    def as_text(self) -> str:
-        """The value of the environment variable."""
-        return json.dumps(asdict(self))
-
-
-@dataclass(frozen=True)
 class RankPlace:
-    """A rank's place in the job. The descriptors are sent with it.
+    """Fork a rank: its place in the job. The descriptors are sent with it.
 
     Attributes:
         rank: this rank.
@@ -89,8 +60,7 @@ class RankPlace:
     cores: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Descriptors:
+class Descriptors(NamedTuple):
     """The open files that a rank gets.
 
     Attributes:
@@ -106,22 +76,6 @@ class Descriptors:
     reports: int
     output: int
     errors: int
-
-    def as_list(self) -> list[int]:
-        """All of them."""
-        return [self.arena, self.job, self.reports, self.output, self.errors]
-
-    def close(self) -> None:
-        """Close them in this process."""
-        for descriptor in self.as_list():
-            os.close(descriptor)
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Fork a rank."""
-
-    start: RankPlace
 
 
 @dataclass(frozen=True)
@@ -144,7 +98,7 @@ class Ready:
     """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
 
 
-Message = Fork | EndRanks | RankEnded | Ready
+Message = RankPlace | EndRanks | RankEnded | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Descriptors | None = None) -> None:
@@ -153,7 +107,7 @@ def send(control: socket.socket, message: Message, descriptors: Descriptors | No
     Raises:
         OSError: the other side is gone.
     """
-    socket.send_fds(control, [pickle.dumps(message)], descriptors.as_list() if descriptors else [])
+    socket.send_fds(control, [pickle.dumps(message)], descriptors or ())
 
 
 def receive(control: socket.socket) -> tuple[Message | None, Descriptors | None]:
@@ -170,13 +124,19 @@ def receive(control: socket.socket) -> tuple[Message | None, Descriptors | None]
     return message, Descriptors(*descriptors) if descriptors else None
 
 
-def main() -> None:
-    """Be the fork server, and in every process that it forks a rank."""
-    boot = ServerSettings(**json.loads(os.environ.pop(BOOT)))
+def main(supervisor: int, control: int, idle_s: float) -> None:
+    """Be the fork server, and in every process that it forks a rank.
+
+    Args:
+        supervisor: the process that has started this one.
+        control: the descriptor of the socket between them.
+        idle_s: after how long without ranks to end.
+    """
     # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
-    die_with_parent(boot.supervisor)
+    die_with_parent(supervisor)
     # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The supervisor has started this process with SIGINT blocked; it is ignored before it is let through.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Imported modules stay: collecting garbage meanwhile takes a sixth of the time until ranks start.
@@ -189,7 +149,7 @@ def main() -> None:
     # A rank may die before the processes that it has started: they then become children of this one, not of
     # init, and `_clear` finds and ends them.
     adopt_orphans()
-    found = ForkServerProcess(boot).serve()
+    found = ForkServerProcess(supervisor, control, idle_s).serve()
     if found is not None:
         gc.enable()
         from tutti.launch.rank_main import run
@@ -204,61 +164,57 @@ def main() -> None:
 class ForkServerProcess:
     """The fork server's own side."""
 
-    boot: ServerSettings
+    supervisor: int
+    control: int
+    idle_s: float
     _ranks: dict[int, int] = field(default_factory=dict)
     _childless: bool = True
 
     def serve(self) -> tuple[RankPlace, Descriptors] | None:
         """Fork ranks until no more are wanted; returns in each rank, and at the end in this process."""
-        boot = self.boot
         with ExitStack() as stack:
-            control = stack.enter_context(socket.socket(fileno=boot.control))
+            control = stack.enter_context(socket.socket(fileno=self.control))
             control.set_inheritable(False)
-            supervisor = os.pidfd_open(boot.supervisor)
+            supervisor = os.pidfd_open(self.supervisor)
             stack.callback(os.close, supervisor)
             # If it ended before the pidfd was opened, its number may be another's: look who the parent is.
-            if os.getppid() != boot.supervisor:
+            if os.getppid() != self.supervisor:
                 return None
-            children = stack.enter_context(_ChildWatch())
+            children = stack.enter_context(SignalWatch([signal.SIGCHLD]))
             selector = stack.enter_context(selectors.DefaultSelector())
             for one in (control, supervisor, children):
                 selector.register(one, selectors.EVENT_READ)
-            send(control, Ready())
             try:
-                return self._serve(control, supervisor, children, selector)
+                send(control, Ready())
+                return self._serve(control, children, selector)
             except (BrokenPipeError, ConnectionResetError):
-                # The supervisor is gone, as a message to it has shown.
-                self._kill_ranks()
+                # The supervisor is gone.
+                signal_all(self._ranks, signal.SIGKILL)
                 self._clear(GRACE_S)
                 return None
 
     def _serve(
-        self,
-        control: socket.socket,
-        supervisor: int,
-        children: _ChildWatch,
-        selector: selectors.BaseSelector,
+        self, control: socket.socket, children: SignalWatch, selector: selectors.BaseSelector
     ) -> tuple[RankPlace, Descriptors] | None:
         while True:
-            ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.boot.idle_s)]
+            ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.idle_s)]
             if children in ready:
-                # Drain first: a child that ends between the two calls wakes the selector again.
-                children.drain()
+                # First: a child that ends between the two calls wakes the selector again.
+                children.acknowledge()
                 for ended in self._reap():
                     send(control, ended)
             message, descriptors = receive(control) if control in ready else (None, None)
-            if isinstance(message, Fork):
-                assert descriptors is not None, "a rank's descriptors come with its start"
-                if self._fork(message.start):
-                    return message.start, descriptors
-                descriptors.close()
+            if isinstance(message, RankPlace):
+                assert descriptors is not None, "a rank's descriptors come with its place"
+                if self._fork(message):
+                    return message, descriptors
+                for descriptor in descriptors:
+                    os.close(descriptor)
             elif isinstance(message, EndRanks):
                 self._clear(message.grace_s)
                 send(control, Ready())
-            elif control in ready or supervisor in ready:
-                self._kill_ranks()
-                self._clear(GRACE_S)
-                return None
+            elif any(one is not children for one in ready):
+                raise BrokenPipeError
             elif not ready and not self._ranks:
                 return None
 
@@ -299,55 +255,20 @@ class ForkServerProcess:
             if rank is not None:
                 ended.append(RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
-    def _kill_ranks(self) -> None:
-        for process in self._ranks:
-            _signal(process, signal.SIGKILL)
-
     def _clear(self, grace_s: float) -> None:
         """End all children; those of a child that has ended become ours."""
+        import psutil  # Not in the supervisor, which imports this module too.
+
         deadline = time.monotonic() + grace_s
         asked: set[int] = set()
         self._reap()
         while not self._childless:
-            late, own = time.monotonic() >= deadline, os.getpid()
-            children = [child for child, parent in parents_of_processes().items() if parent == own]
-            for child in children:
-                if late or child not in asked:
-                    _signal(child, signal.SIGKILL if late else signal.SIGTERM)
-            asked.update(children)
+            late = time.monotonic() >= deadline
+            children = {child.pid for child in psutil.Process().children()}
+            if late:
+                signal_all(children, signal.SIGKILL)
+            else:
+                signal_all(children - asked, signal.SIGTERM)
+            asked |= children
             time.sleep(_POLL_S)
             self._reap()
-
-
-class _ChildWatch:
-    """A descriptor that wakes a selector when a child ends."""
-
-    def __init__(self) -> None:
-        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def __enter__(self) -> _ChildWatch:
-        # Without a handler the signal is discarded, and nothing is written to the descriptor.
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._reading)
-        os.close(self._writing)
-
-    def fileno(self) -> int:
-        """A descriptor that is readable once a child has ended."""
-        return self._reading
-
-    def drain(self) -> None:
-        """Acknowledge the children that have ended so far."""
-        with suppress(BlockingIOError):
-            while os.read(self._reading, 1 << 10):
-                pass
-
-
-def _signal(process: int, signum: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process, signum)

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -18,21 +17,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from tutti.launch.fork_server import (
-    BOOT,
     GRACE_S,
     IDLE_S,
-    PROGRAM,
     Descriptors,
     EndRanks,
-    Fork,
     RankEnded,
     RankPlace,
     Ready,
-    ServerSettings,
     receive,
     send,
 )
 from tutti.launch.guard import JOB, end_processes_of
+from tutti.launch.orphans import command_of
 from tutti.launch.signals import held_back
 
 VOLATILE: Final = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_")
@@ -57,14 +53,18 @@ class ForkServer:
         self._mark = uuid.uuid4().hex
         self.ready = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = ServerSettings(os.getpid(), theirs.fileno(), [str(folder) for folder in sys.path], IDLE_S)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
         with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
             unless_started.callback(self.control.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM],
+                command_of(
+                    "tutti.launch.fork_server",
+                    supervisor=os.getpid(),
+                    control=theirs.fileno(),
+                    idle_s=IDLE_S,
+                ),
                 stdin=subprocess.DEVNULL,
-                env={**_environment(threads, crowded), JOB: self._mark, BOOT: boot.as_text()},
+                env={**_environment(threads, crowded), JOB: self._mark},
                 pass_fds=(theirs.fileno(),),
             )
             unless_started.pop_all()
@@ -77,7 +77,7 @@ class ForkServer:
         """Have a rank forked. If the server is gone `next_message` says so."""
         while True:
             try:
-                return send(self.control, Fork(start), descriptors)
+                return send(self.control, start, descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 return None
             except OSError as error:

@@ -1,8 +1,8 @@
 """The end of all processes of a job: they carry its mark in an environment variable, which is inherited.
 
-A `Guard` is a small process beside the supervisor that does so when the supervisor is gone, however it ended:
+A guard is a small process beside the supervisor that does so when the supervisor is gone, however it ended:
 
-    supervisor ──pipe──► guard      closed by `dismiss`, or by the kernel when the supervisor is killed:
+    supervisor ──pipe──► guard      closed at the end, or by the kernel when the supervisor is killed:
                                     the guard ends all processes that carry the mark, and exits
 
 Run as a program, this file is the guard; it needs the standard library alone, so as to start in no time.
@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,30 +27,28 @@ _ROUNDS = 5
 _POLL_S = 0.02
 
 
-class Guard:
-    """A process that ends the processes of a job when this process is gone or dismisses it.
+@contextmanager
+def guard(job: str, grace_s: float) -> Iterator[None]:
+    """Have a process end those of a job when the context is left, or this process is gone.
 
     Args:
         job: the mark of the job.
         grace_s: how long the processes may take to exit on SIGTERM, before SIGKILL.
     """
-
-    def __init__(self, job: str, grace_s: float) -> None:
-        # Out of the terminal's reach, and holding none of the pipes that somebody may read to their end.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, job, str(grace_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if name != JOB},
-            start_new_session=True,
-        )
-
-    def dismiss(self) -> None:
-        """Return when no process of the job is left."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    # Out of the terminal's reach, and holding none of the pipes that somebody may read to their end.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, job, str(grace_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != JOB},
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        # It ends when no process of the job is left.
+        process.communicate()
 
 
 def processes_of(job: str) -> list[int]:
@@ -71,7 +70,7 @@ def processes_of(job: str) -> list[int]:
 def end_processes_of(job: str, grace_s: float) -> None:
     """End every process that carries the mark of the job: SIGTERM, and after a while SIGKILL."""
     left = processes_of(job)
-    _signal_all(left, signal.SIGTERM)
+    signal_all(left, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while left and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -80,12 +79,13 @@ def end_processes_of(job: str, grace_s: float) -> None:
     for _ in range(_ROUNDS):
         if not left:
             return
-        _signal_all(left, signal.SIGKILL)
+        signal_all(left, signal.SIGKILL)
         time.sleep(_POLL_S)
         left = processes_of(job)
 
 
-def _signal_all(processes: Sequence[int], signum: int) -> None:
+def signal_all(processes: Iterable[int], signum: int) -> None:
+    """Send a signal to those of the processes that are still there."""
     for process in processes:
         try:
             os.kill(process, signum)

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Final
 from tutti.errors import TuttiError, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by
-from tutti.launch.guard import JOB, Guard
+from tutti.launch.guard import JOB, guard
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
@@ -186,8 +187,7 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
 def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
     """Run mpirun to its end, or to the first signal; returns its exit code and the end of its stderr."""
     # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
-    guard = Guard(job, GRACE_S)
-    try:
+    with guard(job, GRACE_S):
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -199,8 +199,6 @@ def _run(command: list[str], environment: dict[str, str], job: str, signals: Sig
             said = _copy_stderr(process, signals)
         finally:
             _end(process, patience_s=0.0 if signals.received else FINISH_S)
-    finally:
-        guard.dismiss()
     return process.returncode, said
 
 
@@ -236,7 +234,7 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     assert process.stderr is not None
     process.stderr.close()
     # Open MPI removes its folder itself, unless it is killed.
-    remove_session(process.pid)
+    remove_session(Path(tempfile.gettempdir(), f"ompi.{process.pid}"))
 
 
 def _remove_segments(messages: Sequence[object]) -> None:

@@ -13,6 +13,7 @@ import errno
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -48,6 +49,23 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def command_of(module: str, **settings: object) -> list[str]:
+    """The command of a process that calls `main(**settings)` of a module of ours, found as it is here.
+
+    Args:
+        module: its full name.
+        settings: what JSON can hold.
+    """
+    import json
+
+    program = (
+        "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
+        f"from {module} import main; main(**settings)"
+    )
+    given = json.dumps([[str(folder) for folder in sys.path], settings])
+    return [sys.executable, "-P", "-c", program, given]
+
+
 def _prctl(option: int, value: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
@@ -62,9 +80,6 @@ LAUNCHERS: Final = (
 ANSWER_S: Final = 2.0
 """How long a launcher may take to accept a connection before it is taken to be there, and busy."""
 
-_NAME_BYTES: Final = 15
-_SESSION: Final = "ompi."
-
 _followed: set[int] = set()
 
 
@@ -76,9 +91,8 @@ def follow_launcher() -> None:
     except UserError:
         # Whoever starts something in parallel is told.
         return
-    known = {name[:_NAME_BYTES] for name in LAUNCHERS}
     ancestors = list(_ancestors())
-    last = max((place for place, (_, name) in enumerate(ancestors) if name in known), default=-1)
+    last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
     if last < 0 and _nobody_listens(os.environ):
         # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
         _end()
@@ -127,13 +141,15 @@ def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
 
 def _end() -> None:
     """Remove what this rank has made, and end what it has started and itself."""
+    import psutil
+
     # Files first, as nothing runs after the last line. By SIGKILL: handlers and `atexit` might wait for MPI.
     for segment in mpi_segments():
         Path(segment).unlink(missing_ok=True)
-    _remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
-    for process in _descendants(os.getpid()):
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -144,50 +160,18 @@ def mpi_segments() -> tuple[str, ...]:
     return tuple(file for file in files if not file.endswith("(deleted)"))
 
 
-def remove_session(launcher: int) -> None:
-    """Remove the folder that Open MPI's launcher, a process that was killed, has left."""
-    import tempfile  # `import tutti` imports this module, and is to be quick.
-
-    _remove_session(Path(tempfile.gettempdir(), f"{_SESSION}{launcher}"))
-
-
-def _remove_session(folder: Path) -> None:
+def remove_session(folder: Path) -> None:
+    """Remove the folder that Open MPI's launcher has left, as it was killed."""
     import shutil
 
-    if folder.name.startswith(_SESSION):
+    if folder.name.startswith("ompi."):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ancestors() -> Iterator[tuple[int, str]]:
     """The parent of this process, its parent, and so on: their numbers and names."""
-    process = os.getppid()
-    while process > 1:
-        found = _stat(process)
-        if found is None:
-            return
-        name, parent = found
-        yield process, name
-        process = parent
+    import psutil  # `import tutti` imports this module, and is to be quick.
 
-
-def _descendants(ancestor: int) -> list[int]:
-    parents, found_so_far = parents_of_processes(), {ancestor}
-    while more := {process for process, parent in parents.items() if parent in found_so_far} - found_so_far:
-        found_so_far |= more
-    return sorted(found_so_far - {ancestor})
-
-
-def parents_of_processes() -> dict[int, int]:
-    """Return the parent of each process of this host."""
-    running = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
-    return {process: found[1] for process in running if (found := _stat(process)) is not None}
-
-
-def _stat(process: int) -> tuple[str, int] | None:
-    """The name of a process and its parent; None when it is gone."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return None
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    return name, int(rest.split()[1])
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process().parents():
+            yield process.pid, process.name()

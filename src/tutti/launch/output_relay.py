@@ -16,7 +16,7 @@ import selectors
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
+from io import FileIO
 from typing import Final
 
 from tutti.errors import no_room
@@ -69,16 +69,10 @@ class _Target:
 class _RankStream:
     """One of the two outputs of a rank."""
 
-    descriptor: int
+    source: FileIO
     prefix: bytes
     target: _Target
     pending: bytes = b""
-
-    def close(self) -> None:
-        """Stop reading: writing fails for the rank."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
     def read(self) -> bool:
         """Hand on the lines that are there; returns whether more may come.
@@ -86,13 +80,10 @@ class _RankStream:
         Raises:
             OSError: nobody reads them.
         """
-        while self.descriptor >= 0:
-            try:
-                data = os.read(self.descriptor, _PIECE)
-            except BlockingIOError:
-                return True
+        while not self.source.closed:
+            data = self.source.read(_PIECE)
             if not data:
-                return False
+                return data is None
             self._take(data)
         return False
 
@@ -134,14 +125,15 @@ class Relay:
         # What a rank writes to both stays in order if both go to one place.
         places = to[:1] if identity(to[0]) == identity(to[1]) else to
         targets = [_Target(place, os.isatty(place)) for place in places]
-        self._sources: list[_RankStream] = []
+        self._streams: list[_RankStream] = []
         self.outputs: list[tuple[int, int]] = []
         for rank in range(ranks):
             writing = []
             for target in targets:
                 reading, end = os.pipe2(os.O_CLOEXEC)
                 os.set_blocking(reading, False)
-                self._sources.append(_RankStream(reading, f"[rank {rank}] ".encode(), target))
+                source = FileIO(reading)
+                self._streams.append(_RankStream(source, f"[rank {rank}] ".encode(), target))
                 writing.append(end)
             self.outputs.append((writing[0], writing[-1]))
         self._ending, self._end = os.pipe2(os.O_CLOEXEC)
@@ -160,37 +152,36 @@ class Relay:
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._ending, selectors.EVENT_READ)
-            for source in self._sources:
-                selector.register(source.descriptor, selectors.EVENT_READ, source)
+            for stream in self._streams:
+                selector.register(stream.source, selectors.EVENT_READ, stream)
             going_on = True
             while going_on:
                 for key, _ in selector.select():
                     going_on &= key.data is not None
                     if key.data is not None and not self._hand_on(key.data):
                         selector.unregister(key.fd)
-                        key.data.close()
-        for source in self._sources:
-            self._hand_on(source)
+                        # Writing fails for the rank from now on.
+                        key.data.source.close()
+        for stream in self._streams:
+            self._hand_on(stream)
             with suppress(OSError):
-                source.finish()
+                stream.finish()
 
-    def _hand_on(self, source: _RankStream) -> bool:
+    def _hand_on(self, stream: _RankStream) -> bool:
         """Hand on what is there; returns whether more may come, and somebody reads it."""
         try:
-            return source.read()
+            return stream.read()
         except OSError:
             return False
 
     def __enter__(self) -> Relay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_outputs()
         os.close(self._end)
         if self._thread.ident is not None:
             self._thread.join()
         os.close(self._ending)
-        for source in self._sources:
-            source.close()
+        for stream in self._streams:
+            stream.source.close()

@@ -1,36 +1,41 @@
-"""SIGINT, SIGTERM and SIGHUP, deferred while there are ranks to end first."""
+"""Signals that wake a `select`: SIGCHLD; SIGINT, SIGTERM and SIGHUP, while there are ranks to end first."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals by which a user, a system or a terminal ends a program."""
 
 
 class SignalWatch:
-    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, and wakes a select on `fileno()`.
+    """Notes signals instead of dying of them, and wakes a select on `fileno()`.
 
     Only the main thread can receive signals in Python: elsewhere this does nothing. A signal that is ignored
     (as SIGHUP is under nohup) stays ignored.
+
+    Args:
+        signals: which ones.
 
     Attributes:
         received: the first signal that came, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Iterable[int] = ENDING) -> None:
         self.received: int | None = None
+        self._signals = signals
         self._before: dict[int, Any] = {}
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> SignalWatch:
         if threading.current_thread() is threading.main_thread():
-            for signum in _WATCHED:
+            for signum in self._signals:
                 if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                     self._before[signum] = signal.signal(signum, self._note)
         return self
@@ -50,6 +55,14 @@ class SignalWatch:
     def fileno(self) -> int:
         """A descriptor that is readable once a signal has come."""
         return self._reading
+
+    def acknowledge(self) -> None:
+        """Forget the signals that have come so far; those that come from here on wake a select again."""
+        if self.received is not None:
+            os.read(self._reading, 1)
+            # Last, so that no signal is noted without a byte. One that comes meanwhile needs none: whoever
+            # acknowledges looks for what has happened afterwards.
+            self.received = None
 
 
 def act_on(signum: int) -> None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Final, cast
 
@@ -56,7 +57,7 @@ class RankProcess:
     """
 
     rank: int
-    pipe: int
+    pipe: FileIO
     received: bytearray = field(default_factory=bytearray)
     report: Report | None = None
     death: Death | None = None
@@ -64,16 +65,11 @@ class RankProcess:
 
     def receive(self) -> bool:
         """Read all that is in the pipe; returns whether more may come."""
-        while True:
-            try:
-                data = os.read(self.pipe, 1 << 20)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
+        while data := self.pipe.read(1 << 20):
             self.received += data
             if self.report is None:
                 self.report = next(iter(cast("list[Report]", decode(self.received))), None)
+        return data is None
 
     def end(self, returncode: int, starved: bool) -> None:
         """Record that the process has ended."""
@@ -130,7 +126,7 @@ def _start_ranks(
             threads = (placement.threads or 1) if works else 1
             reading, writing = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(reading, False)
-            ranks.append(RankProcess(rank, reading))
+            ranks.append(RankProcess(rank, FileIO(reading)))
             outputs = (1, 2) if relay is None else relay.outputs[rank]
             try:
                 server.fork(
@@ -169,7 +165,7 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, signals: SignalWatc
                 if key.data is server:
                     _handle_server_message(ranks, server, kills_before)
                 elif key.data is not None and not key.data.receive():
-                    selector.unregister(key.fd)
+                    selector.unregister(key.fileobj)
             error, certain = cause(
                 [one.report for one in ranks if one.report], [one.death for one in ranks if one.death]
             )
@@ -209,4 +205,4 @@ def _out_of_memory_kills() -> int:
 
 def _close(ranks: Sequence[RankProcess]) -> None:
     for one in ranks:
-        os.close(one.pipe)
+        one.pipe.close()

@@ -9,7 +9,6 @@ no torch, and is started before the data is opened, so that training does not fe
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tutti.launch.cores import parse_cpu_list
 from tutti.launch.launcher import Launcher, started_by
-from tutti.launch.orphans import die_with_parent
+from tutti.launch.orphans import command_of, die_with_parent
 from tutti.records.json_lines import to_json
 from tutti.records.usage import GONE, RankUsage, UsageRecord
 
@@ -44,11 +43,6 @@ MEMORY_SHARE: Final = 0.004
 
 _PATIENCE_S: Final = 5.0
 
-_BOOT: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
-    "from tutti.launch.usage_sampler import main; main()"
-)
-
 
 class Sampler:
     """The process that samples, as seen from the rank that starts it. It lives no longer than the rank.
@@ -59,9 +53,8 @@ class Sampler:
     """
 
     def __init__(self, ranks: dict[int, int], cores: Sequence[int]) -> None:
-        given = {"parent": os.getpid(), "ranks": ranks, "cores": cores, "path": [str(p) for p in sys.path]}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT, json.dumps(given)],
+            command_of("tutti.launch.usage_sampler", parent=os.getpid(), ranks=ranks, cores=cores),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             bufsize=0,
@@ -208,15 +201,14 @@ def _places(cores: Sequence[int]) -> list[int]:
     return [online.index(core) for core in cores if core in online]
 
 
-def main() -> None:
-    """Be the sampler, as `sys.argv` says."""
-    given = json.loads(sys.argv[1])
-    die_with_parent(given["parent"])
+def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
+    """Be the sampler of `parent`, a rank."""
+    die_with_parent(parent)
     # Ctrl-C reaches the whole foreground group; the rank that started this says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # That rank may be bound to a core, which it needs for itself.
-    os.sched_setaffinity(0, given["cores"])
-    probe = Probe({int(rank): process for rank, process in given["ranks"].items()}, given["cores"])
+    os.sched_setaffinity(0, cores)
+    probe = Probe({int(rank): process for rank, process in ranks.items()}, cores)
     path = os.fsdecode(sys.stdin.buffer.readline().removesuffix(b"\n"))
     if not path:
         return
