@@ -370,7 +370,9 @@ def _accuracy(module, part, comm) -> float:
     from tutti.training.losses import LOSSES
     from tutti.training.metrics import METRICS
 
-    found = evaluate(module, part, comm, Objective(LOSSES["cross_entropy"], (METRICS["accuracy"],)))
+    found = evaluate(module, part, comm, Objective(LOSSES["cross_entropy"], (METRICS["accuracy"],))).total(
+        comm
+    )
     return found.metrics["accuracy"]
 
 

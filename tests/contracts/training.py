@@ -183,7 +183,7 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
         trace=run.trace,
     )
     history = trainer.fit()
-    found = evaluate(module, test, comm, Objective(loss, metrics))
+    found = evaluate(module, test, comm, Objective(loss, metrics)).total(comm)
     comm.barrier()
     fixed = [p for p in module.parameters() if not p.requires_grad]
     return Outcome(

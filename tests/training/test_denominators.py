@@ -290,7 +290,9 @@ def test_evaluation_is_that_of_torch_over_what_has_a_label(ranks: int) -> None:
 
     def program(comm: Communicator) -> object:
         mine = copy.deepcopy(module)
-        return evaluate(mine, part, comm, Objective(loss, [METRICS["accuracy"]], 4, FP64), batch_size=9)
+        return evaluate(
+            mine, part, comm, Objective(loss, [METRICS["accuracy"]], 4, FP64), batch_size=9
+        ).total(comm)
 
     first, *others = VirtualWorld(ranks).run(program)
     assert all(other == first for other in others)
@@ -311,7 +313,7 @@ def test_each_position_counts_where_samples_have_several_labels() -> None:
     (found,) = VirtualWorld(1).run(
         lambda comm: evaluate(
             nn.Identity(), part, comm, Objective(loss, [METRICS["accuracy"]], 3), batch_size=1
-        )
+        ).total(comm)
     )
     assert found.metrics["accuracy"] == 18 / 20
     assert found.loss == pytest.approx(functional.cross_entropy(scores, labels).item(), rel=1e-12)

@@ -35,7 +35,9 @@ def evaluation_on(ranks: int, part: Part = PART) -> list[Evaluation]:
 
     def program(comm: Communicator) -> Evaluation:
         mine, metrics = copy.deepcopy(module), [METRICS["accuracy"]]
-        return evaluate(mine, part, comm, Objective(LOSSES["cross_entropy"], metrics, 10), batch_size=300)
+        return evaluate(
+            mine, part, comm, Objective(LOSSES["cross_entropy"], metrics, 10), batch_size=300
+        ).total(comm)
 
     return VirtualWorld(ranks).run(program)
 

@@ -54,7 +54,7 @@ def test_a_single_output_that_approaches_the_class_number_means_the_nearest_clas
     loss_used = named_loss(loss, data)
     metrics = named_metrics("auto", loss_used, data)
     found = VirtualWorld(2).run(
-        lambda comm: evaluate(torch.nn.Identity(), part, comm, Objective(loss_used, metrics, 3))
+        lambda comm: evaluate(torch.nn.Identity(), part, comm, Objective(loss_used, metrics, 3)).total(comm)
     )
     assert found[0].metrics == {"accuracy": pytest.approx(5 / 6)}
     assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]

@@ -270,7 +270,7 @@ def test_the_last_record_is_what_an_evaluation_afterwards_finds() -> None:
     def program(comm: Communicator) -> bool:
         trains = trainer(comm, copy.deepcopy(module), epochs=2)
         last = trains.fit()[-1]
-        again = evaluate(trains.replica.module, VALIDATION, comm, OBJECTIVE)
+        again = evaluate(trains.replica.module, VALIDATION, comm, OBJECTIVE).total(comm)
         return again == last.validation
 
     module = model(norm=True)

@@ -144,7 +144,7 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
         replica = Replica(model(), Memory(weights=lambda length, dtype, device: shared[:length]))
         comm.barrier()
         one = task(replica, comm)
-        expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).loss, []
+        expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss, []
         comm.barrier()
         validation = named_validation(validate)(one)
         for turn in range(2):
@@ -188,7 +188,9 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
                 replica.flats[0].weights.mul_(1.0 + 0.1 * turn)
                 replica.buffers[0].add_(0.1)
             background.begin()
-            expected.append(evaluate(replica.module, VALIDATION, comm, task(replica, comm).objective))
+            expected.append(
+                evaluate(replica.module, VALIDATION, comm, task(replica, comm).objective).total(comm)
+            )
         own = [replica.flats[0].weights.clone(), *(buffer.clone() for buffer in replica.buffers)]
         found = background.collect(everything=True)
         background.close()
@@ -210,7 +212,7 @@ def test_weights_that_processes_share_are_not_touched() -> None:
         replica.flats[0].weights.zero_()
         (found,) = background.collect(everything=True)
         background.close()
-        assert found.loss == evaluate(model(), VALIDATION, comm, Objective(LOSS)).loss
+        assert found.loss == evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss
         assert not shared.any()
 
     VirtualWorld(1).run(program)

@@ -6,6 +6,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar, cast
 
 import torch
@@ -41,8 +42,6 @@ class TracedCommunicator(Communicator):
         self._comm, self._trace, self._name, self._leader = comm, trace, name, leader
         self._clock = comm.clock
         self.rank, self.size, self.hosts = comm.rank, comm.size, comm.hosts
-        self._node: Communicator | None = None
-        self._cross: Communicator | None = None
         self._collectives = self._splits = self._locks = 0
         self._messages: Counts[Hashable] = Counts()
         if comm.servers is not None:
@@ -136,26 +135,19 @@ class TracedCommunicator(Communicator):
         found = enumerate(self._comm.locks(count))
         return [_TracedLock(lock, self, (*key, number)) for number, lock in found]
 
-    @property
+    @cached_property
     @override
     def node(self) -> Communicator:
-        if self._comm.node is self._comm:
+        node = self._comm.node
+        if node is self._comm:
             return self
-        if self._node is None:
-            self._node = TracedCommunicator(
-                self._comm.node, self._trace, f"{self._name}, host of {self._leader}", 0
-            )
-        return self._node
+        return TracedCommunicator(node, self._trace, f"{self._name}, host of {self._leader}", 0)
 
-    @property
+    @cached_property
     @override
     def cross(self) -> Communicator | None:
-        if self._cross is None and self._comm.cross is not None:
-            cross = self._comm.cross
-            self._cross = TracedCommunicator(
-                cross, self._trace, f"{self._name}, across {self._comm.node.rank}", cross.rank
-            )
-        return self._cross
+        cross, name = self._comm.cross, f"{self._name}, across {self._comm.node.rank}"
+        return None if cross is None else TracedCommunicator(cross, self._trace, name, cross.rank)
 
     @override
     def split(self, color: int | None, key: int = 0) -> Communicator | None:

@@ -90,7 +90,7 @@ class Task:
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""
-        return None if part is None else evaluate(self.module, part, comm, self.objective)
+        return None if part is None else evaluate(self.module, part, comm, self.objective).total(comm)
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -11,7 +11,6 @@ from torch import nn
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
-from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss
@@ -39,35 +38,22 @@ class Objective:
 
 def evaluate(
     module: nn.Module, part: Part, comm: Communicator, objective: Objective, *, batch_size: int = 250
-) -> Evaluation:
-    """Measure loss and metrics of `module` on `part` (collective).
+) -> Tally:
+    """Sum loss and metrics of `module` over this rank's share of `part`; `total(comm)` adds up those of all.
 
     The samples are cut over the ranks, and sums, not means, are added up: every sample counts once, by its
     true weight, whatever the number of ranks. Every rank uses its own `module`; they should hold the same
     weights, and the same statistics of BatchNorm (`average_buffers`).
 
-    Args:
-        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
-        part: the samples.
-        comm: all ranks that take part.
-        objective: what is computed.
-        batch_size: samples of one forward pass of one rank.
-
-    Returns:
-        The evaluation over all ranks, equal on all of them. Its `samples` were counted as they came.
-    """
-    return tally_of(module, part, comm, objective, batch_size=batch_size).total(comm)
-
-
-def tally_of(
-    module: nn.Module, part: Part, comm: Communicator, objective: Objective, *, batch_size: int = 250
-) -> Tally:
-    """Return the sums of `evaluate` over this rank's share of `part`.
-
     All ranks make the same number of passes, the last of which may count nothing: where several ranks hold
     one model, each pass needs all of them.
 
-    The arguments are those of `evaluate`; nothing is exchanged with the other ranks.
+    Args:
+        module: the model. It is in evaluation mode meanwhile, and in its own modes again afterwards.
+        part: the samples.
+        comm: all ranks that take part; nothing is exchanged with them here.
+        objective: what is computed.
+        batch_size: samples of one forward pass of one rank.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     tally = Tally(objective.metrics, objective.classes, loss.ignored, loss.amounts)

@@ -20,7 +20,7 @@ from tutti.errors import BadOption, UnknownName
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.training.background import BackgroundEvaluator
-from tutti.training.evaluation import Objective, tally_of
+from tutti.training.evaluation import Objective, evaluate
 from tutti.training.sums import Tally
 
 
@@ -35,7 +35,7 @@ class ValidationTask:
 
     def tally(self) -> Tally:
         """The sums of the module over this rank's share of the samples."""
-        return tally_of(self.replica.module, self.part, self.comm, self.objective)
+        return evaluate(self.replica.module, self.part, self.comm, self.objective)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ShareEvaluation:
 
     def __call__(self) -> Tally:
         """The sums over the share."""
-        return tally_of(self.module, self.share, _ALONE, self.objective)
+        return evaluate(self.module, self.share, _ALONE, self.objective)
 
     def __getstate__(self) -> dict[str, object]:
         # A view would be pickled with all that it is a view of.

@@ -10,6 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Final, TypeVar, cast
 
 import cloudpickle
@@ -62,7 +63,6 @@ class HostCommunicator(Communicator):
     ) -> None:
         self.rank, self.size, self.hosts = group.rank, group.size, 1
         self._group, self._arena = group, group.arena
-        self._cross: HostCommunicator | None = None
         self._closed = self._owns_arena = False
         self._whole = peers is None
         self._peers = peers or Peers(group, join_timeout_s, cores)
@@ -239,13 +239,11 @@ class HostCommunicator(Communicator):
         """The ranks of this host: all of them."""
         return self
 
-    @property
+    @cached_property
     @override
     def cross(self) -> HostCommunicator:
         """A world of this rank alone: there is one host."""
-        if self._cross is None:
-            self._cross = self._part(self._arena.allocate(control_bytes(1)), [self.rank])
-        return self._cross
+        return self._part(self._arena.allocate(control_bytes(1)), [self.rank])
 
     @override
     def split(self, color: int | None, key: int = 0) -> HostCommunicator | None:
@@ -275,8 +273,8 @@ class HostCommunicator(Communicator):
         if self._closed:
             return
         self._closed = True
-        if self._cross is not None:
-            self._cross.close()
+        if "cross" in vars(self):
+            self.cross.close()
         # Who sees LEFT sees all that this rank has done before.
         fence()
         # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and

@@ -6,7 +6,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -33,8 +33,6 @@ class VirtualCommunicator(Communicator):
         self._cluster = group.cluster
         self._scheduler: Scheduler = group.cluster.scheduler
         self._task: RankTask = group.tasks[rank]
-        self._node: VirtualCommunicator | None = None
-        self._cross: VirtualCommunicator | None = None
         self._closed = False
         self.rank, self.size, self.hosts = rank, len(group.members), len(group.host_sizes)
 
@@ -199,25 +197,20 @@ class VirtualCommunicator(Communicator):
         states = node._collective("locks", None, finish, count=count)
         return [_VirtualLock(node, state) for state in states]
 
-    @property
+    @cached_property
     @override
     def node(self) -> VirtualCommunicator:
-        if self.hosts == 1:
-            return self
-        if self._node is None:
-            group = self._group.node(self._task.rank)
-            self._node = VirtualCommunicator(group, group.members.index(self._task.rank))
-        return self._node
+        return self if self.hosts == 1 else self._in(self._group.node(self._task.rank))
 
-    @property
+    @cached_property
     @override
     def cross(self) -> VirtualCommunicator | None:
-        if self._cross is None:
-            group = self._group.lane(self._task.rank)
-            if group is None:
-                return None
-            self._cross = VirtualCommunicator(group, group.members.index(self._task.rank))
-        return self._cross
+        group = self._group.lane(self._task.rank)
+        return None if group is None else self._in(group)
+
+    def _in(self, group: VirtualGroup) -> VirtualCommunicator:
+        """The communicator of this rank in another group."""
+        return VirtualCommunicator(group, group.members.index(self._task.rank))
 
     @override
     def split(self, color: int | None, key: int = 0) -> VirtualCommunicator | None:
@@ -231,9 +224,7 @@ class VirtualCommunicator(Communicator):
             return self._price.all_gather_s(self._hosts, 16 * self.size), groups
 
         groups = self._collective("split", (color, key), finish)
-        if color is None:
-            return None
-        return VirtualCommunicator(groups[color], groups[color].members.index(self._task.rank))
+        return None if color is None else self._in(groups[color])
 
     @override
     def clock(self) -> float:

@@ -166,8 +166,6 @@ class VirtualGroup:
     def node(self, member: int) -> VirtualGroup:
         """The ranks on the host of `member`, a rank of the world."""
         host = self.cluster.host_of[member]
-        if len(self._by_host) == 1:
-            return self
         if host not in self._nodes:
             self._nodes[host] = VirtualGroup(self.cluster, self._by_host[host])
         return self._nodes[host]

@@ -105,8 +105,12 @@ class VirtualWorld:
             Exception: whatever a rank raises; it ends the run.
         """
         comms: list[VirtualCommunicator] = []
-        programs = [partial(_call, comms, rank, function, arguments) for rank in range(len(self._host_of))]
-        scheduler = Scheduler(programs, self.faults)
+
+        def program(rank: int) -> R:
+            return function(comms[rank], *arguments)
+
+        ranks = range(len(self._host_of))
+        scheduler = Scheduler([partial(program, rank) for rank in ranks], self.faults)
         comms.extend(self._communicators(Cluster(scheduler, self.network, self._host_of)))
         try:
             scheduler.run()
@@ -126,12 +130,6 @@ class VirtualWorld:
                 reach = VirtualCommunicator(whole, rank)
                 comm.servers = Servers(reach, ranks, self.levels, self.climb_every)
         return comms
-
-
-def _call(
-    comms: Sequence[VirtualCommunicator], rank: int, function: Callable[..., R], arguments: tuple[object, ...]
-) -> R:
-    return function(comms[rank], *arguments)
 
 
 def _host_sizes(ranks: int, ranks_per_host: int | Sequence[int] | None) -> list[int]:

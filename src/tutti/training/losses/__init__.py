@@ -129,7 +129,6 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
     Raises:
         BadModel: the shapes do not fit.
         BadOption: the loss is neither a mean over the samples nor a sum with its weight.
-        BadData: a label lies outside 0..outputs-1.
     """
     wanted = loss.fit(outputs, targets, classes)
     if wanted is not None:
@@ -138,8 +137,6 @@ def fit_check(outputs: Tensor, targets: Tensor, loss: Loss, classes: int | None 
             f"{tuple(targets.shape)}; loss '{loss.name}' needs outputs of shape {wanted}: "
             f"change the model's last layer, or the loss"
         )
-    if loss.labels and not targets.is_floating_point() and outputs.dim() > 1:
-        check_labels(targets, outputs.shape[1], loss.ignored)
     with torch.no_grad():
         found = loss.function(outputs, targets)
     if not isinstance(found, Tensor | tuple):
