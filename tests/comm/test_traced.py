@@ -117,7 +117,7 @@ def test_a_run_of_any_strategy_can_be_drawn(name: str, hosts: int) -> None:
     strategy = brisk(STRATEGIES[name])
     if hosts > 1 and not on_several_hosts(strategy):
         pytest.skip(f"'{name}' runs on one host")
-    ranks = 1 if strategy.most_workers() == 1 else 2 * hosts
+    ranks = 1 if strategy.most_workers == 1 else 2 * hosts
     servers = 1 if hosts > 1 and needs_centre(strategy) else 0
     world = VirtualWorld(ranks, ranks // hosts, SLOW, servers=servers)
 

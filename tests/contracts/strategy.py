@@ -148,7 +148,7 @@ def world(strategy: Strategy, ranks: int = 3, hosts: int = 1, **options: Any) ->
     """Virtual ranks that the strategy can use, with a server where it needs one; as many as asked for, or
     the most that it can use.
     """
-    most = strategy.most_workers()
+    most = strategy.most_workers
     ranks = ranks if most is None else min(ranks, most)
     hosts = min(hosts, ranks)
     servers = 1 if hosts > 1 and needs_centre(strategy) else 0
@@ -158,7 +158,7 @@ def world(strategy: Strategy, ranks: int = 3, hosts: int = 1, **options: Any) ->
 
 def on_several_hosts(strategy: Strategy) -> bool:
     """Whether the strategy can use several hosts, with the servers that it needs."""
-    most_hosts, most_workers = strategy.most_hosts(), strategy.most_workers()
+    most_hosts, most_workers = strategy.most_hosts, strategy.most_workers
     return (most_hosts is None or most_hosts > 1) and (most_workers is None or most_workers > 1)
 
 
@@ -296,7 +296,7 @@ def check_accumulation_changes_nothing_but_rounding(strategy: type[Strategy], kn
 def check_shards_of_any_size(strategy: type[Strategy], known: Setting) -> None:
     """The last round leaves samples for one rank, for some, or for all; and there may be one round alone."""
     for samples in (33, 34, 47, 50, 2):
-        ranks = 1 if brisk(strategy, known).most_workers() == 1 else 3
+        ranks = 1 if brisk(strategy, known).most_workers == 1 else 3
         run = Run(brisk(strategy, known), data=partial(clouds, samples), epochs=3)
         found = outcomes(run, world(run.strategy, ranks))
         assert [record.train.samples for record in found[0].history] == [samples] * 3
@@ -321,7 +321,7 @@ def check_batch_norm_learns_one_set_of_statistics(strategy: type[Strategy], know
     assert found.accuracy > 0.7
     # At a rate of 0 the statistics depend on nothing but who has seen which samples.
     still = replace(run, optimizer=partial(sgd, lr=0.0), epochs=2)
-    ranks = 1 if run.strategy.most_workers() == 1 else 3
+    ranks = 1 if run.strategy.most_workers == 1 else 3
     of_ranks = _gathered(still, ranks)
     mean = torch.stack(of_ranks).mean(0)
     assert float((outcomes(still, world(run.strategy, ranks))[0].fixed[:16] - mean).abs().max()) < 1e-6
@@ -460,7 +460,7 @@ def check_weights_loaded_from_outside_are_gone_on_from(strategy: type[Strategy],
 def check_a_lost_peer_is_lost_everywhere(strategy: type[Strategy], known: Setting) -> None:
     """Whichever operation a rank dies in, all others learn of it; none hangs (that would be a deadlock)."""
     one = brisk(strategy, known)
-    if one.most_workers() == 1:
+    if one.most_workers == 1:
         pytest.skip(f"'{strategy.name}' has one worker")
     run = Run(one, data=partial(clouds, 40), epochs=2)
     for ranks, hosts in [(3, 1), (4, 2)] if on_several_hosts(one) else [(3, 1)]:

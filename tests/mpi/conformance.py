@@ -32,7 +32,7 @@ EPOCHS = 4
 def team(comm: Communicator, name: str) -> Communicator | None:
     """The ranks that train together by this strategy; None for those left over."""
     strategy = brisk(STRATEGIES[name])
-    if strategy.most_workers() == 1:
+    if strategy.most_workers == 1:
         return comm.split(comm.rank)
     if comm.hosts > 1 and not on_several_hosts(strategy):
         return comm.node

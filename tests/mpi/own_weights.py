@@ -26,7 +26,7 @@ def main() -> None:
     from mpi4py import MPI
 
     comm = MpiCommunicator.world(sys.argv[1][MPI.COMM_WORLD.rank])
-    fitting = [name for name, one in STRATEGIES.items() if one.most_hosts() is None]
+    fitting = [name for name, one in STRATEGIES.items() if one.most_hosts is None]
     found = {name: train(comm, STRATEGIES[name]) for name in fitting}
     everyone = comm.all_gather_objects(found)
     apart = [large(comm, strategy) for strategy in (ADPSGD(), Gossip())]

@@ -129,7 +129,7 @@ def test_a_run_without_a_step_leaves_the_weights_as_they_are(name: str) -> None:
         strategy.worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip()).finish()
         return all(bool((parameter == 0.5).all()) for parameter in module.parameters())
 
-    assert all(VirtualWorld(strategy.most_workers() or 3).run(program))
+    assert all(VirtualWorld(strategy.most_workers or 3).run(program))
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -161,7 +161,7 @@ def test_after_the_end_an_evaluation_leaves_the_weights_as_they_are(name: str, s
         worker.resume()
         return torch.allclose(replica.flats[0].weights, final, rtol=1e-6)
 
-    ranks = strategy.most_workers() or 2
+    ranks = strategy.most_workers or 2
     assert all(VirtualWorld(ranks, servers=1 if centred else 0).run(program))
 
 

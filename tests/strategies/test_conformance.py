@@ -17,7 +17,7 @@ from tutti.errors import BadOption, PeerLost
 from tutti.strategies import STRATEGIES, Strategy
 
 RANKS = 3
-PARALLEL = [name for name in NAMES if brisk(STRATEGIES[name]).most_workers() != 1]
+PARALLEL = [name for name in NAMES if brisk(STRATEGIES[name]).most_workers != 1]
 
 
 @pytest.mark.parametrize("name", NAMES)

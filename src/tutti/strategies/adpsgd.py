@@ -6,7 +6,7 @@ On one host the two meet in shared memory, across hosts by messages.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Final
 
@@ -20,7 +20,7 @@ from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker, mean
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.edits import Edits
-from tutti.strategies.ranges import at_least, one_of
+from tutti.strategies.options import choice, whole
 
 CALL: Final = 7310
 """Tag of the word with which an active worker announces weights, or a pause."""
@@ -280,14 +280,9 @@ class ADPSGD(Strategy):
     pace: ClassVar[Pace] = Pace.FREE
     rarer: ClassVar[str] = "--strategy.every {every}"
 
-    graph: str = field(default="all", metadata={"help": f"who averages with whom: {', '.join(GRAPHS)}"})
-    every: int = field(default=1, metadata={"help": "batches of a worker between two averages, from 1"})
-    seed: int = field(default=0, metadata={"help": "decides the random neighbours, from 0"})
-
-    def __post_init__(self) -> None:
-        one_of(self, "graph", GRAPHS)
-        at_least(self, "every", 1)
-        at_least(self, "seed", 0)
+    graph: str = choice("all", "who averages with whom", GRAPHS)
+    every: int = whole(1, "batches of a worker between two averages")
+    seed: int = whole(0, "decides the random neighbours", least=0)
 
     @property
     @override

@@ -173,6 +173,14 @@ class Strategy(ABC):
     batch.
 
     Attributes:
+        home: the place of the workers' weights.
+        pace: the relation of their steps to each other.
+        needs: what there must be besides the workers, such as a parameter centre.
+        joint_norm: whether its workers heed `Clip.divided`.
+        joins_gradients: whether it does nothing but to give all workers the gradient of the whole update.
+        most_workers: the largest world size that it can use; None: any.
+        most_hosts: the largest number of hosts; None: any.
+        most_levels: the most levels of parameter centres: with 2, each host has a centre below the servers.
         rarer: what a user may try for fewer exchanges. A name in braces, of an option with a whole number or
             "batch_size", stands for four times its value.
     """
@@ -184,6 +192,23 @@ class Strategy(ABC):
     needs: ClassVar[tuple[type, ...]] = ()
     joint_norm: ClassVar[bool] = False
     joins_gradients: ClassVar[bool] = False
+    most_workers: ClassVar[int | None] = None
+    most_hosts: ClassVar[int | None] = None
+    most_levels: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        """Refuse values that the fields do not allow.
+
+        Raises:
+            BadOption: there is one.
+        """
+        for field in fields(self):
+            if "allows" in field.metadata and not field.metadata["allows"](getattr(self, field.name)):
+                raise BadOption(f"{self.as_given(field.name)}; expected {field.metadata['expected']}")
+
+    def as_given(self, field: str) -> str:
+        """Return the words with which an error message names a hyper-parameter and its value."""
+        return f"option '{field}' of strategy '{self.name}' is {getattr(self, field)!r}"
 
     @property
     def passes(self) -> int:
@@ -194,18 +219,6 @@ class Strategy(ABC):
     def period(self) -> int:
         """The number of steps in which a worker exchanges something with the others at least once."""
         return 1
-
-    def most_workers(self) -> int | None:
-        """Return the largest world size that the strategy can use, or None."""
-        return None
-
-    def most_hosts(self) -> int | None:
-        """Return the largest number of hosts that the strategy can use, or None."""
-        return None
-
-    def most_levels(self) -> int:
-        """Return the most levels of parameter centres: with 2, each host has a centre below the servers."""
-        return 2
 
     @abstractmethod
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -244,8 +257,15 @@ class Strategy(ABC):
             BadOption: there are too many workers, hosts or levels; or servers for a strategy without
                 a centre, or none for one with a centre on several hosts.
         """
-        self._check_size(workers, hosts)
-        if levels > self.most_levels():
+        for most, given, kind, remedy in (
+            (self.most_hosts, hosts, "host", "leave --hosts out, or use"),
+            (self.most_workers, workers, "worker", f"use '-n {self.most_workers}' or"),
+        ):
+            if most is not None and given > most:
+                raise BadOption(
+                    f"strategy '{self.name}' runs on {most} {kind}, not {given}; {remedy} '--strategy sync'"
+                )
+        if levels > self.most_levels:
             raise BadOption(
                 f"--levels is {levels}, but the parameter centre of strategy '{self.name}' has one level; "
                 "use '--levels 1', or one with more, such as '--strategy downpour'"
@@ -256,20 +276,6 @@ class Strategy(ABC):
             raise BadOption(
                 f"--servers is {servers}, but strategy '{self.name}' has no parameter centre that servers "
                 "could keep; leave --servers out, or use one that has it, such as '--strategy downpour'"
-            )
-
-    def _check_size(self, workers: int, hosts: int) -> None:
-        most_hosts = self.most_hosts()
-        if most_hosts is not None and hosts > most_hosts:
-            raise BadOption(
-                f"strategy '{self.name}' runs on {most_hosts} host, not {hosts}; leave --hosts out, or use "
-                "'--strategy sync'"
-            )
-        most = self.most_workers()
-        if most is not None and workers > most:
-            raise BadOption(
-                f"strategy '{self.name}' runs on {most} worker, not {workers}; use '-n {most}' or "
-                "'--strategy sync'"
             )
 
     def options(self) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
-from tutti.strategies.ranges import at_least, within
+from tutti.strategies.options import number, whole
 
 
 @part("diloco")
@@ -47,16 +47,9 @@ class DiLoCo(Strategy):
     pace: ClassVar[Pace] = Pace.ABREAST
     rarer: ClassVar[str] = "--strategy.every {every}"
 
-    every: int = field(default=20, metadata={"help": "batches of a worker between two outer steps, from 1"})
-    outer_lr: float = field(default=0.7, metadata={"help": "learning rate of the outer steps, above 0"})
-    outer_momentum: float = field(
-        default=0.9, metadata={"help": "Nesterov momentum of the outer steps, 0 to below 1"}
-    )
-
-    def __post_init__(self) -> None:
-        at_least(self, "every", 1)
-        within(self, "outer_lr", 0.0, float("inf"), above=True, below=True)
-        within(self, "outer_momentum", 0.0, 1.0, below=True)
+    every: int = whole(20, "batches of a worker between two outer steps")
+    outer_lr: float = number(0.7, "learning rate of the outer steps", above=0)
+    outer_momentum: float = number(0.9, "Nesterov momentum of the outer steps", least=0, below=1)
 
     @property
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -30,7 +30,7 @@ from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
-from tutti.strategies.ranges import at_least, one_of, within
+from tutti.strategies.options import choice, number, whole
 
 SIDES = ("centre", "worker")
 REMEDIES = ("none", "inverse", "delay_compensated", "delay_compensated_adaptive")
@@ -82,45 +82,29 @@ class Downpour(Centred):
     rarer: ClassVar[str] = (
         "--strategy.push-every {push_every} --strategy.pull-every {pull_every}, or --strategy easgd"
     )
-    push_every: int = field(default=1, metadata={"help": "batches of a worker between two pushes, from 1"})
-    pull_every: int = field(default=1, metadata={"help": "batches of a worker between two pulls, from 1"})
-    side: str = field(
-        default="centre", metadata={"help": "where the optimizer runs: centre (on gradients) or worker"}
-    )
-    staleness: str = field(
-        default="none",
-        metadata={
-            "help": "what is done to a stale gradient: none, inverse, delay_compensated, "
-            "delay_compensated_adaptive"
-        },
-    )
-    strength: float | None = field(
-        default=None,
-        metadata={"help": "lambda of the delay compensation; by default 0.04, adaptive 2"},
-    )
-    decay: float = field(
-        default=0.95, metadata={"help": "m of the adaptive delay compensation's running mean, 0 to below 1"}
-    )
 
+    push_every: int = whole(1, "batches of a worker between two pushes")
+    pull_every: int = whole(1, "batches of a worker between two pulls")
+    side: str = choice("centre", "where the optimizer runs (in the centre on gradients)", SIDES)
+    staleness: str = choice("none", "what is done to a stale gradient", REMEDIES)
+    strength: float | None = number(
+        None, "lambda of the delay compensation (by default 0.04, adaptive 2)", least=0
+    )
+    decay: float = number(0.95, "m of the adaptive delay compensation's running mean", least=0, below=1)
+
+    @override
     def __post_init__(self) -> None:
-        at_least(self, "push_every", 1)
-        at_least(self, "pull_every", 1)
-        one_of(self, "side", SIDES)
-        one_of(self, "staleness", REMEDIES)
-        within(self, "decay", 0.0, 1.0, below=True)
-        if self.strength is not None:
-            within(self, "strength", 0.0, float("inf"), below=True)
+        super().__post_init__()
         if self.side == "worker" and self.staleness in STRENGTHS:
             raise BadOption(
-                f"option 'staleness' of strategy 'downpour' is '{self.staleness}', which needs gradients, "
-                "but with side 'worker' the centre gets moves of the weights; use side 'centre', or "
-                "staleness 'inverse'"
+                f"{self.as_given('staleness')}, which needs gradients, but with side 'worker' the centre "
+                "gets moves of the weights; use side 'centre', or staleness 'inverse'"
             )
         if self.push_every > 1 and self.staleness in STRENGTHS:
             raise BadOption(
-                f"option 'staleness' of strategy 'downpour' is '{self.staleness}', which corrects one "
-                f"gradient by the weights that it was computed at, but with push_every {self.push_every} the "
-                "centre gets sums of several; use push_every 1, or staleness 'inverse'"
+                f"{self.as_given('staleness')}, which corrects one gradient by the weights that it was "
+                f"computed at, but with push_every {self.push_every} the centre gets sums of several; use "
+                "push_every 1, or staleness 'inverse'"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.local_steps import LocalSteps
-from tutti.strategies.ranges import at_least, within
+from tutti.strategies.options import number, whole
 
 
 @part("easgd")
@@ -52,19 +52,10 @@ class EASGD(Centred):
     """
 
     rarer: ClassVar[str] = "--strategy.every {every}"
-    every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
-    force: float = field(
-        default=0.9,
-        metadata={"help": "how hard workers and centre pull at each other, above 0"},
-    )
-    momentum: float = field(
-        default=0.0, metadata={"help": "Nesterov momentum of each worker, 0 to below 1; needs plain sgd"}
-    )
 
-    def __post_init__(self) -> None:
-        at_least(self, "every", 1)
-        within(self, "force", 0.0, float("inf"), above=True, below=True)
-        within(self, "momentum", 0.0, 1.0, below=True)
+    every: int = whole(10, "batches of a worker between two exchanges")
+    force: float = number(0.9, "how hard workers and centre pull at each other", above=0)
+    momentum: float = number(0.0, "Nesterov momentum of each worker (needs plain sgd)", least=0, below=1)
 
     @property
     @override

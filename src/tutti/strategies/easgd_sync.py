@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from tutti.parameter_server.rules import attract
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
 from tutti.strategies.local_steps import LocalSteps
-from tutti.strategies.ranges import at_least, within
+from tutti.strategies.options import number, whole
 
 
 @part("easgd_sync")
@@ -43,18 +43,9 @@ class EASGDSync(Strategy):
     pace: ClassVar[Pace] = Pace.ABREAST
     rarer: ClassVar[str] = "--strategy.every {every}"
 
-    every: int = field(default=10, metadata={"help": "batches of a worker between two exchanges, from 1"})
-    force: float = field(
-        default=0.9, metadata={"help": "how far the centre goes to the workers' mean, above 0 to 1"}
-    )
-    momentum: float = field(
-        default=0.0, metadata={"help": "Nesterov momentum of each worker, 0 to below 1; needs plain sgd"}
-    )
-
-    def __post_init__(self) -> None:
-        at_least(self, "every", 1)
-        within(self, "force", 0.0, 1.0, above=True)
-        within(self, "momentum", 0.0, 1.0, below=True)
+    every: int = whole(10, "batches of a worker between two exchanges")
+    force: float = number(0.9, "how far the centre goes to the workers' mean", above=0, most=1)
+    momentum: float = number(0.0, "Nesterov momentum of each worker (needs plain sgd)", least=0, below=1)
 
     @property
     @override

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from tutti.parameter_server import AddRule, Rule, join_centre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
-from tutti.strategies.ranges import within
+from tutti.strategies.options import number
 
 
 @part("gem")
@@ -53,20 +54,11 @@ class GEM(Centred):
     """
 
     rarer: ClassVar[str] = "--strategy easgd, whose workers meet every 10 batches"
-    momentum: float = field(
-        default=0.9, metadata={"help": "momentum (mu) of the proxy whose energy is matched, 0 to below 1"}
-    )
-    amplification: float = field(
-        default=1.0, metadata={"help": "how much larger than the proxy's the moves may be (kappa), above 0"}
-    )
-    least: float = field(default=0.0, metadata={"help": "the smallest scale of an update, up to 1"})
-    most: float = field(default=5.0, metadata={"help": "the largest scale of an update, from 1"})
 
-    def __post_init__(self) -> None:
-        within(self, "momentum", 0.0, 1.0, below=True)
-        within(self, "amplification", 0.0, float("inf"), above=True, below=True)
-        within(self, "least", -float("inf"), 1.0)
-        within(self, "most", 1.0, float("inf"))
+    momentum: float = number(0.9, "momentum (mu) of the proxy whose energy is matched", least=0, below=1)
+    amplification: float = number(1.0, "how much larger than the proxy's the moves may be (kappa)", above=0)
+    least: float = number(0.0, "the smallest scale of an update", least=-math.inf, most=1)
+    most: float = number(5.0, "the largest scale of an update", least=1, most=math.inf)
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker, WeightRows, mean
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
-from tutti.strategies.ranges import at_least, one_of
+from tutti.strategies.options import choice, whole
 
 TAG: Final = 7301
 """Of the messages between neighbours."""
@@ -58,12 +58,8 @@ class Gossip(Strategy):
     pace: ClassVar[Pace] = Pace.ABREAST
     rarer: ClassVar[str] = "--strategy.every {every}"
 
-    graph: str = field(default="ring", metadata={"help": f"who averages with whom: {', '.join(GRAPHS)}"})
-    every: int = field(default=1, metadata={"help": "batches of a worker between two averagings, from 1"})
-
-    def __post_init__(self) -> None:
-        one_of(self, "graph", GRAPHS)
-        at_least(self, "every", 1)
+    graph: str = choice("ring", "who averages with whom", GRAPHS)
+    every: int = whole(1, "batches of a worker between two averagings")
 
     @property
     @override

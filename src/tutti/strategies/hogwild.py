@@ -45,10 +45,7 @@ class Hogwild(Strategy):
 
     home: ClassVar[Home] = Home.SHARED
     pace: ClassVar[Pace] = Pace.FREE
-
-    @override
-    def most_hosts(self) -> int:
-        return 1
+    most_hosts: ClassVar[int | None] = 1
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:

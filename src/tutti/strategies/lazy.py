@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
-from tutti.strategies.ranges import at_least, within
+from tutti.strategies.options import number, whole
 
 STRETCH = 1 << 16
 """Elements whose difference is squared at a time: it stays in the core's cache."""
@@ -64,26 +64,15 @@ class Lazy(Centred):
     """
 
     rarer: ClassVar[str] = "--strategy.slack 10, or --strategy easgd"
-    slack: int = field(
-        default=3, metadata={"help": "batches that a worker may be ahead of the slowest one, from 0"}
-    )
-    threshold: float = field(
-        default=0.0,
-        metadata={"help": "how little a gradient may change to be kept (xi), with sgd; 0 sends all"},
-    )
-    memory: int = field(
-        default=10, metadata={"help": "how many moves of the weights a change is compared with (D), from 1"}
-    )
 
-    def __post_init__(self) -> None:
-        at_least(self, "slack", 0)
-        within(self, "threshold", 0.0, float("inf"), below=True)
-        at_least(self, "memory", 1)
+    # A host's centre does not have what workers of other hosts have done since it last went up.
+    most_levels: ClassVar[int] = 1
 
-    @override
-    def most_levels(self) -> int:
-        # A host's centre does not have what workers of other hosts have done since it last went up.
-        return 1
+    slack: int = whole(3, "batches that a worker may be ahead of the slowest one", least=0)
+    threshold: float = number(
+        0.0, "how little a gradient may change to be kept (xi), with sgd; 0 sends all", least=0
+    )
+    memory: int = whole(10, "how many moves of the weights a change is compared with (D)")
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from tutti.comm.base import Communicator
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
-from tutti.strategies.ranges import at_least
+from tutti.strategies.options import whole
 
 
 @part("local")
@@ -44,14 +44,8 @@ class Local(Strategy):
     pace: ClassVar[Pace] = Pace.ABREAST
     rarer: ClassVar[str] = "--strategy.every {every}"
 
-    every: int = field(default=8, metadata={"help": "batches of a worker between two averagings, from 1"})
-    after: int = field(
-        default=0, metadata={"help": "how many first batches are averaged one by one (post-local), from 0"}
-    )
-
-    def __post_init__(self) -> None:
-        at_least(self, "every", 1)
-        at_least(self, "after", 0)
+    every: int = whole(8, "batches of a worker between two averagings")
+    after: int = whole(0, "how many first batches are averaged one by one (post-local)", least=0)
 
     @property
     @override

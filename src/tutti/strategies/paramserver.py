@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
-from tutti.strategies.ranges import within
+from tutti.strategies.options import number
 
 
 @part("paramserver")
@@ -50,17 +50,10 @@ class ParamServer(Centred):
         "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
     )
 
-    quorum: float = field(
-        default=1.0, metadata={"help": "share of a batch whose gradients close a step, above 0 to 1"}
-    )
+    # A round closes everywhere at once.
+    most_levels: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        within(self, "quorum", 0.0, 1.0, above=True)
-
-    @override
-    def most_levels(self) -> int:
-        # A round closes everywhere at once.
-        return 1
+    quorum: float = number(1.0, "share of a batch whose gradients close a step", above=0, most=1)
 
     @override
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rounds:

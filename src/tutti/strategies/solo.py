@@ -29,10 +29,7 @@ class Solo(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     joins_gradients: ClassVar[bool] = True
-
-    @override
-    def most_workers(self) -> int:
-        return 1
+    most_workers: ClassVar[int | None] = 1
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:

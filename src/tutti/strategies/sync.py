@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final, cast
 
@@ -41,7 +41,7 @@ from tutti.strategies.joint_gradients import (
     MeanGradients,
     ReducedGradients,
 )
-from tutti.strategies.ranges import as_given, at_least, one_of, within
+from tutti.strategies.options import choice, number, whole
 
 
 class _SlicePiece:
@@ -341,13 +341,20 @@ class WholeWorker(SyncWorker):
 COLLECTIVES: Final = ("native", "mpi", *ALGORITHMS)
 """All-reduces of plain numbers."""
 
-REDUCTIONS: Final = ("mean", "adasum")
-"""Reductions of the workers' gradients."""
+
+def _coded(codec: Codec) -> MakeReduction:
+    return partial(Compressed, codec=codec)
 
 
-def _one_of(known: Collection[object]) -> str:
-    names = [str(name) for name in known]
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
+    "bf16": lambda _: _coded(Cast(torch.bfloat16)),
+    "fp16": lambda _: _coded(Cast(torch.float16)),
+    "int8": lambda _: _coded(Int8()),
+    "top_k": lambda options: _coded(TopK(options.keep)),
+    "sign": lambda _: _coded(Sign()),
+    "power_sgd": lambda options: partial(PowerSGD, rank=options.rank),
+}
+"""Compressions of gradients between hosts, by name."""
 
 
 @part("sync")
@@ -412,51 +419,37 @@ class Sync(Strategy):
         "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
     )
 
-    every: int = field(default=1, metadata={"help": "passes of each worker for one update, from 1"})
-    collective: str = field(
-        default="native",
-        metadata={"help": _one_of(COLLECTIVES)},
-    )
-    reduce: str = field(default="mean", metadata={"help": "mean or adasum"})
-    compress: str = field(
-        default="none",
-        metadata={"help": "none, bf16, fp16, int8, top_k, sign or power_sgd; between hosts only"},
-    )
-    keep: float = field(default=0.01, metadata={"help": "share of the elements that top_k sends, to 1"})
-    rank: int = field(default=2, metadata={"help": "rank of the factors that power_sgd sends, from 1"})
-    compress_inside: bool = field(default=False, metadata={"help": "compress inside a host too"})
+    every: int = whole(1, "passes of each worker for one update")
+    collective: str = choice("native", "how the sum is formed", COLLECTIVES)
+    reduce: str = choice("mean", "what is formed of the workers' gradients", ("mean", "adasum"))
+    compress: str = choice("none", "form of gradients between hosts", ("none", *COMPRESSIONS))
+    keep: float = number(0.01, "share of the elements that top_k sends", above=0, most=1)
+    rank: int = whole(2, "rank of the factors that power_sgd sends")
+    compress_inside: bool = choice(False, "compress inside a host too", (False, True))
 
+    @override
     def __post_init__(self) -> None:
-        at_least(self, "every", 1)
-        at_least(self, "rank", 1)
-        one_of(self, "collective", COLLECTIVES)
-        one_of(self, "reduce", REDUCTIONS)
-        one_of(self, "compress", ("none", *COMPRESSIONS))
-        one_of(self, "compress_inside", (False, True))
-        within(self, "keep", 0, 1, above=True)
-        self._check_pairs()
-
-    def _check_pairs(self) -> None:
         """Refuse options that would contradict each other, or have no effect."""
+        super().__post_init__()
         compressed = self.compress != "none"
         if self.collective != "native" and compressed:
             raise BadOption(
-                f"{as_given(self, 'compress')}, but '{self.collective}' adds up plain numbers; leave "
+                f"{self.as_given('compress')}, but '{self.collective}' adds up plain numbers; leave "
                 "'collective' at native, or 'compress' at none"
             )
         if self.reduce != "mean" and (compressed or self.collective != "native"):
             raise BadOption(
-                f"{as_given(self, 'reduce')}, which exchanges whole gradients in its own way; leave "
+                f"{self.as_given('reduce')}, which exchanges whole gradients in its own way; leave "
                 "'collective' at native and 'compress' at none"
             )
         if self.compress_inside and not compressed:
             raise BadOption(
-                f"{as_given(self, 'compress_inside')}, but nothing is compressed; set 'compress' to "
-                f"{_one_of(COMPRESSIONS)}"
+                f"{self.as_given('compress_inside')}, but nothing is compressed; set 'compress' to one of "
+                f"{', '.join(COMPRESSIONS)}"
             )
         for name, owner in (("keep", "top_k"), ("rank", "power_sgd")):
             if getattr(self, name) != getattr(Sync, name) and self.compress != owner:
-                raise BadOption(f"{as_given(self, name)}, which has an effect with compress={owner} alone")
+                raise BadOption(f"{self.as_given(name)}, which has an effect with compress={owner} alone")
 
     @property
     @override
@@ -496,21 +489,6 @@ class Sync(Strategy):
     def _needs_whole_matrices(self) -> bool:
         """True if no parameter may be cut: the factors of a matrix are those of the whole matrix."""
         return self.compress == "power_sgd"
-
-
-def _coded(codec: Codec) -> MakeReduction:
-    return partial(Compressed, codec=codec)
-
-
-COMPRESSIONS: Final[dict[str, Callable[[Sync], MakeReduction]]] = {
-    "bf16": lambda _: _coded(Cast(torch.bfloat16)),
-    "fp16": lambda _: _coded(Cast(torch.float16)),
-    "int8": lambda _: _coded(Int8()),
-    "top_k": lambda options: _coded(TopK(options.keep)),
-    "sign": lambda _: _coded(Sign()),
-    "power_sgd": lambda options: partial(PowerSGD, rank=options.rank),
-}
-"""Compressions of gradients between hosts, by name."""
 
 
 def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
