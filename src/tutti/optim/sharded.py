@@ -100,7 +100,7 @@ class ShardedOptimizer:
     Args:
         optimizer: the user's optimizer, over parameters of the replica.
         replica: the model.
-        slices: this rank's slice of each of `replica.flats`, from `own_slices`.
+        slices: this rank's slice of each of `replica.flats`, from `own_slices`; by default all of it.
         grads: the gradients to use instead of `flat.grads`, a vector for each of `replica.flats`.
 
     Attributes:
@@ -116,10 +116,12 @@ class ShardedOptimizer:
         self,
         optimizer: Optimizer,
         replica: Replica,
-        slices: Sequence[slice],
+        slices: Sequence[slice] | None = None,
         grads: Sequence[Tensor] | None = None,
     ) -> None:
         check_usable(type(optimizer))
+        if slices is None:
+            slices = [slice(0, len(flat.weights)) for flat in replica.flats]
         whole = all(
             own == slice(0, len(flat.weights)) for own, flat in zip(slices, replica.flats, strict=True)
         )

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker, mean
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
+from tutti.strategies.averaged import AveragedWorker, Peers, mean
+from tutti.strategies.base import Clip, Pace, Worker, part
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import choice, whole
 
@@ -30,37 +30,24 @@ BACK: Final = 7340
 """Tag of the first of the answers."""
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The pairs that a worker may form, and their rhythm.
-
-    Attributes:
-        neighbours: the ranks that it may choose from.
-        every: batches between two averages.
-        seed: decides the random choices.
-    """
-
-    neighbours: list[int]
-    every: int
-    seed: int
-
-
 class PairWorker(AveragedWorker):
     """A worker that chooses another at random every so many batches."""
 
     def __init__(
-        self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+        self, strategy: ADPSGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         super().__init__(replica, comm, optimizer, clip)
-        self.neighbours = pairs.neighbours
+        beside = [(comm.rank + hop) % comm.size for hop in (1, -1)]
+        near = beside if strategy.graph == "ring" else range(comm.size)
+        self.neighbours = sorted({rank for rank in near if rank != comm.rank})
         self.nbytes = sum(weights.nbytes for weights in self.weights)
-        self._every, self._random = pairs.every, Random(f"{pairs.seed}/{comm.rank}")
-        self._steps, self.read_at = 0, comm.clock()
+        self._every, self._random = strategy.every, Random(f"{strategy.seed}/{comm.rank}")
+        self.read_at = comm.clock()
 
     def choose(self, neighbours: list[int]) -> int | None:
         """Count a step, and return the neighbour to average with in it, if one is due."""
-        self._steps += 1
-        due = self._steps % self._every == 0
+        self.rounds += 1
+        due = self.rounds % self._every == 0
         return self._random.choice(neighbours) if due and neighbours else None
 
 
@@ -68,9 +55,9 @@ class RowWorker(PairWorker):
     """A worker that averages in shared memory: its weights are a row there, and the replica a copy."""
 
     def __init__(
-        self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+        self, strategy: ADPSGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(pairs, replica, comm, optimizer, clip)
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self._locks = comm.locks(comm.size)
         self._rows = [comm.shared(comm.size, len(w), dtype=w.dtype) for w in self.weights]
         # How often the others have moved each row.
@@ -149,9 +136,9 @@ class MessageWorker(PairWorker):
     """A worker that averages by messages: even ranks ask, odd ones answer."""
 
     def __init__(
-        self, pairs: Pairs, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+        self, strategy: ADPSGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(pairs, replica, comm, optimizer, clip)
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self._active = comm.rank % 2 == 0
         self._askable = [rank for rank in self.neighbours if rank % 2] if self._active else []
         self._asked: int | None = None
@@ -249,7 +236,7 @@ GRAPHS: Final = ("all", "ring")
 
 @part("adpsgd")
 @dataclass(frozen=True)
-class ADPSGD(Strategy):
+class ADPSGD(Peers):
     """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, without waiting.
 
         g_i = grad l(x_i)
@@ -276,26 +263,16 @@ class ADPSGD(Strategy):
     arXiv:1710.06952, algorithm 1; active and passive workers: section 3.
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.FREE
-    rarer: ClassVar[str] = "--strategy.every {every}"
 
     graph: str = choice("all", "who averages with whom", GRAPHS)
     every: int = whole(1, "batches of a worker between two averages")
     seed: int = whole(0, "decides the random neighbours", least=0)
 
-    @property
-    @override
-    def period(self) -> int:
-        return self.every
-
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        beside = [(comm.rank + hop) % comm.size for hop in (1, -1)]
-        near = beside if self.graph == "ring" else range(comm.size)
-        pairs = Pairs(sorted({rank for rank in near if rank != comm.rank}), self.every, self.seed)
         kind = RowWorker if comm.hosts == 1 else MessageWorker
-        return kind(pairs, replica, comm, optimizer, clip)
+        return kind(self, replica, comm, optimizer, clip)
 
 
 def half_way(mine: Tensor, theirs: Tensor) -> None:

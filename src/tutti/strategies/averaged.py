@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy
+from tutti.strategies.local_steps import OwnWeightsWorker, Steps
 
 MOST_ROWS: Final = 8
 """The most workers that read each other's rows directly. With more, each sums a slice of its own for all."""
@@ -84,56 +84,60 @@ class Average:
         return sum(vector.nbytes for vector in vectors)
 
 
-class AveragedWorker(Worker):
-    """A worker that steps on weights of its own; the average of all is evaluated, and left in the end.
+class Peers(Strategy):
+    """A strategy without a centre, whose workers exchange something in every `every`-th step."""
+
+    home: ClassVar[Home] = Home.PRIVATE
+    pace: ClassVar[Pace] = Pace.ABREAST
+    rarer: ClassVar[str] = "--strategy.every {every}"
+
+    every: int
+
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
+
+
+class PeerWorker(OwnWeightsWorker):
+    """A worker that exchanges something with others.
 
     Args:
         replica: the model.
         comm: all workers.
-        optimizer: the user's; its state here is this worker's own.
-        clip: applied by each worker to its own gradient.
+        steps: its own steps.
+        clip: applied to its own gradient.
+
+    Attributes:
+        rounds: how many steps it has made or skipped.
+    """
+
+    def __init__(self, replica: Replica, comm: Communicator, steps: Steps, clip: Clip) -> None:
+        super().__init__(replica, steps, clip)
+        self.comm, self.rounds, self._met_at = comm, 0, comm.clock()
+
+    def meet(self, exchange: Callable[[list[Tensor]], int]) -> None:
+        """Count an exchange of the weights; `exchange` makes it and returns the bytes sent."""
+        began = self.comm.clock()
+        sent = exchange(self.weights)
+        now = self.comm.clock()
+        self.traffic.add(sent, now - began, 0, now - self._met_at)
+        self._met_at = now
+
+
+class AveragedWorker(PeerWorker):
+    """A worker that steps on weights of its own; the average of all is evaluated, and left in the end.
+
+    The state of the user's optimizer is this worker's own.
     """
 
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
-        super().__init__()
-        self.replica, self.comm, self._clip = replica, comm, clip
-        self.weights = [flat.weights for flat in replica.flats]
-        self.grads = [flat.grads for flat in replica.flats]
+        super().__init__(replica, comm, ShardedOptimizer(optimizer, replica), clip)
         self.average = Average(comm, self.weights)
-        self._optimizer = ShardedOptimizer(optimizer, replica, [slice(0, len(w)) for w in self.weights])
-        self._aside: list[Tensor] = []
 
-    def move(self) -> None:
-        """Step the user's optimizer by this worker's own gradient, which is zero afterwards."""
-        with self.updating:
-            clip_gradient(self.grads, self._clip.norm, self._clip.value)
-            self._optimizer.step()
-            self.replica.zero_grad()
-
+    @override
     def agree(self) -> None:
-        """Overwrite the weights with those to be evaluated (collective)."""
         self.average.take(self.weights)
-
-    @override
-    def settle(self) -> None:
-        self._aside = [weights.clone() for weights in self.weights]
-        self.agree()
-
-    @override
-    def resume(self) -> None:
-        for weights, kept in zip(self.weights, self._aside, strict=False):
-            weights.copy_(kept)
-        self._aside = []
-
-    @override
-    def adopt(self) -> None:
-        if self._aside:
-            self._aside = [weights.clone() for weights in self.weights]
-
-    @override
-    def finish(self) -> None:
-        self.agree()
-        self._aside = []
 
 
 def mean(out: Tensor, vectors: Sequence[Tensor]) -> None:

@@ -17,8 +17,9 @@ from tutti.optim.sharded import announce
 from tutti.parameter_server import Centre, Receipt, Rule, serve
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.strategies.edits import Edits
+from tutti.strategies.local_steps import OwnWeightsWorker, Steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Centred(Strategy):
         serve(servers, replica, self.rule(replica, optimizer, workers, clip))
 
 
-class CentredWorker(Worker):
+class CentredWorker(OwnWeightsWorker):
     """A worker with weights of its own, and a centre.
 
     What is evaluated, and what is left in every replica in the end, are the centre's weights.
@@ -71,26 +72,25 @@ class CentredWorker(Worker):
         centre: where the workers meet.
         optimizer: the user's.
         clip: applied by each worker to its own gradient, before it is used.
+        steps: its own steps; None if the centre makes them.
 
     Attributes:
         edits: what the loop changes in weights that are a reading of the centre's; None: the worker's weights
             are its own.
     """
 
-    def __init__(self, replica: Replica, centre: Centre, optimizer: Optimizer, clip: Clip) -> None:
-        super().__init__()
-        self.replica, self.centre, self._clip = replica, centre, clip
-        self._announced = optimizer
-        self.weights = [flat.weights for flat in replica.flats]
-        self.grads = [flat.grads for flat in replica.flats]
+    def __init__(
+        self,
+        replica: Replica,
+        centre: Centre,
+        optimizer: Optimizer,
+        clip: Clip,
+        steps: Steps | None = None,
+    ) -> None:
+        super().__init__(replica, steps, clip)
+        self.centre, self._announced = centre, optimizer
         self.edits: Edits | None = None
-        self._aside: list[torch.Tensor] | None = None
         self._finished = False
-
-    @property
-    def settled(self) -> bool:
-        """True while the replica has the weights to be evaluated, and this worker's own are put aside."""
-        return self._aside is not None
 
     def bring_edits(self) -> None:
         """Add to the centre what the loop has changed in the weights since this worker's last step."""
@@ -113,6 +113,14 @@ class CentredWorker(Worker):
         announce(self._announced)
         clip(self.grads, self._clip.norm, self._clip.value)
 
+    @override
+    def move(self) -> None:
+        assert self.steps is not None
+        with self.updating:
+            self.prepare()
+            self.steps.step()
+            self.replica.zero_grad()
+
     def count(self, receipt: Receipt, staleness: int | None = None) -> None:
         """Note an exchange; its staleness is that of the receipt, unless another is given."""
         stale = receipt.staleness if staleness is None else staleness
@@ -126,17 +134,17 @@ class CentredWorker(Worker):
             return
         self.bring_edits()
         self.centre.leave()
-        self._aside = [vector.clone() for vector in self.weights]
+        super().settle()
+
+    @override
+    def agree(self) -> None:
         self.centre.read(self.weights)
 
     @override
     def resume(self) -> None:
-        if self._aside is None:
-            return
-        for vector, kept in zip(self.weights, self._aside, strict=True):
-            vector.copy_(kept)
-        self._aside = None
-        self.centre.rejoin()
+        if self.settled:
+            super().resume()
+            self.centre.rejoin()
 
     @override
     @torch.no_grad()
@@ -148,10 +156,9 @@ class CentredWorker(Worker):
         self.centre.overwrite(self.weights)
         self.note_weights()
         self.forget()
-        if self._aside is None:
+        super().adopt()
+        if not self.settled:
             self.centre.rejoin()
-        else:
-            self._aside = [vector.clone() for vector in self.weights]
 
     def note_weights(self) -> None:
         """Note that the weights are what this worker has read; later differences are the loop's doing."""
@@ -168,7 +175,7 @@ class CentredWorker(Worker):
             return
         self.centre.leave()
         self.adopt_optimizer()
-        if self._aside is None:
+        if not self.settled:
             self.centre.rejoin()
 
     def adopt_optimizer(self) -> None:
@@ -182,9 +189,9 @@ class CentredWorker(Worker):
         self.bring_edits()
         self.flush()
         self.centre.leave()
-        self.centre.read(self.weights)
+        super().finish()
         self.centre.close()
-        self._aside, self._finished = None, True
+        self._finished = True
 
     def flush(self) -> None:
         """Bring what has not been brought yet, as no further step follows."""

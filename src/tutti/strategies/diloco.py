@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,14 +11,14 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
+from tutti.strategies.averaged import AveragedWorker, Peers
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.options import number, whole
 
 
 @part("diloco")
 @dataclass(frozen=True)
-class DiLoCo(Strategy):
+class DiLoCo(Peers):
     """Distributed low-communication training: local steps, and Nesterov's momentum between their averages.
 
         for t = 1, 2, ...:
@@ -43,18 +42,9 @@ class DiLoCo(Strategy):
     arXiv:2311.08105, algorithm 1; there `every` is H, 500 for its long runs.
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
-    pace: ClassVar[Pace] = Pace.ABREAST
-    rarer: ClassVar[str] = "--strategy.every {every}"
-
     every: int = whole(20, "batches of a worker between two outer steps")
     outer_lr: float = number(0.7, "learning rate of the outer steps", above=0)
     outer_momentum: float = number(0.9, "Nesterov momentum of the outer steps", least=0, below=1)
-
-    @property
-    @override
-    def period(self) -> int:
-        return self.every
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -66,7 +56,7 @@ class _DiLoCoWorker(AveragedWorker):
         self, strategy: DiLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         super().__init__(replica, comm, optimizer, clip)
-        self._strategy, self._rounds, self._met_at = strategy, 0, comm.clock()
+        self._strategy = strategy
         self._anchors = [weights.clone() for weights in self.weights]
         self._velocities = [torch.zeros_like(weights) for weights in self.weights]
 
@@ -80,16 +70,11 @@ class _DiLoCoWorker(AveragedWorker):
     @torch.no_grad()
     def skip(self) -> None:
         """Take part in the outer step that may follow a round."""
-        self._rounds += 1
-        if self._rounds == self._strategy.every:
-            self._rounds = 0
-            began = self.comm.clock()
-            sent = self.average.take(self.weights)
-            now = self.comm.clock()
+        self.rounds += 1
+        if self.rounds % self._strategy.every == 0:
+            self.meet(self.average.take)
             with self.updating:
                 self._move_outer()
-            self.traffic.add(sent, now - began, 0, now - self._met_at)
-            self._met_at = now
 
     def _move_outer(self) -> None:
         """Step from the anchor towards the average, which the weights are now."""
@@ -110,7 +95,7 @@ class _DiLoCoWorker(AveragedWorker):
     @torch.no_grad()
     def agree(self) -> None:
         """Overwrite the weights with the result of an outer step from here, without making it."""
-        if not self._rounds:
+        if self.rounds % self._strategy.every == 0:
             return
         kept = self._anchors, self._velocities
         self._anchors, self._velocities = ([vector.clone() for vector in vectors] for vectors in kept)

@@ -243,18 +243,14 @@ class _PushesMoves(_DownpourWorker):
     ) -> None:
         rule = strategy.rule(replica, optimizer, comm.size, clip)
         super().__init__(strategy, replica, comm, optimizer, clip, rule)
-        everything = [slice(0, len(weights)) for weights in self.weights]
-        self._optimizer = ShardedOptimizer(optimizer, replica, everything)
+        self.steps = ShardedOptimizer(optimizer, replica)
         self._before = [weights.clone() for weights in self.weights]
         self._moves = [torch.zeros_like(weights) for weights in self.weights]
 
     @override
     @torch.no_grad()
     def step(self) -> None:
-        with self.updating:
-            self.prepare()
-            self._optimizer.step()
-            self.replica.zero_grad()
+        self.move()
         self.begin()
         if self.pushes or self.pulls:
             self.exchange(self.unpushed())

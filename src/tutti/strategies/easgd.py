@@ -100,9 +100,10 @@ class _EasgdWorker(CentredWorker):
     ) -> None:
         strategy.check_force(workers_of_centre(comm))
         rule = strategy.rule(replica, optimizer, workers_of_centre(comm), clip)
-        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
-        self._every, self._batches = strategy.every, 0
+        centre = join_centre(comm, replica, rule)
         self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
+        super().__init__(replica, centre, optimizer, clip, self._local)
+        self._every, self._batches = strategy.every, 0
 
     @override
     @torch.no_grad()
@@ -110,9 +111,7 @@ class _EasgdWorker(CentredWorker):
         if self._batches % self._every == 0:
             self._exchange()
         self._batches += 1
-        with self.updating:
-            self.prepare()
-            self._local.step()
+        self.move()
 
     def _exchange(self) -> None:
         with self._local.at_rest():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,17 +10,17 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.optim.clipping import clip as clip_gradient
 from tutti.parameter_server.rules import attract
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
+from tutti.strategies.averaged import Peers, PeerWorker
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole
 
 
 @part("easgd_sync")
 @dataclass(frozen=True)
-class EASGDSync(Strategy):
+class EASGDSync(Peers):
     """Synchronous elastic averaging: every `every` batches all workers and the centre pull at each other.
 
         if every divides t:   c' = (1 - force) c + force * mean of x_i
@@ -39,103 +38,71 @@ class EASGDSync(Strategy):
     section 3, equations 2 to 4; there `every` is tau, `force` is beta.
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
-    pace: ClassVar[Pace] = Pace.ABREAST
-    rarer: ClassVar[str] = "--strategy.every {every}"
-
     every: int = whole(10, "batches of a worker between two exchanges")
     force: float = number(0.9, "how far the centre goes to the workers' mean", above=0, most=1)
     momentum: float = number(0.0, "Nesterov momentum of each worker (needs plain sgd)", least=0, below=1)
-
-    @property
-    @override
-    def period(self) -> int:
-        return self.every
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return _EasgdSyncWorker(self, replica, comm, optimizer, clip)
 
 
-class _EasgdSyncWorker(Worker):
+class _EasgdSyncWorker(PeerWorker):
     def __init__(
         self, strategy: EASGDSync, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__()
-        self._strategy, self._comm, self._clip, self._replica = strategy, comm, clip, replica
-        self._weights = [flat.weights for flat in replica.flats]
-        self._grads = [flat.grads for flat in replica.flats]
-        self._centre = [weights.clone() for weights in self._weights]
         self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
-        self._rounds, self._exchanged_at = 0, comm.clock()
-        self._aside: list[torch.Tensor] | None = None
+        super().__init__(replica, comm, self._local, clip)
+        self._strategy = strategy
+        self._centre = [weights.clone() for weights in self.weights]
 
     @override
     @torch.no_grad()
     def step(self) -> None:
         self.skip()
-        with self.updating:
-            clip_gradient(self._grads, self._clip.norm, self._clip.value)
-            self._local.step()
+        self.move()
 
     @override
     @torch.no_grad()
     def skip(self) -> None:
         """Take part in the exchange of a round."""
-        if self._rounds % self._strategy.every == 0:
+        if self.rounds % self._strategy.every == 0:
             with self._local.at_rest():
-                self._exchange()
-        self._rounds += 1
+                self.meet(self._exchange)
+        self.rounds += 1
 
-    def _exchange(self) -> None:
-        began, sent = self._comm.clock(), 0
-        rate = self._strategy.force / self._comm.size
-        for weights, centre in zip(self._weights, self._centre, strict=True):
+    def _exchange(self, vectors: list[Tensor]) -> int:
+        rate = self._strategy.force / self.comm.size
+        for weights, centre in zip(vectors, self._centre, strict=True):
             total = weights.clone()
             # One worker is its own sum, also where the communicator cannot reach: on a GPU.
-            if self._comm.size > 1:
-                self._comm.all_reduce(total)
-            sent += total.nbytes
+            if self.comm.size > 1:
+                self.comm.all_reduce(total)
             attract(weights, centre.clone(), rate)
-            gather(centre, total, self._comm.size, self._strategy.force)
-        now = self._comm.clock()
-        self.traffic.add(sent, now - began, 0, now - self._exchanged_at)
-        self._exchanged_at = now
+            gather(centre, total, self.comm.size, self._strategy.force)
+        return sum(weights.nbytes for weights in vectors)
 
     @override
-    def settle(self) -> None:
-        self._aside = [weights.clone() for weights in self._weights]
-        self._take_centre()
-
-    @override
-    def resume(self) -> None:
-        if self._aside is not None:
-            for weights, kept in zip(self._weights, self._aside, strict=True):
-                weights.copy_(kept)
-            self._aside = None
+    def agree(self) -> None:
+        for weights, centre in zip(self.weights, self._centre, strict=True):
+            weights.copy_(centre)
 
     @override
     @torch.no_grad()
     def adopt(self) -> None:
-        for centre, weights in zip(self._centre, self._weights, strict=True):
+        super().adopt()
+        for centre, weights in zip(self._centre, self.weights, strict=True):
             centre.copy_(weights)
         self._local.rest()
-        if self._aside is not None:
-            self._aside = [weights.clone() for weights in self._weights]
 
     @override
     @torch.no_grad()
     def finish(self) -> None:
         """Exchange once more, for the steps since the last time, and take the centre's weights."""
-        if self._rounds:
+        if self.rounds:
             with self._local.at_rest():
-                self._exchange()
-        self._take_centre()
-        self._aside = None
-
-    def _take_centre(self) -> None:
-        for weights, centre in zip(self._weights, self._centre, strict=True):
-            weights.copy_(centre)
+                self.meet(self._exchange)
+        super().finish()
 
 
 def gather(centre: Tensor, total: Tensor, workers: int, force: float) -> None:

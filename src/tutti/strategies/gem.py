@@ -74,9 +74,9 @@ class _GemWorker(CentredWorker):
         self, strategy: GEM, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         rule = strategy.rule(replica, optimizer, comm.size, clip)
-        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
+        steps = ShardedOptimizer(optimizer, replica)
+        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip, steps)
         self._strategy = strategy
-        self._optimizer = ShardedOptimizer(optimizer, replica, [slice(0, len(w)) for w in self.weights])
         self._then = [weights.clone() for weights in self.weights]
         self._moments = [torch.zeros_like(weights) for weights in self.weights]
         self._updates = [torch.zeros_like(weights) for weights in self.weights]
@@ -84,10 +84,7 @@ class _GemWorker(CentredWorker):
     @override
     @torch.no_grad()
     def step(self) -> None:
-        with self.updating:
-            self.prepare()
-            self._optimizer.step()
-            self.replica.zero_grad()
+        self.move()
         self._bring()
 
     @override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker, WeightRows, mean
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
+from tutti.strategies.averaged import AveragedWorker, Peers, WeightRows, mean
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.options import choice, whole
 
 TAG: Final = 7301
@@ -26,7 +26,7 @@ GRAPHS: Final = ("ring", "exponential", "all", "shift_one")
 
 @part("gossip")
 @dataclass(frozen=True)
-class Gossip(Strategy):
+class Gossip(Peers):
     """Decentralized parallel SGD (D-PSGD): no worker talks to more than its neighbours.
 
         x_i = sum over j of W_ij x_j                       in every `every`-th step
@@ -54,17 +54,8 @@ class Gossip(Strategy):
     for Decentralized Parallel Stochastic Gradient Descent", arXiv:1705.09056, algorithm 1.
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
-    pace: ClassVar[Pace] = Pace.ABREAST
-    rarer: ClassVar[str] = "--strategy.every {every}"
-
     graph: str = choice("ring", "who averages with whom", GRAPHS)
     every: int = whole(1, "batches of a worker between two averagings")
-
-    @property
-    @override
-    def period(self) -> int:
-        return self.every
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -76,7 +67,7 @@ class _GossipWorker(AveragedWorker):
         self, strategy: Gossip, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         super().__init__(replica, comm, optimizer, clip)
-        self._strategy, self._rounds, self._mixed_at = strategy, 0, comm.clock()
+        self._strategy = strategy
         self._rows = self.average.rows
         if self._rows is None and comm.hosts == 1 and comm.size > 1 and strategy.graph != "all":
             self._rows = WeightRows(comm, self.weights)
@@ -91,25 +82,19 @@ class _GossipWorker(AveragedWorker):
     @torch.no_grad()
     def skip(self) -> None:
         """Take part in the averaging of a round."""
-        self._rounds += 1
-        if self._rounds % self._strategy.every:
-            return
-        began = self.comm.clock()
-        sent = self._mix(self._rounds // self._strategy.every - 1)
-        now = self.comm.clock()
-        self.traffic.add(sent, now - began, 0, now - self._mixed_at)
-        self._mixed_at = now
+        self.rounds += 1
+        if self.rounds % self._strategy.every == 0:
+            self.meet(self.average.take if self._strategy.graph == "all" else self._mix)
 
-    def _mix(self, step: int) -> int:
-        """Average with the neighbours; returns the bytes sent."""
-        if self._strategy.graph == "all":
-            return self.average.take(self.weights)
+    def _mix(self, vectors: list[Tensor]) -> int:
+        """Average the weights with the neighbours'; returns the bytes sent."""
+        step = self.rounds // self._strategy.every - 1
         pairs = links(self._strategy.graph, self.comm.rank, self.comm.size, step)
         if self._rows is None:
-            return sum(self._mix_by_messages(weights, pairs) for weights in self.weights)
-        for weights, rows in zip(self.weights, self._rows.publish(self.weights), strict=True):
+            return sum(self._mix_by_messages(weights, pairs) for weights in vectors)
+        for weights, rows in zip(vectors, self._rows.publish(vectors), strict=True):
             mean(weights, [weights, *(rows[source] for _, source in pairs)])
-        return sum(weights.nbytes for weights in self.weights)
+        return sum(weights.nbytes for weights in vectors)
 
     def _mix_by_messages(self, weights: Tensor, pairs: list[tuple[int, int]]) -> int:
         incoming = [torch.empty_like(weights) for _ in pairs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -11,14 +10,14 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
+from tutti.strategies.averaged import AveragedWorker, Peers
+from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.options import whole
 
 
 @part("local")
 @dataclass(frozen=True)
-class Local(Strategy):
+class Local(Peers):
     """Local SGD: the workers' weights are averaged after every `every` batches of each.
 
         x_i = optimizer(x_i, g_i(x_i))                         each worker i with a batch of its own
@@ -40,10 +39,6 @@ class Local(Strategy):
     SGD).
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
-    pace: ClassVar[Pace] = Pace.ABREAST
-    rarer: ClassVar[str] = "--strategy.every {every}"
-
     every: int = whole(8, "batches of a worker between two averagings")
     after: int = whole(0, "how many first batches are averaged one by one (post-local)", least=0)
 
@@ -62,7 +57,7 @@ class _LocalWorker(AveragedWorker):
         self, strategy: Local, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         super().__init__(replica, comm, optimizer, clip)
-        self._strategy, self._rounds, self._averaged_at = strategy, 0, comm.clock()
+        self._strategy = strategy
 
     @override
     @torch.no_grad()
@@ -73,12 +68,7 @@ class _LocalWorker(AveragedWorker):
     @override
     def skip(self) -> None:
         """Take part in the averaging that may follow a round."""
-        self._rounds += 1
-        late = self._rounds - self._strategy.after
-        if late > 0 and late % self._strategy.every:
-            return
-        began = self.comm.clock()
-        sent = self.average.take(self.weights)
-        now = self.comm.clock()
-        self.traffic.add(sent, now - began, 0, now - self._averaged_at)
-        self._averaged_at = now
+        self.rounds += 1
+        late = self.rounds - self._strategy.after
+        if late <= 0 or late % self._strategy.every == 0:
+            self.meet(self.average.take)

@@ -2,21 +2,87 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from tutti.errors import BadOption
+from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica
+from tutti.strategies.base import Clip, Worker
 
 _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
 """Options of SGD that cannot be had together with a momentum of the strategy's."""
+
+
+class Steps(Protocol):
+    """A worker's own steps: `ShardedOptimizer` or `LocalSteps`."""
+
+    def step(self) -> None:
+        """Move the weights by the gradients, which may be changed."""
+
+
+class OwnWeightsWorker(Worker):
+    """A worker with weights of its own, which are put aside while those that all agree on are evaluated.
+
+    Args:
+        replica: the model.
+        steps: its own steps; None if it makes none.
+        clip: applied to its own gradient.
+    """
+
+    def __init__(self, replica: Replica, steps: Steps | None, clip: Clip) -> None:
+        super().__init__()
+        self.replica, self.steps, self._clip = replica, steps, clip
+        self.weights = [flat.weights for flat in replica.flats]
+        self.grads = [flat.grads for flat in replica.flats]
+        self._aside: list[Tensor] = []
+
+    @property
+    def settled(self) -> bool:
+        """True while the replica has the weights to be evaluated, and this worker's own are put aside."""
+        return bool(self._aside)
+
+    def move(self) -> None:
+        """Step by this worker's own gradient, which is zero afterwards."""
+        assert self.steps is not None
+        with self.updating:
+            clip_gradient(self.grads, self._clip.norm, self._clip.value)
+            self.steps.step()
+            self.replica.zero_grad()
+
+    @abstractmethod
+    def agree(self) -> None:
+        """Overwrite the weights with those to be evaluated (collective)."""
+
+    @override
+    def settle(self) -> None:
+        self._aside = [weights.clone() for weights in self.weights]
+        self.agree()
+
+    @override
+    def resume(self) -> None:
+        for weights, kept in zip(self.weights, self._aside, strict=False):
+            weights.copy_(kept)
+        self._aside = []
+
+    @override
+    def adopt(self) -> None:
+        if self._aside:
+            self._aside = [weights.clone() for weights in self.weights]
+
+    @override
+    def finish(self) -> None:
+        self.agree()
+        self._aside = []
 
 
 class LocalSteps:
@@ -36,9 +102,8 @@ class LocalSteps:
     """
 
     def __init__(self, replica: Replica, optimizer: Optimizer, momentum: float, strategy: str) -> None:
-        everything = [slice(0, len(flat.weights)) for flat in replica.flats]
         self._replica, self._optimizer, self._momentum = replica, optimizer, momentum
-        self._sharded = ShardedOptimizer(optimizer, replica, everything)
+        self._sharded = ShardedOptimizer(optimizer, replica)
         self._velocities: list[Tensor] = []
         if momentum:
             _refuse_unfit(optimizer, strategy)
@@ -47,7 +112,7 @@ class LocalSteps:
             self._runs = _runs(optimizer, replica)
 
     def step(self) -> None:
-        """Move the weights; the gradients are zero afterwards."""
+        """Move the weights; the gradients may be changed."""
         if not self._momentum:
             self._sharded.step()
         else:
@@ -60,7 +125,6 @@ class LocalSteps:
                     if group["weight_decay"]:
                         gradient.add_(weights, alpha=group["weight_decay"])
                     nesterov(weights, velocity[place], gradient, float(group["lr"]), self._momentum)
-        self._replica.zero_grad()
 
     def rest(self) -> None:
         """Lose all momentum: the replica holds x itself."""

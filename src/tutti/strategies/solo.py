@@ -45,8 +45,7 @@ class _SoloWorker(Worker):
     def __init__(self, replica: Replica, optimizer: Optimizer, clip: Clip) -> None:
         super().__init__()
         self._replica, self._clip = replica, clip
-        everything = [slice(0, len(flat.weights)) for flat in replica.flats]
-        self._optimizer = ShardedOptimizer(optimizer, replica, everything)
+        self._optimizer = ShardedOptimizer(optimizer, replica)
 
     @override
     def step(self) -> None:
