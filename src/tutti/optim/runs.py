@@ -125,6 +125,7 @@ class GroupOptimizer:
 
     Attributes:
         optimizer: of the user's class, over `stretches`, with a state of its own.
+        parameters: the stretches, as it sees them.
     """
 
     def __init__(
@@ -136,14 +137,14 @@ class GroupOptimizer:
         self._split = False
         self._lay(stretches)
         theirs = user.param_groups[group]
-        self._own = {**theirs, "params": self._parameters}
+        self._own = {**theirs, "params": self.parameters}
         self._read = dict(theirs)
-        self._fused = is_fused(user, theirs, self._parameters)
+        self._fused = is_fused(user, theirs, self.parameters)
         if self._fused:
             self._own["fused"] = True
         self._kernel = kernel_of(type(user)) if self._fused and is_plain(theirs) else None
         self.optimizer = bare_copy(user, [self._own])
-        for parameter, stretch in zip(self._parameters, stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, stretches, strict=True):
             state = _whole_state(user, stretch) if self._whole else _cut_state(user, stretch, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
@@ -154,7 +155,7 @@ class GroupOptimizer:
         Args:
             missing: parameters that have no gradient; they and their state are left as they are.
         """
-        turns: Sequence[Sequence[int]] = (range(len(self._parameters)),)
+        turns: Sequence[Sequence[int]] = (range(len(self.parameters)),)
         if self._split or not missing.isdisjoint(self._theirs):
             turns = self._turns(missing)
         for turn in turns:
@@ -164,9 +165,9 @@ class GroupOptimizer:
         """Make a parameter of each stretch."""
         weights, grads = self._vectors
         self._stretches = stretches
-        self._parameters = [nn.Parameter(stretch.view(weights, self._whole)) for stretch in stretches]
+        self.parameters = [nn.Parameter(stretch.view(weights, self._whole)) for stretch in stretches]
         self._grads = [stretch.view(grads, self._whole) for stretch in stretches]
-        for parameter, grad in zip(self._parameters, self._grads, strict=True):
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
 
     def _turns(self, missing: Missing) -> list[list[int]]:
@@ -181,7 +182,7 @@ class GroupOptimizer:
         if not self._fused:
             return [present]
         # torch's fused kernels take parameters that are all new to them, or none of which is.
-        known = [number for number in present if self.optimizer.state.get(self._parameters[number])]
+        known = [number for number in present if self.optimizer.state.get(self.parameters[number])]
         new = [number for number in present if number not in known]
         return [turn for turn in (known, new) if turn]
 
@@ -191,23 +192,23 @@ class GroupOptimizer:
         if all(len(stretch.shares) == 1 for stretch in self._stretches):
             return
         parts, states = [], []
-        for parameter, stretch in zip(self._parameters, self._stretches, strict=True):
+        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
             for share in stretch.shares:
                 within = slice(share.at, share.at + share.elements.stop - share.elements.start)
                 place = slice(stretch.place.start + within.start, stretch.place.start + within.stop)
                 parts.append(Stretch(place, (ParameterSlice(share.parameter, share.elements, 0),)))
                 states.append(_part_of(self.optimizer.state.get(parameter, {}), within))
         self._lay(parts)
-        self._own["params"] = self._parameters
+        self._own["params"] = self.parameters
         self.optimizer.state = defaultdict(dict)
-        for parameter, state in zip(self._parameters, states, strict=True):
+        for parameter, state in zip(self.parameters, states, strict=True):
             if state:
                 self.optimizer.state[parameter] = state
 
     def _move(self, turn: Sequence[int]) -> None:
         theirs, state = self._user.param_groups[self._group], self.optimizer.state
         if self._kernel is not None:
-            parameters, grads = self._parameters, self._grads
+            parameters, grads = self.parameters, self._grads
             if len(turn) < len(parameters):
                 parameters, grads = [parameters[n] for n in turn], [grads[n] for n in turn]
             with torch.no_grad():
@@ -217,12 +218,12 @@ class GroupOptimizer:
             # Only what is new there: the optimizer may count in its group, too.
             if name not in ("params", "fused") and self._read.get(name, self) is not value:
                 self._own[name] = self._read[name] = value
-        left_out = set(range(len(self._parameters))).difference(turn)
+        left_out = set(range(len(self.parameters))).difference(turn)
         for number in left_out:
-            self._parameters[number].grad = None
+            self.parameters[number].grad = None
         self.optimizer.step()
         for number in left_out:
-            self._parameters[number].grad = self._grads[number]
+            self.parameters[number].grad = self._grads[number]
 
     @property
     def counted(self) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,19 +35,10 @@ def _attributes_of_torch() -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Holder:
-    """An optimizer, and the parameters that it may keep something for."""
-
-    optimizer: Optimizer
-    parameters: Sequence[nn.Parameter]
-
-
-@dataclass(frozen=True)
 class StateEntry:
     """A value that an optimizer keeps for one parameter, or counts in a param group.
 
     Attributes:
-        holder: the number of the optimizer.
         in_group: whether a param group has it, not a parameter.
         number: which of the optimizer's groups or of its parameters that is.
         name: what the optimizer calls it.
@@ -55,7 +47,6 @@ class StateEntry:
         kind: the type of a number; Tensor; or NoneType.
     """
 
-    holder: int
     in_group: bool
     number: int
     name: str
@@ -66,10 +57,7 @@ class StateEntry:
     @property
     def length(self) -> int:
         """The number of its elements, rounded up so that the next one is aligned."""
-        count = 1
-        for size in self.shape or ():
-            count *= size
-        return -(-count // ALIGNMENT) * ALIGNMENT
+        return -(-math.prod(self.shape or ()) // ALIGNMENT) * ALIGNMENT
 
 
 class Presence(IntEnum):
@@ -81,7 +69,7 @@ class Presence(IntEnum):
 
 
 class SharedState:
-    """The state of optimizers that several processes step in turn. Whoever steps holds a lock.
+    """The state of an optimizer that several processes step in turn. Whoever steps holds a lock.
 
     Until somebody has stepped a parameter there is no state of it: the optimizer makes it then, and its maker
     copies it here. Afterwards each process' optimizer has the shared tensors themselves; its numbers are set
@@ -89,47 +77,56 @@ class SharedState:
     ones.
 
     Args:
+        optimizer: this process's.
+        parameters: those that it may keep something for.
         presence: for each entry what there is of it, in one byte; zeros at first.
         cells: where each entry lies.
 
     Attributes:
-        of_groups: what the optimizers count in their param groups.
+        of_groups: what the optimizer counts in its param groups.
     """
 
-    def __init__(self, presence: Tensor, cells: list[tuple[StateEntry, Tensor]]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
+        presence: Tensor,
+        cells: list[tuple[StateEntry, Tensor]],
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
         self._presence, self._cells = presence.numpy().data, cells
         self._known = bytes(len(cells))
         self.of_groups = [entry for entry, _ in cells if entry.in_group]
 
-    def step(self, holders: Sequence[Holder], move: Callable[[], object]) -> None:
-        """Call `move`, which steps the optimizers, on the state that they share.
+    def step(self, move: Callable[[], object]) -> None:
+        """Call `move`, which steps the optimizer, on the state that all share.
 
         Raises:
-            BadOption: an optimizer keeps something that it did not keep in the step that has been looked at.
+            BadOption: it keeps something that it did not keep in the step that has been looked at.
         """
-        self.take(holders)
+        self.take()
         move()
-        self.leave(holders)
+        self.leave()
 
-    def take(self, holders: Sequence[Holder]) -> None:
-        """Give the optimizers what others have left."""
+    def take(self) -> None:
+        """Give the optimizer what others have left."""
         now = bytes(self._presence)
         for (entry, cell), here, before in zip(self._cells, now, self._known, strict=True):
             if here == Presence.HERE and entry.kind is not Tensor:
-                _home(holders, entry)[entry.name] = entry.kind(cell.item())
+                self._home(entry)[entry.name] = entry.kind(cell.item())
             elif here != before:
-                _home(holders, entry)[entry.name] = cell if here == Presence.HERE else None
+                self._home(entry)[entry.name] = cell if here == Presence.HERE else None
         self._known = now
 
-    def leave(self, holders: Sequence[Holder]) -> None:
-        """Bring back what the optimizers have now.
+    def leave(self) -> None:
+        """Bring back what the optimizer has now.
 
         Raises:
             BadOption: it is something else than was looked for.
         """
-        self.check(holders)
+        self.check()
         for number, (entry, cell) in enumerate(self._cells):
-            value = _value(holders, entry)
+            value = self._value(entry)
             if value is _NOTHING:
                 continue
             self._presence[number] = Presence.HERE if value is not None else Presence.NONE
@@ -137,58 +134,62 @@ class SharedState:
                 continue
             if entry.kind is Tensor:
                 cell.copy_(value)
-                _home(holders, entry)[entry.name] = cell
+                self._home(entry)[entry.name] = cell
             else:
                 cell.fill_(float(value))
         self._known = bytes(self._presence)
 
-    def check(self, holders: Sequence[Holder]) -> None:
-        """Refuse what the optimizers have, if it is something else than was looked for.
+    def check(self) -> None:
+        """Refuse what the optimizer has, if it is something else than was looked for.
 
         Raises:
             BadOption: it is.
         """
         kept = 0
         for entry, _ in self._cells:
-            value = _value(holders, entry)
+            value = self._value(entry)
             kept += value is not _NOTHING and not entry.in_group
             if value is not _NOTHING and value is not None and not _is_like(value, entry):
-                raise _kept_otherwise(holders[entry.holder])
-        for holder in holders:
-            kept -= sum(len(holder.optimizer.state.get(parameter, ())) for parameter in holder.parameters)
-        if kept:
-            raise _kept_otherwise(holders[0])
+                kept = -1
+                break
+        if kept != sum(len(self._optimizer.state.get(parameter, ())) for parameter in self._parameters):
+            raise BadOption(
+                f"optimizer {type(self._optimizer).__name__} keeps other things for its parameters than "
+                f"after its first step, which the workers cannot share. {BY_ITSELF}"
+            )
 
     def clear(self) -> None:
         """Reset to the state before any step."""
         self._presence[:] = bytes(len(self._cells))
 
     def forget(self) -> None:
-        """Note that the optimizers have none of the shared tensors."""
+        """Note that the optimizer has none of the shared tensors."""
         self._known = bytes(len(self._cells))
 
-    def copy(self, parameters: Sequence[nn.Parameter]) -> dict[Any, dict[str, Any]]:
-        """Copy the state of each of these, the parameters of the only optimizer."""
+    def copy(self) -> dict[Any, dict[str, Any]]:
+        """Copy the state of each parameter."""
         found: dict[Any, dict[str, Any]] = {}
         for (entry, cell), here in zip(self._cells, self._presence, strict=True):
             if here and not entry.in_group:
                 value: object = None
                 if here == Presence.HERE:
                     value = cell.clone() if entry.kind is Tensor else entry.kind(cell.item())
-                found.setdefault(parameters[entry.number], {})[entry.name] = value
+                found.setdefault(self._parameters[entry.number], {})[entry.name] = value
         return found
+
+    def _home(self, entry: StateEntry) -> dict[str, Any]:
+        """Return the dict in which the optimizer looks for an entry."""
+        groups, state = self._optimizer.param_groups, self._optimizer.state
+        return groups[entry.number] if entry.in_group else state[self._parameters[entry.number]]
+
+    def _value(self, entry: StateEntry) -> Any:
+        """Return the optimizer's own value of an entry, or `_NOTHING`."""
+        # Not `_home`: looking would make an empty state.
+        known = entry.in_group or self._parameters[entry.number] in self._optimizer.state
+        return self._home(entry).get(entry.name, _NOTHING) if known else _NOTHING
 
 
 _NOTHING: Final = object()
-
-
-def _value(holders: Sequence[Holder], entry: StateEntry) -> Any:
-    """Return the optimizer's own value of an entry, or `_NOTHING`."""
-    holder = holders[entry.holder]
-    if entry.in_group:
-        return holder.optimizer.param_groups[entry.number].get(entry.name, _NOTHING)
-    state = holder.optimizer.state.get(holder.parameters[entry.number])
-    return state.get(entry.name, _NOTHING) if state else _NOTHING
 
 
 def _is_like(value: object, entry: StateEntry) -> bool:
@@ -197,39 +198,35 @@ def _is_like(value: object, entry: StateEntry) -> bool:
     return type(value) is entry.kind
 
 
-def _kept_otherwise(holder: Holder) -> BadOption:
-    return BadOption(
-        f"optimizer {type(holder.optimizer).__name__} keeps other things for its parameters than after its "
-        f"first step, which the workers cannot share. {BY_ITSELF}"
-    )
-
-
-def describe(holders: Sequence[Holder], move: Callable[[], object]) -> list[StateEntry]:
-    """List the entries that these optimizers keep; `move` steps them to see it.
+def describe(
+    optimizer: Optimizer, parameters: Sequence[nn.Parameter], move: Callable[[], object]
+) -> list[StateEntry]:
+    """List the entries that an optimizer keeps; `move` steps it to see them.
 
     Raises:
         BadOption: something that cannot be shared.
     """
-    before = [_attributes(holder.optimizer) for holder in holders]
-    options = [[_versions(group) for group in holder.optimizer.param_groups] for holder in holders]
+    before, kind = _attributes(optimizer), type(optimizer)
+    options = [_versions(group) for group in optimizer.param_groups]
     move()
-    entries = []
-    for number, holder in enumerate(holders):
-        optimizer, kind = holder.optimizer, type(holder.optimizer)
-        for name, value in _attributes(optimizer).items():
-            if before[number].get(name) != value:
-                raise BadOption(
-                    f"optimizer {kind.__name__} changes its attribute '{name}' in a step, which the workers "
-                    f"cannot share; only what is in its state or its param groups can be. {BY_ITSELF}"
-                )
-        for at, parameter in enumerate(holder.parameters):
-            for name, value in optimizer.state.get(parameter, {}).items():
-                entries.append(_entry(kind, number, False, at, name, value))
-        for at, (old, new) in enumerate(zip(options[number], optimizer.param_groups, strict=True)):
-            for name, value in new.items():
-                if name != "params" and old.get(name) != _versions({name: value})[name]:
-                    entries.append(_entry(kind, number, True, at, name, value))
-    return entries
+    for name, value in _attributes(optimizer).items():
+        if before.get(name) != value:
+            raise BadOption(
+                f"optimizer {kind.__name__} changes its attribute '{name}' in a step, which the workers "
+                f"cannot share; only what is in its state or its param groups can be. {BY_ITSELF}"
+            )
+    of_parameters = [
+        _entry(kind, False, number, name, value)
+        for number, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+    ]
+    of_groups = [
+        _entry(kind, True, number, name, value)
+        for number, (old, new) in enumerate(zip(options, optimizer.param_groups, strict=True))
+        for name, value in new.items()
+        if name != "params" and old.get(name) != _versions({name: value})[name]
+    ]
+    return of_parameters + of_groups
 
 
 def _versions(options: dict[str, Any]) -> dict[str, tuple[object, ...]]:
@@ -246,14 +243,24 @@ def _attributes(optimizer: Optimizer) -> dict[str, tuple[object, ...]]:
     }
 
 
-def allocate_states(described: Sequence[list[StateEntry]], allocate: Allocate) -> list[SharedState]:
-    """Set memory aside for several states (collective)."""
+def allocate_states(
+    owners: Sequence[tuple[Optimizer, Sequence[nn.Parameter]]],
+    described: Sequence[list[StateEntry]],
+    allocate: Allocate,
+) -> list[SharedState]:
+    """Set memory aside for the states of several optimizers (collective).
+
+    Args:
+        owners: this process's optimizers, and the parameters that they may keep something for.
+        described: what each of them keeps.
+        allocate: makes the memory.
+    """
     lengths, taken = Counter[torch.dtype](), Counter[torch.dtype]()
     for entry in (entry for entries in described for entry in entries):
         lengths[entry.dtype] += entry.length
     vectors = {dtype: allocate(length, dtype) for dtype, length in lengths.items()}
     states = []
-    for entries in described:
+    for (optimizer, parameters), entries in zip(owners, described, strict=True):
         cells = []
         for entry in entries:
             start = taken[entry.dtype]
@@ -261,26 +268,17 @@ def allocate_states(described: Sequence[list[StateEntry]], allocate: Allocate) -
             count = torch.Size(entry.shape or ()).numel()
             cell = vectors[entry.dtype][start : start + count].view(entry.shape or ())
             cells.append((entry, cell))
-        states.append(SharedState(allocate(len(entries), torch.uint8), cells))
+        states.append(SharedState(optimizer, parameters, allocate(len(entries), torch.uint8), cells))
     return states
 
 
-def _entry(optimizer: type, holder: int, in_group: bool, number: int, name: str, value: object) -> StateEntry:
+def _entry(optimizer: type, in_group: bool, number: int, name: str, value: object) -> StateEntry:
     if isinstance(value, Tensor):
-        return StateEntry(holder, in_group, number, name, tuple(value.shape), value.dtype, Tensor)
+        return StateEntry(in_group, number, name, tuple(value.shape), value.dtype, Tensor)
     if value is None or isinstance(value, bool | int | float):
-        return StateEntry(holder, in_group, number, name, None, torch.float64, type(value))
+        return StateEntry(in_group, number, name, None, torch.float64, type(value))
     where = "its param group" if in_group else "each parameter"
     raise BadOption(
         f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for {where}, which "
         f"the workers cannot share; only tensors and numbers can be. {BY_ITSELF}"
     )
-
-
-def _home(holders: Sequence[Holder], entry: StateEntry) -> dict[str, Any]:
-    """Return the dict in which the optimizer looks for an entry."""
-    holder = holders[entry.holder]
-    if entry.in_group:
-        return holder.optimizer.param_groups[entry.number]
-    state: dict[str, Any] = holder.optimizer.state[holder.parameters[entry.number]]
-    return state

@@ -27,7 +27,7 @@ from tutti.optim.missing import Missing
 from tutti.optim.runs import bare_copy
 from tutti.optim.whole_state import State, WholeState
 from tutti.parameter_server.base import Allocate, Vectors
-from tutti.parameter_server.optimizer_state import Holder, SharedState, StateEntry, allocate_states, describe
+from tutti.parameter_server.optimizer_state import SharedState, StateEntry, allocate_states, describe
 from tutti.replica import Replica, view_like
 
 
@@ -43,7 +43,6 @@ class OwnOptimizer:
     def __init__(self, optimizer: Optimizer, replica: Replica, comm: Communicator) -> None:
         self._optimizer, self._replica, self._comm = optimizer, replica, comm
         self._parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
-        self._holder = Holder(optimizer, self._parameters)
         self._centre: Vectors = ()
         self._gradients: list[Tensor] = []
         self._live: defaultdict[Any, State] = defaultdict(dict)
@@ -61,7 +60,7 @@ class OwnOptimizer:
         ]
         if self._comm.size == 1:
             return
-        (self._shared,) = allocate_states([self._describe()], allocate)
+        (self._shared,) = allocate_states([(self._optimizer, self._parameters)], [self._describe()], allocate)
         self._lock = self._comm.lock()
         self._optimizer.register_state_dict_pre_hook(lambda _: self._take_counts())
         self.adopt()
@@ -85,7 +84,7 @@ class OwnOptimizer:
             copy.grad = torch.zeros_like(copy)
         stepped = bare_copy(self._optimizer, groups)
         try:
-            return describe([Holder(stepped, list(copies.values()))], lambda: type(stepped).step(stepped))
+            return describe(stepped, list(copies.values()), lambda: type(stepped).step(stepped))
         except (RuntimeError, ValueError) as error:
             if not absent:
                 raise
@@ -108,16 +107,16 @@ class OwnOptimizer:
         given = self._optimizer.state
         self._live = defaultdict(dict, {p: dict(given[p]) for p in self._parameters if given.get(p)})
         self._optimizer.state = self._live
-        self._shared.check([self._holder])
+        self._shared.check()
         self._comm.barrier()
         if self._comm.rank == 0:
             self._shared.clear()
-            self._shared.leave([self._holder])
+            self._shared.leave()
         self._comm.barrier()
         self._live.clear()
         self._shared.forget()
         with self._lock, self._lent():
-            self._shared.take([self._holder])
+            self._shared.take()
 
     def step(self, missing: Missing) -> None:
         """Move the centre's weights, but for the parameters that have no gradient.
@@ -135,7 +134,7 @@ class OwnOptimizer:
                 self._optimizer.step()
             else:
                 with self._lock, self._lent():
-                    self._shared.step([self._holder], self._optimizer.step)
+                    self._shared.step(self._optimizer.step)
         finally:
             self._replica.look_at([flat.weights for flat in self._replica.flats])
             for parameter, gradient in zip(self._parameters, own, strict=True):
@@ -175,7 +174,7 @@ class OwnOptimizer:
         if self._shared.of_groups and not self._is_changed():
             with self._lock:
                 self._optimizer.state, whole = self._live, self._whole
-                self._shared.take([self._holder])
+                self._shared.take()
                 self._optimizer.state, self._counted = whole, self._counts()
 
     def _is_changed(self) -> bool:
@@ -196,4 +195,4 @@ class OwnOptimizer:
     def _copy_state(self) -> dict[Any, State]:
         assert self._shared is not None
         with self._lock:
-            return self._shared.copy(self._parameters)
+            return self._shared.copy()

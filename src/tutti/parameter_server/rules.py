@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,17 +22,10 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.missing import NONE_MISSING, Missing
-from tutti.optim.runs import is_parameterwise
+from tutti.optim.runs import GroupOptimizer, is_parameterwise
 from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
-from tutti.parameter_server.optimizer_state import (
-    BY_ITSELF,
-    Holder,
-    SharedState,
-    StateEntry,
-    allocate_states,
-    describe,
-)
+from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe
 from tutti.parameter_server.own_optimizer import OwnOptimizer
 from tutti.parameter_server.staleness import Remedy
 from tutti.replica import Flat, Replica
@@ -210,9 +204,7 @@ class OptimizerRule(Rule):
         self.compares = remedy is not None and remedy.compares
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
-        self._pieces: dict[int, tuple[FlatPiece, ...]] = {}
-        self._holders: dict[int, list[Holder]] = {}
-        self._states: dict[int, SharedState] = {}
+        self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
         self.missing: Missing = NONE_MISSING
         self.parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
 
@@ -239,20 +231,28 @@ class OptimizerRule(Rule):
     def _open_slots(
         self, centre: Vectors, messages: Vectors, slots: Sequence[Slot], allocate: Allocate
     ) -> None:
-        self._pieces = {slot.number: self._pieces_of(slot, centre, messages) for slot in slots}
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
-        described = [_describe(self._pieces_of(slot, scratch, zeros)) for slot in slots]
-        self._holders = {number: _holders(pieces) for number, pieces in self._pieces.items()}
-        states = allocate_states(described, allocate)
-        self._states = {slot.number: state for slot, state in zip(slots, states, strict=True)}
+        described = [
+            describe(run.optimizer, run.parameters, run.step)
+            for slot in slots
+            for run in self._runs_of(slot, scratch, zeros)
+        ]
+        runs = {slot.number: self._runs_of(slot, centre, messages) for slot in slots}
+        owners = [(run.optimizer, run.parameters) for of_slot in runs.values() for run in of_slot]
+        states = iter(allocate_states(owners, described, allocate))
+        self._runs = {number: [(run, next(states)) for run in of_slot] for number, of_slot in runs.items()}
 
-    def _pieces_of(self, slot: Slot, weights: Vectors, messages: Vectors) -> tuple[FlatPiece, ...]:
-        return tuple(
-            FlatPiece(self._optimizer, replace(flat, weights=vector), message, place, apart=True)
-            for flat, vector, message, place in zip(self._flats, weights, messages, slot.places, strict=True)
-        )
+    def _runs_of(self, slot: Slot, weights: Vectors, messages: Vectors) -> list[GroupOptimizer]:
+        parts = zip(self._flats, weights, messages, slot.places, strict=True)
+        return [
+            run
+            for flat, vector, message, place in parts
+            for run in FlatPiece(
+                self._optimizer, replace(flat, weights=vector), message, place, apart=True
+            ).runs
+        ]
 
     @override
     def apply(self, push: Push) -> Outcome:
@@ -279,16 +279,12 @@ class OptimizerRule(Rule):
     def _step(self, slot: int) -> None:
         if self._own is not None:
             self._own.step(self.missing)
-            return
-
-        def move() -> None:
-            for piece in self._pieces[slot]:
-                piece.step(self.missing)
-
-        self._states[slot].step(self._holders[slot], move)
+        else:
+            for run, state in self._runs[slot]:
+                state.step(partial(run.step, self.missing))
 
     @override
-    def inbox(self, slot: int) -> tuple[Tensor, ...]:
+    def inbox(self, slot: int) -> tuple[Tensor, ...] | None:
         return self._views[slot]
 
     @override
@@ -315,22 +311,6 @@ class OptimizerRule(Rule):
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
-
-
-def _holders(pieces: Sequence[FlatPiece]) -> list[Holder]:
-    return [
-        Holder(run.optimizer, run.optimizer.param_groups[0]["params"])
-        for piece in pieces
-        for run in piece.runs
-    ]
-
-
-def _describe(pieces: Sequence[FlatPiece]) -> list[StateEntry]:
-    def move() -> None:
-        for piece in pieces:
-            piece.step()
-
-    return describe(_holders(pieces), move)
 
 
 @contextmanager
@@ -377,7 +357,7 @@ EPSILON: Final = 1e-14
 """How far a sum of weights may be from 1 for having been rounded."""
 
 
-class Rounds(Rule):
+class Rounds(OptimizerRule):
     """c = optimizer(c, clip(sum of the gradients / sum of their weights)) of those that have come: a round.
 
     A gradient belongs to the round whose number it has. The round closes when those that have come stand for
@@ -403,9 +383,6 @@ class Rounds(Rule):
         spoiled: whether it is of no use, so that its round makes no step.
     """
 
-    consumes = True
-    optimizes = True
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -416,7 +393,7 @@ class Rounds(Rule):
         value: float | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        self._inner = OptimizerRule(optimizer, replica, comm=comm)
+        super().__init__(optimizer, replica, comm=comm)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
         self.share = self.weight = 1 / workers
         self.round = 0
@@ -424,11 +401,9 @@ class Rounds(Rule):
         self.edits: Vectors = ()
         self._edits: Vectors = ()
         self._in_own_loop = replica.in_own_loop
-        self._came: dict[int, Tensor] = {}
-        self._shares: dict[int, Tensor] = {}
-        self._weights: dict[int, Tensor] = {}
-        self._closed: dict[int, Tensor] = {}
-        self._spoiled: dict[int, Tensor] = {}
+        # For each slot: messages that have come, their shares, their weights, those of no use; closed rounds.
+        self._counts: dict[int, Tensor] = {}
+        # For each slot: 1 for each parameter that a message had a gradient of.
         self._brought: dict[int, Tensor] = {}
 
     @property
@@ -436,109 +411,80 @@ class Rounds(Rule):
         """True if no round closes before all workers have pushed."""
         return self._quorum >= 1
 
-    @property
-    def missing(self) -> Missing:
-        """The parameters without a gradient in the next message."""
-        return self._inner.missing
-
-    @missing.setter
-    def missing(self, missing: Missing) -> None:
-        self._inner.missing = missing
-
-    @override
-    def cut(self, flat: Flat, parts: int) -> list[slice]:
-        return self._inner.cut(flat, parts)
-
     @override
     def most_slots(self) -> int | None:
-        return 1 if self._norm is not None else self._inner.most_slots()
+        return 1 if self._norm is not None else super().most_slots()
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
-        self._inner.open(centre, slots, allocate)
-        numbers = [slot.number for slot in slots]
-        self._came = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
-        self._shares = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
-        self._weights = dict(zip(numbers, allocate(len(slots), torch.float64), strict=True))
-        self._closed = dict(zip(numbers, allocate(len(slots), torch.int64), strict=True))
+        super().open(centre, slots, allocate)
         if self._in_own_loop:
             self._edits = [allocate(len(vector), vector.dtype) for vector in centre]
-        self._spoiled = dict(zip(numbers, allocate(len(slots), torch.uint8), strict=True))
-        brought = allocate(len(slots) * len(self._inner.parameters), torch.uint8).view(len(slots), -1)
-        self._brought = dict(zip(numbers, brought, strict=True))
+        counts = allocate(len(slots) * 5, torch.float64).view(len(slots), 5)
+        brought = allocate(len(slots) * len(self.parameters), torch.uint8).view(len(slots), -1)
+        self._counts = {slot.number: row for slot, row in zip(slots, counts, strict=True)}
+        self._brought = {slot.number: row for slot, row in zip(slots, brought, strict=True)}
+
+    @override
+    def inbox(self, slot: int) -> None:
+        """Take messages anywhere: their sum is formed where the optimizer finds its gradients."""
+        return
 
     @override
     def apply(self, push: Push) -> Outcome:
         for total, edit in zip(self._edits, self.edits, strict=False):
             total.add_(edit)
         self.edits = ()
-        if int(self._closed[push.slot]) != self.round:
+        counts = self._counts[push.slot]
+        if int(counts[4]) != self.round:
             return Outcome.DROPPED
-        for total, message in zip(self._inner.inbox(push.slot), push.message, strict=True):
+        for total, message in zip(self._views[push.slot], push.message, strict=True):
             total.add_(message)
         self._brought[push.slot] |= self._present()
-        self._came[push.slot] += 1
-        self._spoiled[push.slot] |= self.spoiled
-        self._shares[push.slot] += self.share
-        self._weights[push.slot] += self.weight
-        if not self._is_complete(push.slot):
+        counts += torch.tensor([1, self.share, self.weight, self.spoiled, 0], dtype=torch.float64)
+        came, share, weight, spoiled, _ = counts.tolist()
+        if came < self._workers and (self.waits or share < self._quorum - ROUNDING):
             return Outcome.HELD
-        self._close(push)
+        self._close(push, 0.0 if spoiled else weight)
         return Outcome.APPLIED
 
     def _present(self) -> Tensor:
         """Return, for each parameter, 1 if the message has a gradient of it, else 0."""
-        present = torch.ones(len(self._inner.parameters), dtype=torch.uint8)
+        present = torch.ones(len(self.parameters), dtype=torch.uint8)
         if self.missing:
-            present[[n for n, p in enumerate(self._inner.parameters) if p in self.missing]] = 0
+            present[[n for n, p in enumerate(self.parameters) if p in self.missing]] = 0
         return present
 
-    def _is_complete(self, slot: int) -> bool:
-        if int(self._came[slot]) == self._workers:
-            return True
-        return self._quorum < 1 and float(self._shares[slot]) >= self._quorum - ROUNDING
-
-    def _close(self, push: Push) -> None:
+    def _close(self, push: Push, weight: float) -> None:
         # Not before: others may be waiting to read what the round before has led to.
         for centre, edit in zip(push.centre, self._edits, strict=False):
             centre.add_(edit)
             edit.zero_()
-        totals, weight = self._inner.inbox(push.slot), float(self._weights[push.slot])
+        totals, counts, brought = self._views[push.slot], self._counts[push.slot], self._brought[push.slot]
         # Without any sample there is nothing to learn, and no mean.
-        if weight > 0 and not self._spoiled[push.slot]:
+        if weight > 0:
             if abs(weight - 1) > EPSILON:
                 for total in totals:
                     total.div_(weight)
             clip(totals, self._norm, self._value)
-            brought = zip(self._inner.parameters, self._brought[push.slot].tolist(), strict=True)
-            self.missing = frozenset(parameter for parameter, has in brought if not has)
-            self._inner.apply(Push(push.slot, push.centre, totals, None))
+            pairs = zip(self.parameters, brought.tolist(), strict=True)
+            self.missing = frozenset(parameter for parameter, has in pairs if not has)
+            super().apply(Push(push.slot, push.centre, totals, None))
         for total in totals:
             total.zero_()
-        self._brought[push.slot].zero_()
-        self._came[push.slot].zero_()
-        self._spoiled[push.slot].zero_()
-        self._shares[push.slot].zero_()
-        self._weights[push.slot].zero_()
-        self._closed[push.slot] += 1
-
-    @override
-    def answer(self, push: Push) -> None:
-        self._inner.answer(push)
-
-    def adopt(self) -> None:
-        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
-        self._inner.adopt()
+        brought.zero_()
+        counts[:4] = 0
+        counts[4] += 1
 
     @override
     def settings(self) -> list[float]:
-        return [self.share, self.weight, self.round, self.spoiled, *self._inner.settings()]
+        return [self.share, self.weight, self.round, self.spoiled, *super().settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
         self.share, self.weight, self.round = settings[0], settings[1], int(settings[2])
         self.spoiled = bool(settings[3])
-        self._inner.use(settings[4:])
+        super().use(settings[4:])
 
     @override
     def above(self, hosts: int) -> Rule:
