@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from typing_extensions import override
 
 State = dict[str, Any]
@@ -25,7 +24,8 @@ class WholeState(defaultdict[Any, State]):
     def __init__(self, make: Callable[[], dict[Any, State]]) -> None:
         super().__init__(dict)
         self._make, self._made = make, False
-        self._versions: dict[tuple[int, str], tuple[object, int]] = {}
+        # The values themselves, too: another object cannot get the identity of one that is held.
+        self._known: tuple[object, list[object]] = {}, []
 
     def forget(self) -> None:
         """Have it made again when it is next read."""
@@ -35,93 +35,38 @@ class WholeState(defaultdict[Any, State]):
 
     def changed(self) -> bool:
         """Tell whether the reader has changed anything."""
-        if not self._made:
-            return False
+        return self._made and self._versions()[0] != self._known[0]
+
+    def _versions(self) -> tuple[object, list[object]]:
+        """Return what identifies each value and how often it was changed in place, and the values."""
         held = [(id(key), name, value) for key, entries in super().items() for name, value in entries.items()]
-        if len(held) != len(self._versions):
-            return True
-        for key, name, value in held:
-            known = self._versions.get((key, name))
-            if known is None or known[0] is not value or known[1] != _version_of(value):
-                return True
-        return False
+        versions = {(key, name): (id(value), getattr(value, "_version", 0)) for key, name, value in held}
+        return versions, [value for _, _, value in held]
 
     def _look(self) -> None:
         if not self._made:
             self._made = True
             for key, entries in self._make().items():
                 super().__setitem__(key, entries)
-            self._versions = {
-                (id(key), name): (value, _version_of(value))
-                for key, entries in super().items()
-                for name, value in entries.items()
-            }
-
-    @override
-    def __getitem__(self, key: Any) -> State:
-        self._look()
-        return super().__getitem__(key)
-
-    @override
-    def __setitem__(self, key: Any, value: State) -> None:
-        self._look()
-        super().__setitem__(key, value)
-
-    @override
-    def __delitem__(self, key: Any) -> None:
-        self._look()
-        super().__delitem__(key)
-
-    @override
-    def __contains__(self, key: object) -> bool:
-        self._look()
-        return super().__contains__(key)
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        self._look()
-        return super().__iter__()
-
-    @override
-    def __len__(self) -> int:
-        self._look()
-        return super().__len__()
-
-    @override
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._look()
-        return super().get(key, default)
-
-    @override
-    def pop(self, *arguments: Any) -> Any:
-        self._look()
-        return super().pop(*arguments)
-
-    @override
-    def clear(self) -> None:
-        self._look()
-        super().clear()
-
-    @override
-    def keys(self) -> Any:
-        self._look()
-        return super().keys()
-
-    @override
-    def values(self) -> Any:
-        self._look()
-        return super().values()
-
-    @override
-    def items(self) -> Any:
-        self._look()
-        return super().items()
+            self._known = self._versions()
 
     @override
     def __reduce__(self) -> Any:
-        self._look()
         return defaultdict, (dict,), None, None, iter(self.items())
 
 
-def _version_of(value: object) -> int:
-    return value._version if isinstance(value, Tensor) else 0
+def _looking(name: str) -> Callable[..., Any]:
+    """Return the method of a defaultdict that is called like this, which has the state made before."""
+    method = getattr(defaultdict, name)
+
+    def look(self: WholeState, *arguments: Any) -> Any:
+        self._look()
+        return method(self, *arguments)
+
+    return look
+
+
+for _name in ("getitem", "setitem", "delitem", "contains", "iter", "len", "eq", "repr"):
+    setattr(WholeState, f"__{_name}__", _looking(f"__{_name}__"))
+for _name in ("get", "pop", "popitem", "setdefault", "update", "clear", "keys", "values", "items", "copy"):
+    setattr(WholeState, _name, _looking(_name))
