@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.comm.ranks import World
 from tutti.allreduce import ALGORITHMS
-from tutti.allreduce.ranks import Counted, Sent
+from tutti.allreduce.ranks import Ranks, Sent
 from tutti.allreduce.torus import width
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network, all_reduce_s, ring_all_reduce_s
@@ -38,9 +38,9 @@ def given(rank: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def run(
     comm: Communicator, name: str, length: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Sent]:
-    counted, vector = Counted(comm), given(comm.rank, length, dtype)
-    ALGORITHMS[name](counted, vector)
-    return vector, counted.sent
+    ranks, vector = Ranks(comm), given(comm.rank, length, dtype)
+    ALGORITHMS[name](ranks, vector)
+    return vector, ranks.sent
 
 
 def world(ranks: int | tuple[int, ...], network: Network = FREE) -> VirtualWorld:
@@ -60,7 +60,7 @@ def test_every_rank_gets_the_sum(name: str, ranks: int | tuple[int, ...], length
 
 def in_thirds(comm: Communicator, name: str, length: int) -> Tensor:
     vector = torch.randn(length, generator=torch.Generator().manual_seed(comm.rank)) / 3
-    ALGORITHMS[name](comm, vector)
+    ALGORITHMS[name](Ranks(comm), vector)
     return vector
 
 

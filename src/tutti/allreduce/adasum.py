@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.allreduce.base import GradientLayout, GradientReduction
-from tutti.allreduce.ranks import TAG, Counted
+from tutti.allreduce.ranks import Ranks
 from tutti.comm.base import Communicator
 
 
@@ -81,32 +81,32 @@ class Adasum(GradientReduction):
 
     @override
     def all_reduce(self, vector: Tensor, share: float) -> int:
-        comm, wide = Counted(self._comm), vector.to(self._wide)
+        comm, wide = Ranks(self._comm), vector.to(self._wide)
         if share:
             wide = wide / share
         power = 1 << (comm.size.bit_length() - 1)
         partner = comm.rank ^ power
         if comm.rank >= power:
-            comm.send(wide, partner, TAG)
-            comm.recv(wide, partner, TAG)
+            comm.send(wide, partner)
+            comm.recv(wide, partner)
         else:
             received = wide.new_empty(len(wide))
             if partner < comm.size:
-                comm.recv(received, partner, TAG)
+                comm.recv(received, partner)
                 combine(wide, received, self._layers)
             self._double(comm, wide, received, power)
             if partner < comm.size:
-                comm.send(wide, partner, TAG)
+                comm.send(wide, partner)
         if wide is not vector:
             vector.copy_(wide)
         return comm.sent.nbytes
 
-    def _double(self, comm: Counted, wide: Tensor, received: Tensor, power: int) -> None:
+    def _double(self, comm: Ranks, wide: Tensor, received: Tensor, power: int) -> None:
         """Form the Adasum over the ranks below `power`, a power of two."""
         distance = 1
         while distance < power:
             other = comm.rank ^ distance
-            comm.exchange(wide, other, received, other, TAG)
+            comm.exchange(wide, other, received, other)
             if comm.rank < other:
                 combine(wide, received, self._layers)
             else:  # in the same order as the other does it, for the same bits

@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.allreduce.base import GradientLayout, GradientReduction
-from tutti.allreduce.ranks import AllReduce, Counted
+from tutti.allreduce.ranks import AllReduce, Ranks
 from tutti.comm.base import Communicator
 
 
@@ -30,11 +30,11 @@ class ByMessages(GradientReduction):
 
     @override
     def all_reduce(self, vector: Tensor, share: float) -> int:
-        counted, wide = Counted(self._comm), vector.to(self._wide)
-        self._algorithm(counted, wide)
+        ranks, wide = Ranks(self._comm), vector.to(self._wide)
+        self._algorithm(ranks, wide)
         if wide is not vector:
             vector.copy_(wide)
-        return counted.sent.nbytes
+        return ranks.sent.nbytes
 
 
 def all_reduce_bytes(nbytes: int, size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tutti.allreduce.ranks import TAG, Ranks, RankSubset
+from tutti.allreduce.ranks import Ranks
 from tutti.comm.base import cut
 from tutti.registry import part
 
@@ -32,16 +32,16 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
     power = 1 << (comm.size.bit_length() - 1)
     beyond = comm.size - power
     if comm.rank >= power:
-        comm.send(vector, comm.rank - power, TAG)
-        comm.recv(vector, comm.rank - power, TAG)
+        comm.send(vector, comm.rank - power)
+        comm.recv(vector, comm.rank - power)
         return
     if comm.rank < beyond:
         incoming = vector.new_empty(len(vector))
-        comm.recv(incoming, comm.rank + power, TAG)
+        comm.recv(incoming, comm.rank + power)
         vector.add_(incoming)
-    _halve_and_double(RankSubset(comm, range(power)), vector)
+    _halve_and_double(comm.subset(range(power)), vector)
     if comm.rank < beyond:
-        comm.send(vector, comm.rank + power, TAG)
+        comm.send(vector, comm.rank + power)
 
 
 def _halve_and_double(comm: Ranks, vector: Tensor) -> None:
@@ -55,7 +55,7 @@ def _halve_and_double(comm: Ranks, vector: Tensor) -> None:
         upper = bool(comm.rank & distance)
         kept, given = (high, low) if upper else (low, high)
         arrived = incoming[: kept.stop - kept.start]
-        comm.exchange(vector[given], comm.rank ^ distance, arrived, comm.rank ^ distance, TAG)
+        comm.exchange(vector[given], comm.rank ^ distance, arrived, comm.rank ^ distance)
         vector[kept].add_(arrived)
         first += distance * upper
         distance //= 2
@@ -64,5 +64,5 @@ def _halve_and_double(comm: Ranks, vector: Tensor) -> None:
         first, theirs = comm.rank // distance * distance, (comm.rank ^ distance) // distance * distance
         own = vector[edges[first] : edges[first + distance]]
         wanted = vector[edges[theirs] : edges[theirs + distance]]
-        comm.exchange(own, comm.rank ^ distance, wanted, comm.rank ^ distance, TAG)
+        comm.exchange(own, comm.rank ^ distance, wanted, comm.rank ^ distance)
         distance *= 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 import tutti.allreduce.ring as ring
-from tutti.allreduce.ranks import TAG, Hosts, Ranks
+from tutti.allreduce.ranks import Ranks
 from tutti.comm.base import cut
 from tutti.registry import part
 
 
 @part("hierarchical")
-def all_reduce(comm: Hosts, vector: Tensor) -> None:
+def all_reduce(comm: Ranks, vector: Tensor) -> None:
     """Sum `vector` inside each host, then between the hosts' first ranks, and hand the sum down, in place.
 
         host a   0 1 2 ─ sum to 0 ─┐            ┌─ 0 to all
@@ -43,17 +43,17 @@ def _gather(node: Ranks, vector: Tensor) -> None:
     """Bring every rank's slice to rank 0."""
     slices = cut(len(vector), node.size)
     if node.rank:
-        node.send(vector[slices[node.rank]], 0, TAG)
+        node.send(vector[slices[node.rank]], 0)
         return
     for other in range(1, node.size):
-        node.recv(vector[slices[other]], other, TAG)
+        node.recv(vector[slices[other]], other)
 
 
 def _scatter(node: Ranks, vector: Tensor) -> None:
     """Bring every rank its slice from rank 0."""
     slices = cut(len(vector), node.size)
     if node.rank:
-        node.recv(vector[slices[node.rank]], 0, TAG)
+        node.recv(vector[slices[node.rank]], 0)
         return
     for other in range(1, node.size):
-        node.send(vector[slices[other]], other, TAG)
+        node.send(vector[slices[other]], other)

@@ -1,82 +1,17 @@
-"""The communicator as an all-reduce algorithm sees it, parts of one, and the count of what it sends."""
+"""Ranks as an all-reduce algorithm sees them, and the count of what they send."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from torch import Tensor
 
+from tutti.comm.base import Communicator
+
 TAG: Final = 23
 """The tag of the algorithms' messages."""
-
-
-class Ranks(Protocol):
-    """Some ranks that send vectors to each other; see `tutti.comm.base.Messages`."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this process, 0 to size - 1."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        """Send `vector`."""
-
-    def recv(self, vector: Tensor, source: int, tag: int = 0) -> int:
-        """Overwrite `vector` with the next message from `source`; returns the sender's rank."""
-
-    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> object:
-        """Send one vector and receive another at the same time."""
-
-
-class Hosts(Ranks, Protocol):
-    """Ranks that know which of them share a host; every communicator is one."""
-
-    @property
-    def hosts(self) -> int:
-        """The number of hosts that the ranks are on."""
-
-    @property
-    def node(self) -> Hosts:
-        """The ranks of this host."""
-
-    @property
-    def cross(self) -> Hosts | None:
-        """The ranks with this local rank on every host; None where some host has no such local rank."""
-
-
-AllReduce = Callable[[Hosts, Tensor], None]
-"""Overwrites a vector on every rank with the sum over the ranks; bit-equal on all of them."""
-
-
-class RankSubset:
-    """Some ranks of a larger group, numbered anew in the order in which they are given.
-
-    Args:
-        whole: the larger group.
-        members: their ranks there; this process's own is one of them.
-    """
-
-    def __init__(self, whole: Ranks, members: Sequence[int]) -> None:
-        self._whole, self._members = whole, members
-        self.rank, self.size = members.index(whole.rank), len(members)
-
-    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        """Send `vector`."""
-        self._whole.send(vector, self._members[to], tag)
-
-    def recv(self, vector: Tensor, source: int, tag: int = 0) -> int:
-        """Overwrite `vector` with the next message from `source`; returns that."""
-        self._whole.recv(vector, self._members[source], tag)
-        return source
-
-    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
-        """Send one vector and receive another at the same time."""
-        self._whole.exchange(outgoing, self._members[to], incoming, self._members[source], tag)
 
 
 @dataclass
@@ -92,47 +27,62 @@ class Sent:
     nbytes: int = 0
 
 
-class Counted:
-    """A communicator whose messages are counted, those to the own host and to other hosts too.
+class Ranks:
+    """Some ranks that send vectors to each other, numbered in the order in which they are given.
 
     Args:
         comm: what carries the messages.
-        sent: where they are counted; by default from 0.
+        members: their ranks there; this process's own is one of them. None: all.
+        sent: where the messages are counted; by default from 0.
 
     Attributes:
-        sent: the counts.
+        rank: the number of this process, 0 to size - 1.
+        size: the number of ranks.
+        hosts: the number of hosts that those of `comm` are on.
+        sent: the counts, of messages to the own host and to other hosts too.
     """
 
-    def __init__(self, comm: Hosts, sent: Sent | None = None) -> None:
-        self._comm, self.sent = comm, Sent() if sent is None else sent
-        self.rank, self.size, self.hosts = comm.rank, comm.size, comm.hosts
+    def __init__(
+        self, comm: Communicator, members: Sequence[int] | None = None, sent: Sent | None = None
+    ) -> None:
+        self._comm, self._members = comm, range(comm.size) if members is None else members
+        self.rank, self.size, self.hosts = self._members.index(comm.rank), len(self._members), comm.hosts
+        self.sent = Sent() if sent is None else sent
+
+    def subset(self, members: Sequence[int]) -> Ranks:
+        """Return some of all ranks, this one among them."""
+        return Ranks(self._comm, members, self.sent)
 
     @property
-    def node(self) -> Counted:
+    def node(self) -> Ranks:
         """The ranks of this host."""
-        return Counted(self._comm.node, self.sent)
+        return Ranks(self._comm.node, sent=self.sent)
 
     @property
-    def cross(self) -> Counted | None:
+    def cross(self) -> Ranks | None:
         """The ranks with this local rank on every host; None where some host has no such local rank."""
         cross = self._comm.cross
-        return None if cross is None else Counted(cross, self.sent)
+        return None if cross is None else Ranks(cross, sent=self.sent)
 
-    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
+    def send(self, vector: Tensor, to: int) -> None:
         """Send `vector`."""
         self._count(vector.nbytes)
-        self._comm.send(vector, to, tag)
+        self._comm.send(vector, self._members[to], TAG)
 
-    def recv(self, vector: Tensor, source: int, tag: int = 0) -> int:
-        """Overwrite `vector` with the next message from `source`; returns the sender's rank."""
+    def recv(self, vector: Tensor, source: int) -> None:
+        """Overwrite `vector` with the next message from `source`."""
         self._count(0)
-        return self._comm.recv(vector, source, tag)
+        self._comm.recv(vector, self._members[source], TAG)
 
-    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int) -> None:
         """Send one vector and receive another at the same time."""
         self._count(outgoing.nbytes)
-        self._comm.exchange(outgoing, to, incoming, source, tag)
+        self._comm.exchange(outgoing, self._members[to], incoming, self._members[source], TAG)
 
     def _count(self, nbytes: int) -> None:
         self.sent.steps += 1
         self.sent.nbytes += nbytes
+
+
+AllReduce = Callable[[Ranks, Tensor], None]
+"""Overwrites a vector on every rank with the sum over the ranks; bit-equal on all of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tutti.allreduce.ranks import TAG, Ranks
+from tutti.allreduce.ranks import Ranks
 from tutti.comm.base import cut
 from tutti.registry import part
 
@@ -43,7 +43,7 @@ def reduce_scatter(comm: Ranks, vector: Tensor) -> None:
         passed = slices[(comm.rank - step) % comm.size]
         taken = vector[slices[(comm.rank - step - 1) % comm.size]]
         arrived = incoming[: len(taken)]
-        comm.exchange(vector[passed], following, arrived, before, TAG)
+        comm.exchange(vector[passed], following, arrived, before)
         taken.add_(arrived)
 
 
@@ -57,4 +57,4 @@ def all_gather(comm: Ranks, vector: Tensor) -> None:
     for step in range(comm.size - 1):
         passed = slices[(comm.rank - step) % comm.size]
         taken = slices[(comm.rank - step - 1) % comm.size]
-        comm.exchange(vector[passed], following, vector[taken], before, TAG)
+        comm.exchange(vector[passed], following, vector[taken], before)

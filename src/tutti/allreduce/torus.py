@@ -7,13 +7,13 @@ from math import isqrt
 from torch import Tensor
 
 import tutti.allreduce.ring as ring
-from tutti.allreduce.ranks import Hosts, RankSubset
+from tutti.allreduce.ranks import Ranks
 from tutti.comm.base import cut
 from tutti.registry import part
 
 
 @part("torus")
-def all_reduce(comm: Hosts, vector: Tensor) -> None:
+def all_reduce(comm: Ranks, vector: Tensor) -> None:
     """Sum `vector` on a grid of rows and columns, in place: a ring's bytes in far fewer steps.
 
         row 0   0 ── 1 ── 2      1  reduce-scatter along each row: rank c of a row owns slice c of its sum
@@ -32,8 +32,8 @@ def all_reduce(comm: Hosts, vector: Tensor) -> None:
     """
     across = width(comm.size, comm.hosts)
     row, column = divmod(comm.rank, across)
-    in_row = RankSubset(comm, range(row * across, (row + 1) * across))
-    in_column = RankSubset(comm, range(column, comm.size, across))
+    in_row = comm.subset(range(row * across, (row + 1) * across))
+    in_column = comm.subset(range(column, comm.size, across))
     ring.reduce_scatter(in_row, vector)
     ring.all_reduce(in_column, vector[cut(len(vector), across)[column]])
     ring.all_gather(in_row, vector)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tutti.allreduce.ranks import TAG, Ranks
+from tutti.allreduce.ranks import Ranks
 from tutti.registry import part
 
 
@@ -31,14 +31,14 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
     distance = 1
     while distance < comm.size and not comm.rank & distance:
         if comm.rank + distance < comm.size:
-            comm.recv(incoming, comm.rank + distance, TAG)
+            comm.recv(incoming, comm.rank + distance)
             vector.add_(incoming)
         distance *= 2
     # Here a rank other than 0 has found its parent, `distance` below it; its children are nearer than that.
     if comm.rank:
-        comm.send(vector, comm.rank - distance, TAG)
-        comm.recv(vector, comm.rank - distance, TAG)
+        comm.send(vector, comm.rank - distance)
+        comm.recv(vector, comm.rank - distance)
     while distance > 1:
         distance //= 2
         if comm.rank + distance < comm.size:
-            comm.send(vector, comm.rank + distance, TAG)
+            comm.send(vector, comm.rank + distance)
