@@ -21,8 +21,8 @@ from tutti.parameter_server import (
     ElasticRule,
     OptimizerRule,
     Rule,
+    Server,
     join_centre,
-    serve,
     workers_of_centre,
 )
 from tutti.parameter_server.rules import Hyperparameters
@@ -78,7 +78,7 @@ def pushing(comm: Communicator, make: object, pushes: int) -> tuple[set[float], 
     """Every worker pushes ones, some with an answer and some without; what is in the centre in the end."""
     if comm.servers is not None and comm.servers.serving:
         replica = Replica(TwoTypes(-5.0))
-        serve(comm.servers, replica, make(replica, comm.servers.comm.size - len(comm.servers.ranks)))
+        Server(comm.servers, replica, make(replica, comm.servers.comm.size - len(comm.servers.ranks))).run()
         return set(), 0
     replica = place(TwoTypes(), comm, Home.PRIVATE)
     centre = join_centre(comm, replica, make(replica, comm.size))
@@ -145,7 +145,7 @@ def test_messages_after_other_weights_are_added_to_those(world: VirtualWorld) ->
     def train(comm: Communicator) -> tuple[set[float], int | None] | None:
         replica = place(TwoTypes(), comm, Home.PRIVATE) if comm.servers is None else Replica(TwoTypes())
         if comm.servers is not None and comm.servers.serving:
-            serve(comm.servers, replica, AddRule())
+            Server(comm.servers, replica, AddRule()).run()
             return None
         centre = join_centre(comm, replica, AddRule())
         for _ in range(3):
@@ -170,7 +170,7 @@ def two_levels(comm: Communicator, steps: int) -> list[float]:
     with torch.no_grad():
         module.weight.fill_(1.0)
     if comm.servers is not None and comm.servers.serving:
-        serve(comm.servers, Replica(module), ElasticRule(0.8, 1))
+        Server(comm.servers, Replica(module), ElasticRule(0.8, 1)).run()
         return []
     replica = place(module, comm, Home.PRIVATE)
     centre = join_centre(comm, replica, ElasticRule(0.8, workers_of_centre(comm)))
@@ -222,7 +222,7 @@ def test_more_climbs_bring_the_hosts_closer() -> None:
 def test_requests_are_served_in_the_order_in_which_they_come() -> None:
     def train(comm: Communicator) -> tuple[float, int | None]:
         if comm.servers is not None and comm.servers.serving:
-            serve(comm.servers, Replica(TwoTypes()), AddRule())
+            Server(comm.servers, Replica(TwoTypes()), AddRule()).run()
             return 0.0, 0
         replica = place(TwoTypes(), comm, Home.PRIVATE)
         centre = join_centre(comm, replica, AddRule())
@@ -240,7 +240,7 @@ def test_half_the_vector_on_each_server_takes_half_the_time() -> None:
     def train(comm: Communicator) -> float:
         module = nn.Linear(300, 300)
         if comm.servers is not None and comm.servers.serving:
-            serve(comm.servers, Replica(module), AddRule())
+            Server(comm.servers, Replica(module), AddRule()).run()
             return 0.0
         replica = place(module, comm, Home.PRIVATE)
         centre = join_centre(comm, replica, AddRule())
@@ -259,7 +259,7 @@ def test_half_the_vector_on_each_server_takes_half_the_time() -> None:
 def test_the_answer_tells_what_it_cost() -> None:
     def train(comm: Communicator) -> tuple[int, float, float]:
         if comm.servers is not None and comm.servers.serving:
-            serve(comm.servers, Replica(TwoTypes()), AddRule())
+            Server(comm.servers, Replica(TwoTypes()), AddRule()).run()
             return 0, 0.0, 0.0
         replica = place(TwoTypes(), comm, Home.PRIVATE)
         centre = join_centre(comm, replica, AddRule())
@@ -301,7 +301,7 @@ def busy_server(comm: Communicator) -> float:
     part = keep_servers(comm, (1, 2))
     if part.servers.serving:
         began = time.process_time()
-        serve(part.servers, Replica(TwoTypes()), AddRule())
+        Server(part.servers, Replica(TwoTypes()), AddRule()).run()
         return time.process_time() - began
     replica = place(TwoTypes(), part, Home.PRIVATE)
     centre = join_centre(part, replica, AddRule())

@@ -23,8 +23,8 @@ from tutti.parameter_server import (
     Receipt,
     Remedy,
     Rule,
+    Server,
     join_centre,
-    serve,
 )
 from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS
 from tutti.parameter_server.rules import Rounds
@@ -78,7 +78,7 @@ class Visitor:
 def visit(comm: Communicator, program: Callable[[Visitor], object]) -> object:
     """One rank of a centre that adds."""
     if comm.servers is not None and comm.servers.serving:
-        serve(comm.servers, Replica(module()), AddRule())
+        Server(comm.servers, Replica(module()), AddRule()).run()
         return None
     centre = join_centre(comm, place(module(), comm, Home.PRIVATE), AddRule())
     found = program(Visitor(comm, centre))
@@ -143,7 +143,7 @@ def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
         replica = Replica(module())
         rule = OptimizerRule(optim.SGD(replica.module.parameters(), lr=1.0), replica, keep=True)
         if comm.servers is not None and comm.servers.serving:
-            serve(comm.servers, replica, rule)
+            Server(comm.servers, replica, rule).run()
             return None
         centre = join_centre(comm, replica, rule)
         sent = []

@@ -10,6 +10,7 @@ from tutti.allreduce import GradientLayout, Native
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
 from tutti.errors import BadModel
+from tutti.optim.sharded import equal_slices
 from tutti.replica import Replica
 from tutti.strategies import joint_gradients
 from tutti.strategies.base import Home
@@ -18,7 +19,6 @@ from tutti.strategies.joint_gradients import (
     MeanGradients,
     ReducedGradients,
     own_stretches,
-    slices,
 )
 from tutti.strategies.placement import place, visible_memory
 
@@ -415,6 +415,6 @@ def test_stretches_apart_are_shared_out_evenly() -> None:
 
 def test_slices_end_at_cache_lines_or_where_parameters_do() -> None:
     (flat,) = Replica(vectors()).flats
-    assert slices(flat, 3, whole=False) == [slice(0, 48), slice(48, 96), slice(96, 144)]
-    assert slices(flat, 2, whole=False) == [slice(0, 64), slice(64, 144)]
-    assert slices(flat, 2, whole=True) == [slice(0, 80), slice(80, 144)]
+    assert equal_slices(flat, 3, whole=False) == [slice(0, 48), slice(48, 96), slice(96, 144)]
+    assert equal_slices(flat, 2, whole=False) == [slice(0, 64), slice(64, 144)]
+    assert equal_slices(flat, 2, whole=True) == [slice(0, 80), slice(80, 144)]

@@ -72,17 +72,21 @@ def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False
         optimizer: decides whether parameters may be cut, and whether they may be parted.
         whole: no parameter may be cut, whatever the optimizer.
     """
-    length = len(flat.weights)
     if not is_parameterwise(optimizer):
-        edges = [0] + [length] * parts
-    elif is_elementwise(optimizer) and not whole:
+        everything = len(flat.weights)
+        return [slice(0, everything), *[slice(everything, everything)] * (parts - 1)]
+    return equal_slices(flat, parts, whole or not is_elementwise(optimizer))
+
+
+def equal_slices(flat: Flat, parts: int, whole: bool = False) -> list[slice]:
+    """Cut a vector into `parts` consecutive slices of about equal length; `whole`: between parameters."""
+    length = len(flat.weights)
+    if whole:
+        starts = [span.start for span in flat.spans] + [length]
+        edges = [min(starts, key=lambda at: abs(at - length * part / parts)) for part in range(parts + 1)]
+    else:
         lines = length // ALIGNMENT  # no two ranks write to one cache line
         edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
-    else:
-        starts = [span.start for span in flat.spans] + [length]
-        edges = [
-            min(starts, key=lambda start: abs(start - length * part / parts)) for part in range(parts + 1)
-        ]
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 

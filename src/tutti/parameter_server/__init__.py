@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule, Slot, Vectors
-from tutti.parameter_server.connect import join_centre, serve, workers_of_centre
+from tutti.parameter_server.connect import join_centre, workers_of_centre
 from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule, Rounds
+from tutti.parameter_server.server import Server
 from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
 
 __all__ = [
@@ -21,9 +22,9 @@ __all__ = [
     "Remedy",
     "Rounds",
     "Rule",
+    "Server",
     "Slot",
     "Vectors",
     "join_centre",
-    "serve",
     "workers_of_centre",
 ]

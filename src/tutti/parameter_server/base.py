@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from tutti.replica import ALIGNMENT, Flat
+from tutti.optim.sharded import equal_slices
+from tutti.replica import Flat
 
 Vectors: TypeAlias = Sequence[Tensor]
 """One vector for each of `Replica.flats`, of the same lengths and dtypes."""
@@ -95,9 +95,7 @@ class Rule(ABC):
 
     def cut(self, flat: Flat, parts: int) -> list[slice]:
         """Cut a flat vector into `parts` consecutive slices, each of which the rule can be applied to."""
-        lines = len(flat.weights) // ALIGNMENT
-        edges = [lines * part // parts * ALIGNMENT for part in range(parts + 1)]
-        return [slice(start, stop) for start, stop in pairwise(edges)]
+        return equal_slices(flat, parts)
 
     def most_slots(self) -> int | None:
         """Return the most slots that the rule can work with; None: any number."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tutti.comm.base import Communicator, Servers
+from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.parameter_server.base import Centre, Rule
 from tutti.parameter_server.client import ServedCentre
 from tutti.parameter_server.levels import LevelledCentre
-from tutti.parameter_server.server import Server
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 
@@ -39,20 +38,6 @@ def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
 def workers_of_centre(comm: Communicator) -> int:
     """Return the number of workers at this one's centre: all, or with two levels those of its host."""
     return comm.node.size if comm.servers is not None and comm.servers.levels > 1 else comm.size
-
-
-def serve(servers: Servers, replica: Replica, rule: Rule) -> None:
-    """Serve until every worker has left its centre.
-
-    Args:
-        servers: the `servers` of this rank's communicator.
-        replica: a model of the workers' architecture. Its weights are overwritten.
-        rule: made as the workers' is; the centre's optimizer and what it keeps are this process's.
-
-    Raises:
-        PeerLost: a worker or another server is gone.
-    """
-    Server(servers, replica, rule).run()
 
 
 def check_reachable(hosts: int, servers: int) -> None:

@@ -36,7 +36,8 @@ class Server:
     Args:
         servers: the ranks that hold the centre; this process is one of them.
         replica: a model like the workers'; its weights are overwritten with theirs.
-        rule: what the centre does with a message, or what it does with a worker's where it has two levels.
+        rule: made as the workers' is: what the centre does with a message, or, where it has two levels, what
+            a host's does; the optimizer and what it keeps are this process's.
     """
 
     def __init__(self, servers: Servers, replica: Replica, rule: Rule) -> None:

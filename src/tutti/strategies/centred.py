@@ -14,7 +14,7 @@ from tutti.comm.base import Servers
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import announce
-from tutti.parameter_server import Centre, Receipt, Rule, serve
+from tutti.parameter_server import Centre, Receipt, Rule, Server
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy
@@ -59,7 +59,7 @@ class Centred(Strategy):
             PeerLost: a worker or another server is gone.
         """
         workers = servers.comm.size - len(servers.ranks)
-        serve(servers, replica, self.rule(replica, optimizer, workers, clip))
+        Server(servers, replica, self.rule(replica, optimizer, workers, clip)).run()
 
 
 class CentredWorker(OwnWeightsWorker):

@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import cast
 from weakref import ref
 
@@ -27,6 +26,7 @@ from typing_extensions import override
 from tutti.allreduce import GradientLayout, GradientReduction
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
+from tutti.optim.sharded import equal_slices
 from tutti.optim.sparse import sparse_tables
 from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
 
@@ -285,7 +285,7 @@ class ReducedGradients(JointGradients):
         lanes = min(cast("list[int]", comm.all_gather_objects(comm.node.size))) if between else 1
         self._owned: list[tuple[int, slice]] = []
         for number, flat in enumerate(self.flats):
-            own = slices(flat, lanes, whole)
+            own = equal_slices(flat, lanes, whole)
             if not between:
                 self._owned.append((number, own[0]))
             elif comm.node.rank < lanes and own[comm.node.rank].start < own[comm.node.rank].stop:
@@ -374,14 +374,3 @@ def own_stretches(
         if begin < end:
             yield flat, slice(begin, end)
         at += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
-
-
-def slices(flat: Flat, parts: int, whole: bool) -> list[slice]:
-    """Cut a vector into `parts` consecutive slices of about equal length; `whole`: between parameters."""
-    length = len(flat.weights)
-    if whole:
-        starts = [span.start for span in flat.spans] + [length]
-        edges = [min(starts, key=lambda at: abs(at - length * part / parts)) for part in range(parts + 1)]
-    else:
-        edges = [length // ALIGNMENT * part // parts * ALIGNMENT for part in range(parts + 1)]
-    return [slice(start, stop) for start, stop in pairwise(edges)]
