@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK, decompress, with_feedback
+from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK, with_feedback
 
 CODECS = [
     Cast(torch.bfloat16),
@@ -24,6 +24,12 @@ LENGTHS = [0, 1, 7, 8, 511, 512, 513, 2000]
 
 def there_and_back(codec: Codec, vector: Tensor) -> Tensor:
     return decompress(codec, codec.compress(vector), len(vector), vector.dtype)
+
+
+def decompress(codec: Codec, payload: Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    vector = torch.zeros(length, dtype=dtype)
+    codec.add(payload, vector)
+    return vector
 
 
 def test_bf16_keeps_eight_bits_of_the_mantissa() -> None:

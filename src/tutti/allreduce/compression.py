@@ -78,13 +78,6 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> tuple[Tensor, 
     return payload, wanted
 
 
-def decompress(codec: Codec, payload: Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the vector that a payload stands for."""
-    vector = torch.zeros(length, dtype=dtype)
-    codec.add(payload, vector)
-    return vector
-
-
 @dataclass(frozen=True)
 class Cast(Codec):
     """Each number in 16 bits: `torch.bfloat16` or `torch.float16`.

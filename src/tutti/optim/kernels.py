@@ -8,7 +8,7 @@ format, so that either way of stepping can follow the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, optim
@@ -23,11 +23,6 @@ They are not before the optimizer's own first step, which makes the state.
 """
 
 
-def kernel_of(optimizer: type[optim.Optimizer]) -> Kernel | None:
-    """Return the kernel of exactly this class, or None: subclasses may compute something else."""
-    return _KERNELS.get(optimizer)
-
-
 def _adam(
     group: Mapping[str, Any], parameters: Sequence[Tensor], grads: Sequence[Tensor], state: State
 ) -> bool:
@@ -38,8 +33,7 @@ def _adam(
     for step in steps:
         step.add_(1)
     beta1, beta2 = group["betas"]
-    # AdamW is a class of its own in older versions of torch, whose groups lack the entry.
-    fused = torch._fused_adamw_ if group.get("decoupled_weight_decay", False) else torch._fused_adam_
+    fused = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     fused(
         list(parameters),
         list(grads),
@@ -58,12 +52,6 @@ def _adam(
         found_inf=None,
     )
     return True
-
-
-def _adamw(
-    group: Mapping[str, Any], parameters: Sequence[Tensor], grads: Sequence[Tensor], state: State
-) -> bool:
-    return _adam({**group, "decoupled_weight_decay": True}, parameters, grads, state)
 
 
 def _sgd(
@@ -95,4 +83,5 @@ def _sgd(
     return True
 
 
-_KERNELS: dict[type[optim.Optimizer], Kernel] = {optim.Adam: _adam, optim.AdamW: _adamw, optim.SGD: _sgd}
+KERNELS: Final[dict[type, Kernel]] = {optim.Adam: _adam, optim.AdamW: _adam, optim.SGD: _sgd}
+"""The kernels of exactly these classes: a subclass may compute something else."""

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object
-from tutti.optim.sharded import check_usable
+from tutti.optim.sharded import UNUSABLE, check_usable
 from tutti.registry import Registry
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -68,19 +68,12 @@ def _named(name: str) -> type[Optimizer]:
     elif name.lower() in OPTIMIZERS:
         kind = OPTIMIZERS[name.lower()]
     else:
-        raise UnknownName("optimizer", name, [known for known, cls in OPTIMIZERS.items() if _is_usable(cls)])
+        usable = [known for known, cls in OPTIMIZERS.items() if not issubclass(cls, tuple(UNUSABLE))]
+        raise UnknownName("optimizer", name, usable)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
     check_usable(kind)
     return kind
-
-
-def _is_usable(optimizer: type[Optimizer]) -> bool:
-    try:
-        check_usable(optimizer)
-    except BadOption:
-        return False
-    return True
 
 
 def _written(options: Mapping[str, Any]) -> str:

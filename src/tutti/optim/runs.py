@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from tutti.optim.kernels import kernel_of
+from tutti.optim.kernels import KERNELS
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.parameterwise import ParameterWise
 from tutti.replica import Flat, view_like
@@ -142,7 +142,7 @@ class GroupOptimizer:
         self._fused = is_fused(user, theirs, self.parameters)
         if self._fused:
             self._own["fused"] = True
-        self._kernel = kernel_of(type(user)) if self._fused and is_plain(theirs) else None
+        self._kernel = KERNELS.get(type(user)) if self._fused and is_plain(theirs) else None
         self.optimizer = bare_copy(user, [self._own])
         for parameter, stretch in zip(self.parameters, stretches, strict=True):
             state = _whole_state(user, stretch) if self._whole else _cut_state(user, stretch, self._fused)

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from tutti.comm.base import Communicator
-from tutti.optim.kernels import Kernel, kernel_of
+from tutti.optim.kernels import KERNELS, Kernel
 from tutti.optim.runs import COUNTERS, is_elementwise, is_fused, is_plain
 from tutti.optim.sparse import sparse_tables
 from tutti.optim.whole_state import State, WholeState
@@ -340,7 +340,7 @@ class DividedOptimizer:
             for group, parameters in zip(groups, by_group, strict=True)
         ]
         kernels = [
-            kernel_of(type(self._optimizer)) if cheap and is_plain(group) else None
+            KERNELS.get(type(self._optimizer)) if cheap and is_plain(group) else None
             for cheap, group in zip(fused, groups, strict=True)
         ]
         rank = self._node.rank

@@ -64,6 +64,9 @@ class ServedCentre(Centre):
         self._comm.send(message, server, REQUEST)
         return message.nbytes
 
+    def _ask_all(self, request: Request, detail: float = 0) -> int:
+        return sum([self._ask(server, request, detail) for server in self._servers])
+
     def _bring(self, request: Request, message: Vectors, again: bool, at: Vectors) -> int:
         """Send the message to all servers; returns its bytes."""
         sent = 0
@@ -110,8 +113,7 @@ class ServedCentre(Centre):
     @torch.no_grad()
     def pull(self, into: Vectors) -> Receipt:
         began = self._comm.clock()
-        sent = sum([self._ask(server, Request.PULL) for server in self._servers])
-        return self._receipt(began, sent, into)
+        return self._receipt(began, self._ask_all(Request.PULL), into)
 
     def _receipt(self, began: float, sent: int, into: Vectors) -> Receipt:
         staleness, dropped = self._take(into)
@@ -123,8 +125,7 @@ class ServedCentre(Centre):
     @torch.no_grad()
     def read(self, into: Vectors) -> None:
         self._flush()
-        for server in self._servers:
-            self._ask(server, Request.READ, detail=1)
+        self._ask_all(Request.READ, detail=1)
         self._take(into)
         self._workers.barrier()
 
@@ -142,8 +143,7 @@ class ServedCentre(Centre):
 
     def _flush(self) -> None:
         """Wait until the servers have served all that any worker has asked for."""
-        for server in self._servers:
-            self._ask(server, Request.READ)
+        self._ask_all(Request.READ)
         self._take(None)
         self._workers.barrier()
 
@@ -151,19 +151,16 @@ class ServedCentre(Centre):
     @torch.no_grad()
     def tick(self, slack: int, into: Vectors) -> Receipt:
         began = self._comm.clock()
-        sent = sum([self._ask(server, Request.TICK, slack) for server in self._servers])
-        return self._receipt(began, sent, into)
+        return self._receipt(began, self._ask_all(Request.TICK, slack), into)
 
     @override
     def leave(self) -> None:
-        for server in self._servers:
-            self._ask(server, Request.LEAVE)
+        self._ask_all(Request.LEAVE)
 
     @override
     def rejoin(self) -> None:
         self._workers.barrier()
-        for server in self._servers:
-            self._ask(server, Request.REJOIN)
+        self._ask_all(Request.REJOIN)
         self._flush()
 
     @override

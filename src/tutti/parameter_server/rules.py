@@ -128,12 +128,11 @@ class Hyperparameters:
 
 def _numbers(value: Any) -> list[Any]:
     """The numbers in an option: itself, or a tuple's; none if it is something else."""
-    if isinstance(value, tuple | list):
-        inner = [_numbers(one) for one in value]
-        return [one for found in inner for one in found] if all(len(found) == 1 for found in inner) else []
-    if isinstance(value, bool | int | float):
-        return [value]
-    return [value] if isinstance(value, Tensor) and value.numel() == 1 else []
+    values = value if isinstance(value, tuple | list) else [value]
+    numbers = all(
+        one.numel() == 1 if isinstance(one, Tensor) else isinstance(one, int | float) for one in values
+    )
+    return [*values] if numbers else []
 
 
 def _like(old: Any, value: float) -> Any:

@@ -61,22 +61,19 @@ def named(name: str) -> type[Strategy]:
         UnknownName: there is none.
         BadOption: what is named cannot be imported, or is no strategy.
     """
-    return _loaded(name) if names_object(name) else STRATEGIES.named(name)
-
-
-def _loaded(spec: str) -> type[Strategy]:
-    """Load a strategy of the user's."""
-    found = load_object(spec, "strategy")
+    if not names_object(name):
+        return STRATEGIES.named(name)
+    found = load_object(name, "strategy")
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         kind = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
         raise BadOption(
-            f"the strategy '{spec}' is {kind}, which is no subclass of tutti.strategies.Strategy; derive it "
+            f"the strategy '{name}' is {kind}, which is no subclass of tutti.strategies.Strategy; derive it "
             "from that (docs/write-your-own-strategy.md shows how)"
         )
     abstract = sorted(found.__abstractmethods__)
-    missing = [name for name in ("name", "home") if not hasattr(found, name)] + abstract
+    missing = [needed for needed in ("name", "home") if not hasattr(found, needed)] + abstract
     if missing:
         raise BadOption(
-            f"the strategy '{spec}' says nothing about: {', '.join(missing)}; every strategy must have these"
+            f"the strategy '{name}' says nothing about: {', '.join(missing)}; every strategy must have these"
         )
     return found

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -278,7 +278,7 @@ class Strategy(ABC):
                 "could keep; leave --servers out, or use one that has it, such as '--strategy downpour'"
             )
 
-    def options(self) -> dict[str, object]:
+    def options(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 

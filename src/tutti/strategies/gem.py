@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class _GemWorker(CentredWorker):
         rule = strategy.rule(replica, optimizer, comm.size, clip)
         steps = ShardedOptimizer(optimizer, replica)
         super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip, steps)
-        self._strategy = strategy
+        self._options: dict[str, Any] = strategy.options()
         self._then = [weights.clone() for weights in self.weights]
         self._moments = [torch.zeros_like(weights) for weights in self.weights]
         self._updates = [torch.zeros_like(weights) for weights in self.weights]
@@ -102,16 +102,7 @@ class _GemWorker(CentredWorker):
         pulled = self.centre.pull(self.weights)
         parts = zip(self._updates, self._moments, self.weights, self._then, strict=True)
         for update, moment, weights, then in parts:
-            match_energy(
-                update,
-                moment,
-                weights,
-                then,
-                momentum=self._strategy.momentum,
-                amplification=self._strategy.amplification,
-                least=self._strategy.least,
-                most=self._strategy.most,
-            )
+            match_energy(update, moment, weights, then, **self._options)
         pushed = self.centre.push(self._updates)
         for weights, then in zip(self.weights, self._then, strict=True):
             then.copy_(weights)

@@ -155,8 +155,7 @@ class MeanGradients(JointGradients):
 
     def __init__(self, replica: Replica, comm: Communicator) -> None:
         super().__init__(replica, comm)
-        # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
-        self._lanes = min(cast("list[int]", comm.all_gather_objects(comm.node.size)))
+        self._lanes = lanes_of(comm)
         self._cross = comm.cross if comm.hosts > 1 else None
         self._rows = [flat.rows.unbind() for flat in self.flats]
         self._plans: dict[tuple[int, ...], _Shared] = {}
@@ -282,7 +281,7 @@ class ReducedGradients(JointGradients):
         self._rows = [flat.rows.unbind() for flat in self.flats] if between else []
         self._out: dict[int, Tensor] = {}
         over = comm.cross if between else comm
-        lanes = min(cast("list[int]", comm.all_gather_objects(comm.node.size))) if between else 1
+        lanes = lanes_of(comm) if between else 1
         self._owned: list[tuple[int, slice]] = []
         for number, flat in enumerate(self.flats):
             own = equal_slices(flat, lanes, whole)
@@ -349,6 +348,14 @@ class ReducedGradients(JointGradients):
         before = cell.parameter.grad if new is None else new.before
         cell.parameter.grad = cell.view.clone() if before is None else before.add(cell.view)
         self._out[number] = cell.parameter.grad
+
+
+def lanes_of(comm: Communicator) -> int:
+    """Return how many slices all hosts cut a vector into (collective).
+
+    The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
+    """
+    return min(cast("list[int]", comm.all_gather_objects(comm.node.size)))
 
 
 def own_stretches(

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from tutti.strategies.joint_gradients import (
     MakeReduction,
     MeanGradients,
     ReducedGradients,
+    lanes_of,
 )
 from tutti.strategies.options import choice, number, whole
 
@@ -156,9 +157,9 @@ class SyncWorker(Worker):
     ) -> None:
         super().__init__()
         self._node, self._clip, self._clock = comm.node, clip, comm.clock
+        self._reductions: list[GradientReduction] = []
         self.share = 1 / comm.size
-        # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
-        lanes = min(cast(list[int], comm.all_gather_objects(comm.node.size)))
+        lanes = lanes_of(comm)
         self._lane = comm.node.rank if comm.node.rank < lanes else None
         self._slices = [
             slice(0, 0) if self._lane is None else own_slices(flat, lanes, optimizer, whole)[self._lane]
@@ -190,6 +191,11 @@ class SyncWorker(Worker):
         self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
 
     @override
+    def adopt(self) -> None:
+        for reduction in self._reductions:
+            reduction.forget()
+
+    @override
     def finish(self) -> None:
         """Do nothing: every step leaves the final weights in every replica."""
 
@@ -200,6 +206,11 @@ class SyncWorker(Worker):
     @abstractmethod
     def _sum_and_move(self) -> int:
         """Sum the gradients and move this rank's slices of the weights; returns the bytes sent for that."""
+
+    def _reduce(self, vectors: Sequence[Tensor]) -> int:
+        """Reduce one vector after the other; returns the bytes sent."""
+        pairs = zip(self._reductions, vectors, strict=True)
+        return sum(reduction.all_reduce(vector, self.share) for reduction, vector in pairs)
 
     def _clip_and_move(self) -> None:
         """Move the weights by the sums, which are complete."""
@@ -241,11 +252,6 @@ def _counted(
                 yield total[start:stop]
 
 
-def _reduce(reductions: Sequence[GradientReduction], vectors: Sequence[Tensor], share: float) -> int:
-    """Reduce one vector after the other; returns the bytes sent."""
-    return sum(one.all_reduce(vector, share) for one, vector in zip(reductions, vectors, strict=True))
-
-
 class SharedWorker(SyncWorker):
     """A worker that sums its slice over the host's gradients in place, and then between the hosts."""
 
@@ -263,7 +269,7 @@ class SharedWorker(SyncWorker):
             (flat, own) for flat, own in zip(replica.flats, self._slices, strict=True) if own.start < own.stop
         ]
         cross = comm.cross
-        self._between = (
+        self._reductions = (
             [between(cross, GradientLayout.of(flat, own)) for flat, own in owned]
             if cross is not None and cross.size > 1
             else []
@@ -272,17 +278,12 @@ class SharedWorker(SyncWorker):
         self._inside = sum(flat.grads.nbytes for flat in replica.flats) if comm.node.size > 1 else 0
 
     @override
-    def adopt(self) -> None:
-        for reduction in self._between:
-            reduction.forget()
-
-    @override
     def _meet(self) -> None:
         self._node.barrier()
 
     @override
     def _sum_and_move(self) -> int:
-        if not self._between and self._squares is None and not self._optimizer.joint:
+        if not self._reductions and self._squares is None and not self._optimizer.joint:
             missing = self._missing.find()
             # One piece after the other, each while its gradients are in the cache.
             for part in self._parts:
@@ -295,9 +296,9 @@ class SharedWorker(SyncWorker):
         for part in self._parts:
             part.sum()
         sent = self._inside
-        if self._between:
+        if self._reductions:
             began = self._clock()
-            sent += _reduce(self._between, self._totals, self.share)
+            sent += self._reduce(self._totals)
             self.traffic.wait_s += self._clock() - began
         self._clip_and_move()
         return sent
@@ -321,14 +322,9 @@ class WholeWorker(SyncWorker):
         ]
 
     @override
-    def adopt(self) -> None:
-        for reduction in self._reductions:
-            reduction.forget()
-
-    @override
     def _meet(self) -> None:
         # No rank has the result before all have given their gradients: this is a barrier too.
-        self._sent = _reduce(self._reductions, self._grads, self.share)
+        self._sent = self._reduce(self._grads)
 
     @override
     def _sum_and_move(self) -> int:
@@ -380,8 +376,12 @@ class Sync(Strategy):
     all slices' sums of squares. `sum`, `optimizer` and `zero` run over one piece of the slice after the other
     where nothing comes between, so that a gradient is fetched from memory once.
 
-    The options replace the sum. `compress` acts on what goes across, between the owners of a slice. Any other
-    `collective`, `reduce="adasum"` and `compress_inside` act on whole gradients of all workers instead:
+    With `every` passes for one update (gradient accumulation) the batch is split over them as well.
+
+    The other options replace the sum. `compress` acts on what goes across, between the owners of a slice;
+    what it loses is added to the next gradient. Any other `collective` ("mpi": the communicator's own
+    all-reduce, which is MPI's between hosts; the rest by messages between two ranks, see `tutti.allreduce`),
+    `reduce="adasum"` and `compress_inside` act on whole gradients of all workers instead:
 
         rank 0  backward │ g = reduce(g 0, g 1, g 2)  optimizer 0  zero │ next forward
         rank 1  backward │ g = reduce(g 0, g 1, g 2)  optimizer 1  zero │ next forward
@@ -393,23 +393,6 @@ class Sync(Strategy):
     (all-reduce in two levels). Of the options: `tutti.allreduce.ALGORITHMS`, `tutti.allreduce.adasum`,
     `tutti.allreduce.compression` (Karimireddy et al. 2019: error feedback) and `tutti.allreduce.powersgd`
     (Vogels et al. 2019: PowerSGD).
-
-    Args:
-        every: forward and backward passes of each worker for one update (gradient accumulation); the batch is
-            split over them.
-        collective: how the sum is formed. native: as drawn; mpi: the communicator's own all-reduce of whole
-            gradients, which is MPI's between hosts; any other: by messages between two ranks, as the file of
-            that name in `tutti.allreduce` says.
-        reduce: mean: over the samples. adasum: pairwise adaptive sums of the workers' gradients.
-        compress: the form in which gradients travel to other hosts: none, bf16, fp16, int8, top_k, sign or
-            power_sgd. What is lost is added to the next gradient.
-        keep: the share of a gradient's elements that `top_k` sends.
-        rank: of the factors that `power_sgd` sends.
-        compress_inside: compress every worker's gradient, inside a host too, not just the sums that hosts
-            send each other.
-
-    Raises:
-        BadOption: a value is out of range, or two options do not go together.
     """
 
     home: ClassVar[Home] = Home.SHARED
