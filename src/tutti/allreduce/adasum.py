@@ -69,10 +69,6 @@ class Adasum(GradientReduction):
     combined, before the one optimizer, which is the same with plain SGD.
 
     Source: Maleki et al. 2020 (see `tutti.allreduce.adasum`), section 3.
-
-    Args:
-        comm: the ranks.
-        layout: of the vector.
     """
 
     def __init__(self, comm: Communicator, layout: GradientLayout) -> None:

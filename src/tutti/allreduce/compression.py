@@ -227,11 +227,6 @@ class Compressed(GradientReduction):
     """A sum of compressed vectors: each rank sends its own to all, and adds up all of them in rank order.
 
     A sum that is not finite leaves the errors of all ranks as they were.
-
-    Args:
-        comm: the ranks.
-        layout: of the vector.
-        codec: how each of them compresses.
     """
 
     def __init__(self, comm: Communicator, layout: GradientLayout, codec: Codec) -> None:

@@ -24,10 +24,6 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
     International Journal of High Performance Computing Applications 19(1), section 4.5.
-
-    Args:
-        comm: the ranks; any number.
-        vector: of the same length and dtype on all of them; any length.
     """
     power = 1 << (comm.size.bit_length() - 1)
     beyond = comm.size - power

@@ -25,10 +25,6 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 
     Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision: Training
     ImageNet in Four Minutes", arXiv 1807.11205 (hierarchical all-reduce).
-
-    Args:
-        comm: the ranks; any number, on any number of hosts.
-        vector: of the same length and dtype on all of them; any length.
     """
     node = comm.node
     ring.reduce_scatter(node, vector)

@@ -33,11 +33,7 @@ def is_worthwhile(rows: int, columns: int, rank: int) -> bool:
 
 
 def first_right(columns: int, rank: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """The right factor before the first step: normally distributed numbers, the same for the same seed.
-
-    Returns:
-        A matrix of shape (columns, rank).
-    """
+    """The right factor before the first step, (columns, rank): normal numbers, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -97,7 +93,6 @@ class PowerSGD(GradientReduction):
     (epfml/powersgd) forms one of them in each step, in turn, and leaves the first 100 steps uncompressed.
 
     Args:
-        comm: the ranks.
         layout: of the vector; with whole parameters, as far as they are to be matrices.
         rank: of the factors, 1 or more.
     """

@@ -85,4 +85,7 @@ class Ranks:
 
 
 AllReduce = Callable[[Ranks, Tensor], None]
-"""Overwrites a vector on every rank with the sum over the ranks; bit-equal on all of them."""
+"""Overwrites a vector on every rank with the sum over the ranks; bit-equal on all of them.
+
+There may be any number of ranks; the vector has the same length, any, and dtype on all of them.
+"""

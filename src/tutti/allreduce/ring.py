@@ -22,10 +22,6 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 
     Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     Journal of Parallel and Distributed Computing 69(2), section 3.
-
-    Args:
-        comm: the ranks; any number.
-        vector: of the same length and dtype on all of them; any length.
     """
     reduce_scatter(comm, vector)
     all_gather(comm, vector)

@@ -25,10 +25,6 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 
     Source: Mikami et al. 2018, "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv
     1811.05233 (2D-Torus all-reduce).
-
-    Args:
-        comm: the ranks; any number.
-        vector: of the same length and dtype on all of them; any length.
     """
     across = width(comm.size, comm.hosts)
     row, column = divmod(comm.rank, across)

@@ -22,10 +22,6 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
     International Journal of High Performance Computing Applications 19(1), sections 4.2
     (broadcast) and 4.5 (reduce).
-
-    Args:
-        comm: the ranks; any number.
-        vector: of the same length and dtype on all of them; any length.
     """
     incoming = vector.new_empty(len(vector))
     distance = 1

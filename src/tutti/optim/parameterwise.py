@@ -29,10 +29,4 @@ class ParameterWise(Optimizer):
 
     @abstractmethod
     def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Move one parameter, in place.
-
-        Args:
-            weights: the parameter.
-            gradient: of its shape; to be left as it is.
-            group: its param group.
-        """
+        """Move one parameter of a param group, in place, by its gradient, which is left as it is."""

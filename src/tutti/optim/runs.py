@@ -117,9 +117,7 @@ class GroupOptimizer:
     """Stretches of one param group and an optimizer of the user's class for them.
 
     Args:
-        user: the user's optimizer.
         group: the number of its param group.
-        flat: the vector that the stretches lie in.
         grads: the gradients, a vector of the same length.
         stretches: what to move.
 

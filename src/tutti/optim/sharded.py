@@ -51,11 +51,7 @@ PIECE = 1 << 17
 
 
 def check_usable(optimizer: type[Optimizer]) -> None:
-    """Refuse an optimizer that cannot move weights slice by slice.
-
-    Raises:
-        BadOption: it cannot.
-    """
+    """Refuse, by `BadOption`, an optimizer that cannot move weights slice by slice."""
     for cls, why in UNUSABLE.items():
         if issubclass(optimizer, cls):
             raise BadOption(
@@ -257,11 +253,7 @@ def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> d
 
 
 def check_hooks(optimizer: Optimizer) -> None:
-    """Refuse step hooks, which nobody would call.
-
-    Raises:
-        BadOption: the optimizer has some.
-    """
+    """Refuse, by `BadOption`, step hooks, which nobody would call."""
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     if any(getattr(optimizer, name, None) for name in hooks):
         raise BadOption(
@@ -271,11 +263,7 @@ def check_hooks(optimizer: Optimizer) -> None:
 
 
 def check_parameters(optimizer: Optimizer, replica: Replica) -> None:
-    """Refuse parameters that nobody would move.
-
-    Raises:
-        BadModel: the optimizer has one that is not part of the model.
-    """
+    """Refuse, by `BadModel`, parameters that are no part of the model: nobody would move them."""
     known = {id(parameter) for flat in replica.flats for parameter in flat.parameters}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -16,9 +16,6 @@ class WholeState(defaultdict[Any, State]):
     """An optimizer's state for the user's parameters, made when it is first read.
 
     It is the reader's own copy; the next step goes on from what the reader changes in it.
-
-    Args:
-        make: gives the state of all parameters.
     """
 
     def __init__(self, make: Callable[[], dict[Any, State]]) -> None:

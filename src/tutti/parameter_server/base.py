@@ -199,11 +199,7 @@ class Centre(ABC):
 
     @abstractmethod
     def overwrite(self, weights: Vectors) -> None:
-        """Go on from other weights, the same for every worker (collective); all have read them by then.
-
-        Args:
-            weights: one vector for each of the replica's.
-        """
+        """Go on from other weights, the same for every worker (collective); all have read them by then."""
 
     @abstractmethod
     def tick(self, slack: int, into: Vectors) -> Receipt:

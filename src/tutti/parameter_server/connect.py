@@ -41,11 +41,7 @@ def workers_of_centre(comm: Communicator) -> int:
 
 
 def check_reachable(hosts: int, servers: int) -> None:
-    """Refuse a centre that some workers could not reach.
-
-    Raises:
-        BadOption: there are several hosts and no server.
-    """
+    """Refuse, by `BadOption`, a centre that some workers could not reach: several hosts and no server."""
     if hosts > 1 and not servers:
         raise BadOption(
             f"the workers are on {hosts} hosts, but the centre is in the memory of one; keep a rank for it "

@@ -32,9 +32,6 @@ class LevelledCentre(Centre):
     """One worker's view of two levels of centres (collective over the workers).
 
     Args:
-        comm: the workers.
-        servers: the ranks that hold the centre above.
-        flats: of the replica.
         rule: of the hosts' centres.
         climb_every: after how many exchanges of a host its centre goes up.
     """

@@ -77,7 +77,6 @@ class SharedState:
     ones.
 
     Args:
-        optimizer: this process's.
         parameters: those that it may keep something for.
         presence: for each entry what there is of it, in one byte; zeros at first.
         cells: where each entry lies.
@@ -99,11 +98,7 @@ class SharedState:
         self.of_groups = [entry for entry, _ in cells if entry.in_group]
 
     def step(self, move: Callable[[], object]) -> None:
-        """Call `move`, which steps the optimizer, on the state that all share.
-
-        Raises:
-            BadOption: it keeps something that it did not keep in the step that has been looked at.
-        """
+        """Call `move`, which steps the optimizer, on the state that all share; refuse what `check` does."""
         self.take()
         move()
         self.leave()
@@ -119,11 +114,7 @@ class SharedState:
         self._known = now
 
     def leave(self) -> None:
-        """Bring back what the optimizer has now.
-
-        Raises:
-            BadOption: it is something else than was looked for.
-        """
+        """Bring back what the optimizer has now; refuse what `check` does."""
         self.check()
         for number, (entry, cell) in enumerate(self._cells):
             value = self._value(entry)
@@ -140,11 +131,7 @@ class SharedState:
         self._known = bytes(self._presence)
 
     def check(self) -> None:
-        """Refuse what the optimizer has, if it is something else than was looked for.
-
-        Raises:
-            BadOption: it is.
-        """
+        """Refuse, by `BadOption`, what the optimizer has if it is something else than was looked for."""
         kept = 0
         for entry, _ in self._cells:
             value = self._value(entry)
@@ -201,11 +188,7 @@ def _is_like(value: object, entry: StateEntry) -> bool:
 def describe(
     optimizer: Optimizer, parameters: Sequence[nn.Parameter], move: Callable[[], object]
 ) -> list[StateEntry]:
-    """List the entries that an optimizer keeps; `move` steps it to see them.
-
-    Raises:
-        BadOption: something that cannot be shared.
-    """
+    """List the entries that an optimizer keeps; `move` steps it to see them. Refuse what cannot be shared."""
     before, kind = _attributes(optimizer), type(optimizer)
     options = [_versions(group) for group in optimizer.param_groups]
     move()

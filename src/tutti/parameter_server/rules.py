@@ -93,11 +93,7 @@ class ElasticRule(Rule):
 
 
 class Hyperparameters:
-    """The numbers among the options of an optimizer's param groups, in an order that is the same everywhere.
-
-    Args:
-        optimizer: the optimizer. On the other side there is one that was made in the same way.
-    """
+    """The numbers among the options of an optimizer's param groups, in one order on workers and servers."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -364,14 +360,10 @@ class Rounds(OptimizerRule):
     that comes later is dropped. Parameters for which none of a round has a gradient are left as they are.
 
     Args:
-        optimizer: the user's; see `OptimizerRule`.
-        replica: the model that its parameters belong to.
-        workers: how many workers there are.
         quorum: the share of an update's samples whose gradients close a round; 1: all workers, also those
             without samples.
         norm: the largest 2-norm of the whole gradient; there is one slot alone then. None: any.
         value: the largest absolute value of an element, limited before the norm. None: any.
-        comm: the workers, for the optimizer; see `OptimizerRule`.
 
     Attributes:
         share: which part of the update's samples the next message is the gradient of.

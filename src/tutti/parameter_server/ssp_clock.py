@@ -29,11 +29,7 @@ def may_go_on(counts: Sequence[int], worker: int, slack: int) -> bool:
 
 
 class SharedSteps:
-    """The workers' counts in shared memory (collective over the host's workers).
-
-    Args:
-        comm: the workers, all on one host.
-    """
+    """The workers' counts in shared memory (collective over the host's workers)."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

@@ -28,10 +28,6 @@ class WeightRows:
 
         rank 0   write row 0 of A ┐         ┌ read A │ write row 0 of B ┐         ┌ read B
         rank 1   write row 1 of A ┴ barrier ┴ read A │ write row 1 of B ┴ barrier ┴ read B     A is next
-
-    Args:
-        comm: the workers, all on one host.
-        vectors: what is to be published, for its lengths and dtypes.
     """
 
     def __init__(self, comm: Communicator, vectors: Sequence[Tensor]) -> None:
@@ -55,10 +51,6 @@ class WeightRows:
 
 class Average:
     """The mean of vectors over all workers, bit-equal on all of them.
-
-    Args:
-        comm: the workers.
-        vectors: like those to be averaged.
 
     Attributes:
         rows: the workers' rows, if they read each other's; else None.
@@ -101,12 +93,6 @@ class Peers(Strategy):
 
 class PeerWorker(OwnWeightsWorker):
     """A worker that exchanges something with others.
-
-    Args:
-        replica: the model.
-        comm: all workers.
-        steps: its own steps.
-        clip: applied to its own gradient.
 
     Attributes:
         rounds: how many steps it has made or skipped.

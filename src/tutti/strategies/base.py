@@ -283,11 +283,7 @@ class Strategy(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def facts(self, batch_size: int) -> StrategyFacts:
-        """Return the facts that the run folder keeps for advice.
-
-        Args:
-            batch_size: of the run.
-        """
+        """Return the facts that the run folder keeps for advice."""
         numbers = {**self.options(), "batch_size": batch_size}
         larger = {name: 4 * value for name, value in numbers.items() if isinstance(value, int)}
         return StrategyFacts(self.pace.name.lower(), self.rarer.format(**larger))
@@ -297,11 +293,7 @@ S = TypeVar("S", bound=type[Strategy])
 
 
 def part(name: str) -> Callable[[S], S]:
-    """Name a strategy of this package; `STRATEGIES` finds it by this decorator, as `tutti.registry` says.
-
-    Args:
-        name: what users call it: a literal string.
-    """
+    """Name a strategy of this package; `STRATEGIES` finds it by this decorator, as `tutti.registry` says."""
 
     def named(strategy: S) -> S:
         strategy.name = name

@@ -36,14 +36,7 @@ class Centred(Strategy):
 
     @abstractmethod
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
-        """Make the rule by which the centre uses a worker's message.
-
-        Args:
-            replica: the model.
-            optimizer: the user's optimizer over its parameters.
-            workers: how many workers there are.
-            clip: gradient clipping.
-        """
+        """Make the rule by which the centre uses a worker's message."""
 
     @final
     def serve(self, servers: Servers, replica: Replica, optimizer: Optimizer, clip: Clip) -> None:
@@ -68,10 +61,6 @@ class CentredWorker(OwnWeightsWorker):
     What is evaluated, and what is left in every replica in the end, are the centre's weights.
 
     Args:
-        replica: the model.
-        centre: where the workers meet.
-        optimizer: the user's.
-        clip: applied by each worker to its own gradient, before it is used.
         steps: its own steps; None if the centre makes them.
 
     Attributes:

@@ -70,13 +70,10 @@ class EASGD(Centred):
             self.check_force(hosts)
 
     def check_force(self, workers: int) -> None:
-        """Refuse a force that moves workers past their centre.
+        """Refuse, by `BadOption`, a force that moves workers past their centre.
 
         Args:
             workers: how many workers come to one centre, or how many hosts' centres to the one above them.
-
-        Raises:
-            BadOption: it does.
         """
         if self.force > workers:
             raise BadOption(

@@ -13,9 +13,6 @@ class Edits:
 
     It is for workers whose weights are a reading of others that count. Nobody but a loop of the user's does
     so: elsewhere it sees nothing, and costs nothing.
-
-    Args:
-        replica: the model.
     """
 
     def __init__(self, replica: Replica) -> None:

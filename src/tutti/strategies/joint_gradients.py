@@ -264,9 +264,6 @@ class ReducedGradients(JointGradients):
     new alone, and their result is added to what was there before.
 
     Args:
-        replica: the model.
-        comm: all ranks.
-        make: makes the reduction.
         between: it acts between hosts, on sums that each host forms of its ranks' gradients; else on the
             gradients of all ranks.
         whole: no parameter may be cut between the ranks of a host.

@@ -81,11 +81,7 @@ class Lazy(Centred):
         return OptimizerRule(optimizer, replica, messages, keep=True)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer whose moves do not depend on the gradient's size.
-
-        Raises:
-            BadOption: there is a threshold, and the optimizer is another than SGD.
-        """
+        """Refuse, by `BadOption`, a threshold for optimizers whose moves do not follow the gradient's size."""
         if self.threshold and type(optimizer) is not optim.SGD:
             raise BadOption(
                 f"option 'threshold' of strategy 'lazy' is {self.threshold}, which compares gradients with "

@@ -34,9 +34,7 @@ class OwnWeightsWorker(Worker):
     """A worker with weights of its own, which are put aside while those that all agree on are evaluated.
 
     Args:
-        replica: the model.
         steps: its own steps; None if it makes none.
-        clip: applied to its own gradient.
     """
 
     def __init__(self, replica: Replica, steps: Steps | None, clip: Clip) -> None:

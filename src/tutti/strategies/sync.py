@@ -77,7 +77,6 @@ class JointlyMissing:
 
     Args:
         replica: the model; its gradients are zero now.
-        comm: all ranks.
         totals: the sum of all ranks' gradients, for each of the replica's vectors.
         slices: which elements of them are this rank's own.
     """
