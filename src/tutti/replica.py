@@ -227,6 +227,12 @@ def view_like(vector: Tensor, like: Tensor) -> Tensor:
     return vector.view(like.shape)
 
 
+def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Overwrite each tensor with its counterpart."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
 def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
     """A stretch of `vector`, like `view_like`, as a storage of its own over the same memory.
 

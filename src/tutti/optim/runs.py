@@ -143,7 +143,8 @@ class GroupOptimizer:
         self._kernel = KERNELS.get(type(user)) if self._fused and is_plain(theirs) else None
         self.optimizer = bare_copy(user, [self._own])
         for parameter, stretch in zip(self.parameters, stretches, strict=True):
-            state = _whole_state(user, stretch) if self._whole else _cut_state(user, stretch, self._fused)
+            given = user.state.get(stretch.shares[0].parameter, {})
+            state = deepcopy(given) if self._whole else _cut_state(user, stretch, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
 
@@ -223,14 +224,6 @@ class GroupOptimizer:
         for number in left_out:
             self.parameters[number].grad = self._grads[number]
 
-    @property
-    def counted(self) -> dict[str, object]:
-        """Return what the optimizer itself has changed in its param group."""
-        options = [name for name in self._own if name not in ("params", "fused")]
-        return {
-            name: self._own[name] for name in options if self._own[name] is not self._read.get(name, self)
-        }
-
 
 def progress(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[object, ...]:
     """Return the optimizer's progress with a parameter; only parameters of equal progress can be joined."""
@@ -263,10 +256,6 @@ def _part_of(state: dict[str, Any], place: slice) -> dict[str, Any]:
         name: deepcopy(value) if name in COUNTERS or value is None else value[place]
         for name, value in state.items()
     }
-
-
-def _whole_state(optimizer: Optimizer, stretch: Stretch) -> dict[str, Any]:
-    return deepcopy(optimizer.state.get(stretch.shares[0].parameter, {}))
 
 
 def _cut_state(optimizer: Optimizer, stretch: Stretch, fused: bool) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
@@ -25,7 +24,7 @@ from tutti.errors import BadOption
 from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
 from tutti.parameter_server.client import ServedCentre
 from tutti.parameter_server.shared_memory import SharedCentre
-from tutti.replica import Flat
+from tutti.replica import Flat, copy_all
 
 
 class LevelledCentre(Centre):
@@ -51,7 +50,7 @@ class LevelledCentre(Centre):
         self._message = [torch.zeros_like(flat.weights) for flat in flats]
         self._climbing = comm.node.lock()
         if comm.node.rank == 0:
-            _copy(self._known, [flat.weights for flat in flats])
+            copy_all(self._known, [flat.weights for flat in flats])
         comm.barrier()
 
     @property
@@ -87,7 +86,7 @@ class LevelledCentre(Centre):
         """Exchange this host's centre with the one above; returns the bytes sent."""
         with self._climbing:
             self._host.copy(self._here)
-            _copy(self._message, self._here)
+            copy_all(self._message, self._here)
             if not self._brings_weights:
                 for message, known in zip(self._message, self._known, strict=True):
                     message.sub_(known)
@@ -111,7 +110,7 @@ class LevelledCentre(Centre):
     def overwrite(self, weights: Vectors) -> None:
         self._host.overwrite(weights)
         if self._comm.node.rank == 0:
-            _copy(self._known, weights)
+            copy_all(self._known, weights)
         self._above.overwrite(weights)
 
     @override
@@ -132,8 +131,3 @@ class LevelledCentre(Centre):
     @override
     def close(self) -> None:
         self._above.close()
-
-
-def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)

@@ -12,7 +12,7 @@ from tutti.comm.base import Communicator, Servers
 from tutti.parameter_server.base import Outcome, Push, Rule, Slot, cut_slots
 from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS, Request, receive_all, send_all
 from tutti.parameter_server.ssp_clock import GONE, may_go_on
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 
 
 @dataclass
@@ -123,8 +123,7 @@ class Server:
             receive_all(self._comm, self._then, worker, BODY)
         if client.last is not None:
             source, target = (client.last, self._message) if again else (self._message, client.last)
-            for to, this in zip(target, source, strict=True):
-                to.copy_(this)
+            copy_all(target, source)
         client.staleness = self._version - client.seen
         self._rule.use(settings)
         reply = self._reply if wants_answer else None

@@ -21,7 +21,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.parameter_server.base import Allocate, Centre, Outcome, Push, Receipt, Rule, Vectors, cut_slots
 from tutti.parameter_server.ssp_clock import SharedSteps
-from tutti.replica import Flat
+from tutti.replica import Flat, copy_all
 
 SMALLEST_SLOT = 1 << 19
 """Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
@@ -178,8 +178,7 @@ class SharedCentre(Centre):
     @torch.no_grad()
     def read(self, into: Vectors) -> None:
         self._comm.barrier()
-        for vector, weights in zip(into, self._weights, strict=True):
-            vector.copy_(weights)
+        copy_all(into, self._weights)
         self._comm.barrier()
 
     @override
@@ -187,8 +186,7 @@ class SharedCentre(Centre):
     def overwrite(self, weights: Vectors) -> None:
         self._comm.barrier()
         if self._comm.rank == 0:
-            for own, other in zip(self._weights, weights, strict=True):
-                own.copy_(other)
+            copy_all(self._weights, weights)
         self._comm.barrier()
         self._seen[:] = self._versions
         self._seen_at = self._comm.clock()
@@ -200,8 +198,7 @@ class SharedCentre(Centre):
         parts = self.views(into)
         for number in self._order:
             with self._locks[number]:
-                for part, weights in zip(parts[number], self._at[number], strict=True):
-                    part.copy_(weights)
+                copy_all(parts[number], self._at[number])
 
     @torch.no_grad()
     def move(self, by: Vectors, counts: bool = True) -> None:

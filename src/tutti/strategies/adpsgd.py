@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.averaged import AveragedWorker, Peers, mean
 from tutti.strategies.base import Clip, Pace, Worker, part
 from tutti.strategies.edits import Edits
@@ -213,8 +213,7 @@ class MessageWorker(PairWorker):
         super().adopt()
         new = [weights.clone() for weights in self.weights]
         self._come_to_rest()  # Averages that were under way may move the weights once more.
-        for weights, kept in zip(self.weights, new, strict=True):
-            weights.copy_(kept)
+        copy_all(self.weights, new)
         self.comm.barrier()  # Nobody asks before all have theirs.
 
     def _come_to_rest(self) -> None:

@@ -26,7 +26,7 @@ from tutti.parameter_server import (
     Rule,
     join_centre,
 )
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
@@ -254,8 +254,7 @@ class _PushesMoves(_DownpourWorker):
         self.begin()
         if self.pushes or self.pulls:
             self.exchange(self.unpushed())
-            for before, weights in zip(self._before, self.weights, strict=True):
-                before.copy_(weights)
+            copy_all(self._before, self.weights)
 
     @override
     def bring_edits(self) -> None:
@@ -266,8 +265,7 @@ class _PushesMoves(_DownpourWorker):
     @override
     def forget(self) -> None:
         super().forget()
-        for before, weights in zip(self._before, self.weights, strict=True):
-            before.copy_(weights)
+        copy_all(self._before, self.weights)
 
     @override
     @torch.no_grad()

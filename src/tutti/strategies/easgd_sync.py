@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.parameter_server.rules import attract
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.averaged import Peers, PeerWorker
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.local_steps import LocalSteps
@@ -84,15 +84,13 @@ class _EasgdSyncWorker(PeerWorker):
 
     @override
     def agree(self) -> None:
-        for weights, centre in zip(self.weights, self._centre, strict=True):
-            weights.copy_(centre)
+        copy_all(self.weights, self._centre)
 
     @override
     @torch.no_grad()
     def adopt(self) -> None:
         super().adopt()
-        for centre, weights in zip(self._centre, self.weights, strict=True):
-            centre.copy_(weights)
+        copy_all(self._centre, self.weights)
         self._local.rest()
 
     @override

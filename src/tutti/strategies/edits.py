@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 
 
 class Edits:
@@ -32,5 +32,4 @@ class Edits:
     @torch.no_grad()
     def note(self) -> None:
         """Note the weights as the worker leaves them."""
-        for weights, left in zip(self._weights, self._left, strict=True):
-            left.copy_(weights)
+        copy_all(self._left, self._weights)

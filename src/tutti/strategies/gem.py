@@ -14,7 +14,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server import AddRule, Rule, join_centre
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import number
@@ -104,8 +104,7 @@ class _GemWorker(CentredWorker):
         for update, moment, weights, then in parts:
             match_energy(update, moment, weights, then, **self._options)
         pushed = self.centre.push(self._updates)
-        for weights, then in zip(self.weights, self._then, strict=True):
-            then.copy_(weights)
+        copy_all(self._then, self.weights)
         wait_s, sent = pulled.wait_s + pushed.wait_s, pulled.bytes_sent + pushed.bytes_sent
         self.traffic.add(sent, wait_s, pulled.staleness, pulled.age_s)
 

@@ -17,7 +17,7 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server import OptimizerRule, Receipt, Rule, join_centre
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
@@ -81,7 +81,7 @@ class Lazy(Centred):
         return OptimizerRule(optimizer, replica, messages, keep=True)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse, by `BadOption`, a threshold for optimizers whose moves do not follow the gradient's size."""
+        """Refuse, by `BadOption`, a threshold for optimizers whose moves do not follow the gradient."""
         if self.threshold and type(optimizer) is not optim.SGD:
             raise BadOption(
                 f"option 'threshold' of strategy 'lazy' is {self.threshold}, which compares gradients with "
@@ -123,8 +123,7 @@ class _LazyWorker(CentredWorker):
         self._first = False
         if sends:
             self._rule.missing = missing
-            for sent, grad in zip(self._sent, self.grads, strict=True):
-                sent.copy_(grad)
+            copy_all(self._sent, self.grads)
         else:
             self.traffic.skipped += 1
         self.replica.zero_grad()
@@ -149,8 +148,7 @@ class _LazyWorker(CentredWorker):
         receipt = self.centre.tick(self._strategy.slack, self._new)
         if self._strategy.threshold:
             self._moves.append(squared_distance(self._new, self.weights))
-        for weights, new in zip(self.weights, self._new, strict=True):
-            weights.copy_(new)
+        copy_all(self.weights, self._new)
         self.note_weights()
         return receipt
 

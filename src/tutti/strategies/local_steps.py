@@ -16,7 +16,7 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker
 
 _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
@@ -68,9 +68,9 @@ class OwnWeightsWorker(Worker):
 
     @override
     def resume(self) -> None:
-        for weights, kept in zip(self.weights, self._aside, strict=False):
-            weights.copy_(kept)
-        self._aside = []
+        if self._aside:
+            copy_all(self.weights, self._aside)
+            self._aside = []
 
     @override
     def adopt(self) -> None:
