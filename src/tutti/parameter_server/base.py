@@ -127,6 +127,10 @@ class Rule(ABC):
         """Apply the next message by these settings, those of its sender."""
         return
 
+    def adopt(self) -> None:
+        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
+        return
+
     @abstractmethod
     def above(self, hosts: int) -> Rule:
         """Return the rule of the centre above, whose workers are the hosts' centres.

@@ -266,8 +266,8 @@ class OptimizerRule(Rule):
         if self._own is not None:
             self._own.forget()
 
+    @override
     def adopt(self) -> None:
-        """Go on from the state that the user's optimizer has been given in its loop (collective)."""
         if self._own is not None:
             self._own.adopt()
 

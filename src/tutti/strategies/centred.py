@@ -10,11 +10,11 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.comm.base import Servers
+from tutti.comm.base import Communicator, Servers
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import announce
-from tutti.parameter_server import Centre, Receipt, Rule, Server
+from tutti.parameter_server import Centre, Receipt, Rule, Server, join_centre
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy
@@ -61,6 +61,7 @@ class CentredWorker(OwnWeightsWorker):
     What is evaluated, and what is left in every replica in the end, are the centre's weights.
 
     Args:
+        rule: what the centre does with its messages.
         steps: its own steps; None if the centre makes them.
 
     Attributes:
@@ -71,13 +72,15 @@ class CentredWorker(OwnWeightsWorker):
     def __init__(
         self,
         replica: Replica,
-        centre: Centre,
+        comm: Communicator,
+        rule: Rule,
         optimizer: Optimizer,
         clip: Clip,
         steps: Steps | None = None,
     ) -> None:
         super().__init__(replica, steps, clip)
-        self.centre, self._announced = centre, optimizer
+        self.centre = join_centre(comm, replica, rule)
+        self._rule, self._announced = rule, optimizer
         self.edits: Edits | None = None
         self._finished = False
 
@@ -110,10 +113,9 @@ class CentredWorker(OwnWeightsWorker):
             self.steps.step()
             self.replica.zero_grad()
 
-    def count(self, receipt: Receipt, staleness: int | None = None) -> None:
-        """Note an exchange; its staleness is that of the receipt, unless another is given."""
-        stale = receipt.staleness if staleness is None else staleness
-        self.traffic.add(receipt.bytes_sent, receipt.wait_s, stale, receipt.age_s)
+    def count(self, receipt: Receipt) -> None:
+        """Note an exchange."""
+        self.traffic.add(receipt.bytes_sent, receipt.wait_s, receipt.staleness, receipt.age_s)
         self.traffic.dropped += receipt.dropped
         self.updating.seconds += receipt.update_s
 
@@ -163,13 +165,9 @@ class CentredWorker(OwnWeightsWorker):
         if self._finished:
             return
         self.centre.leave()
-        self.adopt_optimizer()
+        self._rule.adopt()
         if not self.settled:
             self.centre.rejoin()
-
-    def adopt_optimizer(self) -> None:
-        """Have the centre's optimizer, if there is one, go on from the state of the user's (collective)."""
-        return
 
     @override
     def finish(self) -> None:

@@ -24,7 +24,6 @@ from tutti.parameter_server import (
     OptimizerRule,
     Remedy,
     Rule,
-    join_centre,
 )
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker, part
@@ -147,7 +146,7 @@ class _DownpourWorker(CentredWorker):
         clip: Clip,
         rule: Rule,
     ) -> None:
-        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip)
+        super().__init__(replica, comm, rule, optimizer, clip)
         self._push_every, self._pull_every = strategy.push_every, strategy.pull_every
         self._batches = 0
         self.has_unpushed = False
@@ -200,7 +199,7 @@ class _PushesGradients(_DownpourWorker):
         self._message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
         rule = OptimizerRule(optimizer, replica, self._message, strategy.remedy(), comm=comm)
         super().__init__(strategy, replica, comm, optimizer, clip, rule)
-        self._optimizer, self._rule, self._missing = optimizer, rule, MissingGradients(replica)
+        self._optimizer, self._optimizer_rule, self._missing = optimizer, rule, MissingGradients(replica)
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
         self.edits = Edits(replica)
 
@@ -209,7 +208,9 @@ class _PushesGradients(_DownpourWorker):
     def step(self) -> None:
         self.bring_edits()
         missing = self._missing.take_parameters()
-        self._rule.missing = self._rule.missing & missing if self.has_unpushed else missing
+        self._optimizer_rule.missing = (
+            self._optimizer_rule.missing & missing if self.has_unpushed else missing
+        )
         self.prepare()
         self.begin()
         at = self.weights if self._at else []
@@ -225,10 +226,6 @@ class _PushesGradients(_DownpourWorker):
                 grad.zero_()
         self.exchange(self._message, at)
         self.note_weights()
-
-    @override
-    def adopt_optimizer(self) -> None:
-        self._rule.adopt()
 
     @override
     def unpushed(self) -> list[Tensor]:

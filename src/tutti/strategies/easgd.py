@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.parameter_server import ElasticRule, Rule, join_centre, workers_of_centre
+from tutti.parameter_server import ElasticRule, Rule, workers_of_centre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
@@ -97,9 +97,8 @@ class _EasgdWorker(CentredWorker):
     ) -> None:
         strategy.check_force(workers_of_centre(comm))
         rule = strategy.rule(replica, optimizer, workers_of_centre(comm), clip)
-        centre = join_centre(comm, replica, rule)
         self._local = LocalSteps(replica, optimizer, strategy.momentum, strategy.name)
-        super().__init__(replica, centre, optimizer, clip, self._local)
+        super().__init__(replica, comm, rule, optimizer, clip, self._local)
         self._every, self._batches = strategy.every, 0
 
     @override

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.parameter_server import AddRule, Rule, join_centre
+from tutti.parameter_server import AddRule, Rule
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
@@ -75,7 +75,7 @@ class _GemWorker(CentredWorker):
     ) -> None:
         rule = strategy.rule(replica, optimizer, comm.size, clip)
         steps = ShardedOptimizer(optimizer, replica)
-        super().__init__(replica, join_centre(comm, replica, rule), optimizer, clip, steps)
+        super().__init__(replica, comm, rule, optimizer, clip, steps)
         self._options: dict[str, Any] = strategy.options()
         self._then = [weights.clone() for weights in self.weights]
         self._moments = [torch.zeros_like(weights) for weights in self.weights]

@@ -16,7 +16,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
-from tutti.parameter_server import OptimizerRule, Receipt, Rule, join_centre
+from tutti.parameter_server import OptimizerRule, Receipt, Rule
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
@@ -100,8 +100,8 @@ class _LazyWorker(CentredWorker):
     ) -> None:
         strategy.check_optimizer(optimizer)
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
-        self._rule = OptimizerRule(optimizer, replica, self._sent, keep=True, comm=comm)
-        super().__init__(replica, join_centre(comm, replica, self._rule), optimizer, clip)
+        self._optimizer_rule = OptimizerRule(optimizer, replica, self._sent, keep=True, comm=comm)
+        super().__init__(replica, comm, self._optimizer_rule, optimizer, clip)
         self._missing = MissingGradients(replica)
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
@@ -110,19 +110,15 @@ class _LazyWorker(CentredWorker):
         self.edits = Edits(replica)
 
     @override
-    def adopt_optimizer(self) -> None:
-        self._rule.adopt()
-
-    @override
     @torch.no_grad()
     def step(self) -> None:
         self.bring_edits()
         missing = self._missing.take_parameters()
         self.prepare()
-        sends = self._first or missing != self._rule.missing or self._must_send()
+        sends = self._first or missing != self._optimizer_rule.missing or self._must_send()
         self._first = False
         if sends:
-            self._rule.missing = missing
+            self._optimizer_rule.missing = missing
             copy_all(self._sent, self.grads)
         else:
             self.traffic.skipped += 1

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.missing import MissingGradients
-from tutti.parameter_server import Rounds, join_centre
+from tutti.parameter_server import Rounds
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker, part
 from tutti.strategies.centred import Centred, CentredWorker
@@ -70,25 +70,21 @@ class _ParamServerWorker(CentredWorker):
 
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
         # The clipping is that of the whole gradient, and the centre's business.
-        super().__init__(replica, join_centre(comm, replica, rule), optimizer, Clip())
-        self._rule, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
+        super().__init__(replica, comm, rule, optimizer, Clip())
+        self._rounds, self._missing, self.share = rule, MissingGradients(replica), 1 / comm.size
         # Every worker's loop makes the same edits: one brings them.
         self.edits = Edits(replica) if comm.rank == 0 else None
         self._comm, self.waits = comm, rule.waits
 
     @override
-    def adopt_optimizer(self) -> None:
-        self._rule.adopt()
-
-    @override
     def step(self) -> None:
-        self._rule.edits = self.edits.take() if self.edits is not None else []
-        self._rule.missing = self._missing.take_parameters()
+        self._rounds.edits = self.edits.take() if self.edits is not None else []
+        self._rounds.missing = self._missing.take_parameters()
         self.prepare()
-        self._rule.share = self.share
-        self._rule.weight = self.share if self.weight is None else self.weight
+        self._rounds.share = self.share
+        self._rounds.weight = self.share if self.weight is None else self.weight
         receipt = self.centre.exchange(self.grads, self.weights)
-        self._rule.round += 1
+        self._rounds.round += 1
         self.note_weights()
         # Nothing is lost of a worker that had no sample.
         self.count(replace(receipt, dropped=receipt.dropped and self.share > 0))
@@ -101,19 +97,19 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def give_up(self) -> None:
-        self._rule.spoiled = True
+        self._rounds.spoiled = True
         self.replica.zero_grad()
         self.step()
-        self._rule.spoiled = False
+        self._rounds.spoiled = False
 
     @override
     def is_late(self) -> bool:
-        return self.centre.version > self._rule.round
+        return self.centre.version > self._rounds.round
 
     @override
     def skip(self) -> None:
         """Skip a step that has been closed without this worker."""
-        self._rule.round += 1
+        self._rounds.round += 1
         self.traffic.skipped += 1
         self.centre.pull(self.weights)
         self.note_weights()
