@@ -11,7 +11,7 @@ from torch import Tensor
 from tutti.comm.base import Communicator, Servers
 from tutti.parameter_server.base import Outcome, Push, Rule, Slot, cut_slots
 from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS, Request, receive_all, send_all
-from tutti.parameter_server.ssp_clock import GONE, may_go_on
+from tutti.parameter_server.ssp_clock import GONE
 from tutti.replica import Replica, copy_all
 
 
@@ -23,11 +23,15 @@ class _Client:
         seen: the slot's version when the worker last read it, and its own messages since.
         staleness: how stale its last message was.
         last: its last message, if the rule may be asked to apply it again.
+        steps: how many steps it has counted; `GONE` if nobody waits for it.
+        slack: how many steps it may be ahead, while it waits for slower ones; None if it does not.
     """
 
     seen: int = 0
     staleness: int = 0
     last: tuple[Tensor, ...] | None = None
+    steps: int = 0
+    slack: int | None = None
 
 
 class Server:
@@ -45,13 +49,10 @@ class Server:
         self._weights = [flat.weights for flat in replica.flats]
         self._flats, self._rule, self._levels = replica.flats, rule, servers.levels
         self._number, self._count = servers.ranks.index(servers.comm.rank), len(servers.ranks)
-        self._workers = [rank for rank in range(servers.comm.size) if rank not in servers.ranks]
-        self._clients = {worker: _Client() for worker in self._workers}
+        self._clients = {rank: _Client() for rank in range(servers.comm.size) if rank not in servers.ranks}
         settings = (rule.above(hosts=1) if self._levels > 1 else rule).settings()
         self._header = torch.zeros(2 + len(settings), dtype=torch.float64)
         self._version = 0
-        self._steps = [0] * len(self._workers)
-        self._sleeping: dict[int, int] = {}
         self._held: list[int] = []
         self._slot: Slot | None = None
 
@@ -62,7 +63,7 @@ class Server:
         Raises:
             PeerLost: a worker or another server is gone.
         """
-        left = set(self._workers)
+        left = set(self._clients)
         while left:
             worker = self._comm.recv(self._header, tag=REQUEST)
             request, detail, *settings = self._header.tolist()
@@ -72,25 +73,26 @@ class Server:
                 self._serve(worker, Request(int(request)), int(detail), settings)
 
     def _serve(self, worker: int, request: Request, detail: int, settings: list[float]) -> None:
+        client = self._clients[worker]
         if request is Request.START:
             self._start(worker, hosts=detail)
         elif request in (Request.PUSH, Request.EXCHANGE):
             self._apply(worker, request is Request.EXCHANGE, bool(detail), settings)
         elif request is Request.PULL:
-            self._answer(worker, self._version - self._clients[worker].seen)
+            self._answer(worker, self._version - client.seen)
         elif request is Request.READ:
-            self._send(worker, with_weights=bool(detail))
+            self._send(worker, self._own if detail else ())
         elif request is Request.OVERWRITE:
             self._overwrite(worker)
         elif request is Request.TICK:
-            self._steps[self._workers.index(worker)] += 1
-            self._sleeping[worker] = detail
+            client.steps, client.slack = client.steps + 1, detail
             self._wake_up()
         elif request is Request.LEAVE:
-            self._leave(worker)
+            client.steps = GONE
+            self._wake_up()
         else:
             assert request is Request.REJOIN
-            self._steps[self._workers.index(worker)] = 0
+            client.steps = 0
 
     def _start(self, worker: int, hosts: int) -> None:
         """Take over the weights of worker 0, and lay out the slot as it has done."""
@@ -99,21 +101,21 @@ class Server:
         slot = cut_slots(self._flats, self._rule, self._count)[self._number]
         self._slot, self._own = slot, slot.views(self._weights)
         receive_all(self._comm, self._own, worker, BODY)
-        self._rule.open(self._weights, [slot], _own_memory)
+        self._rule.open(self._weights, [slot], lambda length, dtype: torch.zeros(length, dtype=dtype))
         self._message = self._rule.inbox(slot.number) or tuple(map(torch.zeros_like, self._own))
         self._reply = tuple(map(torch.zeros_like, self._own))
         self._then = tuple(map(torch.zeros_like, self._own)) if self._rule.compares else None
         for client in self._clients.values():
             if self._rule.remembers:
-                client.last = tuple(torch.zeros_like(own) for own in self._own)
-        self._send(worker, with_weights=False)
+                client.last = tuple(map(torch.zeros_like, self._own))
+        self._send(worker, ())
 
     def _overwrite(self, worker: int) -> None:
         """Take over a worker's weights; all others have the same."""
         receive_all(self._comm, self._own, worker, BODY)
         for client in self._clients.values():
             client.seen = self._version
-        self._send(worker, with_weights=False)
+        self._send(worker, ())
 
     def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
         client = self._clients[worker]
@@ -140,44 +142,27 @@ class Server:
             self._rule.answer(push)
             self._answer(worker, push.staleness, self._reply, late=outcome is Outcome.DROPPED)
         if outcome is Outcome.APPLIED:
-            self._release()
+            # Those who have waited for the step that is closed.
+            held, self._held = self._held, []
+            for other in held:
+                self._answer(other, 0)
 
     def _answer(
-        self, worker: int, staleness: int, weights: Sequence[Tensor] | None = None, late: bool = False
+        self, worker: int, staleness: int, weights: Sequence[Tensor] = (), late: bool = False
     ) -> None:
         """Send the weights, and note that the worker has read them."""
         self._clients[worker].seen = self._version
-        self._send(worker, staleness, late, weights)
+        self._send(worker, weights or self._own, staleness, late)
 
-    def _send(
-        self,
-        worker: int,
-        staleness: int = 0,
-        late: bool = False,
-        weights: Sequence[Tensor] | None = None,
-        with_weights: bool = True,
-    ) -> None:
+    def _send(self, worker: int, weights: Sequence[Tensor], staleness: int = 0, late: bool = False) -> None:
         head = torch.tensor([self._version, staleness, late], dtype=torch.float64)
         self._comm.send(head, worker, ANSWER)
-        if with_weights:
-            send_all(self._comm, self._own if weights is None else weights, worker, WEIGHTS)
-
-    def _release(self) -> None:
-        """Answer those who have waited for the step that is closed."""
-        held, self._held = self._held, []
-        for worker in held:
-            self._answer(worker, 0)
-
-    def _leave(self, worker: int) -> None:
-        self._steps[self._workers.index(worker)] = GONE
-        self._wake_up()
+        send_all(self._comm, weights, worker, WEIGHTS)
 
     def _wake_up(self) -> None:
-        for worker, slack in list(self._sleeping.items()):
-            if may_go_on(self._steps, self._workers.index(worker), slack):
-                del self._sleeping[worker]
-                self._answer(worker, self._clients[worker].staleness)
-
-
-def _own_memory(length: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(length, dtype=dtype)
+        """Answer those who have waited for slower workers, if none is too far behind them now."""
+        slowest = min(client.steps for client in self._clients.values())
+        for worker, client in self._clients.items():
+            if client.slack is not None and client.steps - slowest <= client.slack:
+                client.slack = None
+                self._answer(worker, client.staleness)

@@ -23,11 +23,6 @@ GONE: Final = 1 << 62
 """The count of a worker that nobody waits for."""
 
 
-def may_go_on(counts: Sequence[int], worker: int, slack: int) -> bool:
-    """Tell whether no worker is more than `slack` steps behind `worker`."""
-    return counts[worker] - min(counts) <= slack
-
-
 class SharedSteps:
     """The workers' counts in shared memory (collective over the host's workers)."""
 
@@ -45,7 +40,7 @@ class SharedSteps:
         with self._lock:
             self._counts[rank] += 1
             woken = self._wake_up()
-            waits = not may_go_on(self._counts, rank, slack)
+            waits = self._counts[rank] - min(self._counts) > slack
             if waits:
                 self._sleeping[rank] = slack + 1
         self._tell(woken)
@@ -68,10 +63,11 @@ class SharedSteps:
             self._counts[self._comm.rank] = 0
 
     def _wake_up(self) -> list[int]:
+        slowest = min(self._counts)
         ready = [
             rank
             for rank, wanted in enumerate(self._sleeping)
-            if wanted and may_go_on(self._counts, rank, wanted - 1)
+            if wanted and self._counts[rank] - slowest < wanted
         ]
         for rank in ready:
             self._sleeping[rank] = 0
