@@ -563,7 +563,7 @@ def test_in_a_loop_of_the_users_gradients_are_kept_apart_only_where_they_are_com
         ({"compress": "top_k", "keep": "most"}, "'keep' .* is 'most'"),
         ({"keep": 0.5}, "has an effect with compress=top_k alone"),
         ({"compress": "sign", "rank": 4}, "has an effect with compress=power_sgd alone"),
-        ({"compress_inside": True}, "nothing is compressed; set 'compress' to bf16, fp16"),
+        ({"compress_inside": True}, "nothing is compressed; set 'compress' to one of bf16, fp16"),
         (
             {"compress_inside": "yes", "compress": "sign"},
             "'compress_inside' .* is 'yes'; expected one of False, True",
