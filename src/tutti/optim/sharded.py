@@ -177,6 +177,10 @@ class ShardedOptimizer:
 class FlatPiece:
     """A part of one flat vector; small enough for a core's cache where the optimizer's calls are cheap.
 
+    Args:
+        joint: whether the pieces are moved jointly, so that this one needs no optimizers.
+        apart: no two parameters are joined, so that each has a state of its own from the start.
+
     Attributes:
         flat: the vector.
         place: where the piece lies in it.
@@ -193,15 +197,6 @@ class FlatPiece:
         joint: bool = False,
         apart: bool = False,
     ) -> None:
-        """
-        Args:
-            optimizer: the user's.
-            flat: the vector.
-            grads: the gradients to use.
-            place: where the piece lies.
-            joint: whether the pieces are moved jointly, so that this one needs no optimizers.
-            apart: no two parameters are joined, so that each has a state of its own from the start.
-        """
         self.flat, self.place = flat, place
         by_group = {} if joint else _stretches(optimizer, flat, place, apart)
         self.runs = tuple(

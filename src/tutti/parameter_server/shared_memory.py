@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.parameter_server.base import Allocate, Centre, Outcome, Push, Receipt, Rule, Vectors, cut_slots
+from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule, Vectors, cut_slots
 from tutti.parameter_server.ssp_clock import SharedSteps
 from tutti.replica import Flat, copy_all
 
@@ -72,7 +72,7 @@ class SharedCentre(Centre):
         self._nbytes = sum(vector.nbytes for vector in self._weights)
         self._note = torch.zeros(1)
         self._staleness = 0
-        rule.open(self._weights, self.slots, _allocate(comm))
+        rule.open(self._weights, self.slots, lambda length, dtype: comm.shared(length, dtype=dtype))
 
     @property
     @override
@@ -242,7 +242,3 @@ def slots_for(flats: Sequence[Flat], workers: int) -> int:
     """Return the number of slots in shared memory: enough that all workers can be busy at once."""
     most = sum(len(flat.weights) for flat in flats) // SMALLEST_SLOT
     return max(1, min(workers, most))
-
-
-def _allocate(comm: Communicator) -> Allocate:
-    return lambda length, dtype: comm.shared(length, dtype=dtype)

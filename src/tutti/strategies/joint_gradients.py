@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 from weakref import ref
 
@@ -47,7 +48,6 @@ class Cell:
         flat: the number of its vector.
         span: where it lies there.
         sparse: whether its gradient is one of rows of an embedding table.
-        address: of the view.
     """
 
     parameter: nn.Parameter
@@ -55,7 +55,11 @@ class Cell:
     flat: int
     span: slice
     sparse: bool
-    address: int
+
+    @cached_property
+    def address(self) -> int:
+        """Of the view."""
+        return self.view.data_ptr()
 
     def holds(self, gradient: Tensor) -> bool:
         """Tell whether a gradient is stored in this cell."""
@@ -79,11 +83,6 @@ class Incoming:
     before: Tensor | None
 
 
-def _cell(flat: Flat, number: int, parameter: nn.Parameter, span: slice, sparse: bool) -> Cell:
-    view = stretch_like(flat.grads, span, parameter)
-    return Cell(parameter, view, number, span, sparse, view.data_ptr())
-
-
 class JointGradients(ABC):
     """The gradients of one model on all ranks.
 
@@ -101,7 +100,7 @@ class JointGradients(ABC):
         self.comm, self.flats = comm, replica.flats
         tables = {id(table) for table in sparse_tables(replica.module)}
         self.cells = tuple(
-            _cell(flat, number, parameter, span, id(parameter) in tables)
+            Cell(parameter, stretch_like(flat.grads, span, parameter), number, span, id(parameter) in tables)
             for number, flat in enumerate(replica.flats)
             for parameter, span in zip(flat.parameters, flat.spans, strict=True)
         )
@@ -132,21 +131,6 @@ class JointGradients(ABC):
         """
 
 
-@dataclass
-class _Shared:
-    """The cells of one vector that are averaged together.
-
-    Attributes:
-        dense: the cells that lie in the rows.
-        sparse: the others.
-        pieces: this rank's part of the rows, each piece a view of every row.
-    """
-
-    dense: list[Cell] = field(default_factory=list)
-    sparse: list[Cell] = field(default_factory=list)
-    pieces: list[tuple[Tensor, ...]] = field(default_factory=list)
-
-
 class MeanGradients(JointGradients):
     """The mean over the ranks, formed where the gradients lie.
 
@@ -158,7 +142,8 @@ class MeanGradients(JointGradients):
         self._lanes = lanes_of(comm)
         self._cross = comm.cross if comm.hosts > 1 else None
         self._rows = [flat.rows.unbind() for flat in self.flats]
-        self._plans: dict[tuple[int, ...], _Shared] = {}
+        # By cells: this rank's part of the rows, each piece a view of every row; the cells not in the rows.
+        self._plans: dict[tuple[int, ...], tuple[list[tuple[Tensor, ...]], list[Cell]]] = {}
         self._tables: dict[nn.Parameter, Tensor] = {}
         self._out: dict[int, ref[Tensor]] = {}
 
@@ -213,9 +198,11 @@ class MeanGradients(JointGradients):
         key = tuple(numbers)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._plan(numbers)
+            cells = [self.cells[number] for number in numbers]
+            dense, sparse = [c for c in cells if not c.sparse], [c for c in cells if c.sparse]
+            plan = self._plans[key] = list(self._pieces(dense)), sparse
         share = 1 / self.comm.size
-        for total, *others in plan.pieces:
+        for total, *others in plan[0]:
             for other in others:  # in the order of ranks, so that the sum is the same in every run
                 total.add_(other)
             if self._cross is not None:
@@ -223,23 +210,18 @@ class MeanGradients(JointGradients):
             total.mul_(share)
             for other in others:
                 other.copy_(total)
-        for cell in plan.sparse:
+        for cell in plan[1]:
             self._reduce_rows(cell.parameter)
         self.comm.node.barrier()
 
-    def _plan(self, numbers: Sequence[int]) -> _Shared:
-        plan = _Shared()
-        for number in numbers:
-            cell = self.cells[number]
-            (plan.sparse if cell.sparse else plan.dense).append(cell)
+    def _pieces(self, dense: Sequence[Cell]) -> Iterator[tuple[Tensor, ...]]:
         # Across hosts a slice is one message; inside one, what fits the cache.
         length = PIECE if self._cross is None else None
-        for flat, place in own_stretches(self.flats, plan.dense, self._lanes, self.comm.node.rank):
+        for flat, place in own_stretches(self.flats, dense, self._lanes, self.comm.node.rank):
             step = length or place.stop - place.start
             for start in range(place.start, place.stop, step):
                 stop = min(start + step, place.stop)
-                plan.pieces.append(tuple(row[start:stop] for row in self._rows[flat]))
-        return plan
+                yield tuple(row[start:stop] for row in self._rows[flat])
 
     def _reduce_rows(self, parameter: nn.Parameter) -> None:
         """Average the touched rows of a table; a row is touched if it is on any rank."""
