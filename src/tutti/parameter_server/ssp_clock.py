@@ -10,7 +10,6 @@ that have all updates of those c - slack steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -36,15 +35,7 @@ class SharedSteps:
 
     def tick(self, slack: int) -> float:
         """Count a step; returns the seconds that this worker waited for others."""
-        rank = self._comm.rank
-        with self._lock:
-            self._counts[rank] += 1
-            woken = self._wake_up()
-            waits = self._counts[rank] - min(self._counts) > slack
-            if waits:
-                self._sleeping[rank] = slack + 1
-        self._tell(woken)
-        if not waits:
+        if not self._count(self._counts[self._comm.rank] + 1, slack):
             return 0.0
         came = self._comm.clock()
         self._comm.recv(self._note, tag=STEP_TAG)
@@ -52,27 +43,31 @@ class SharedSteps:
 
     def leave(self) -> None:
         """Count as a worker that nobody waits for."""
-        with self._lock:
-            self._counts[self._comm.rank] = GONE
-            woken = self._wake_up()
-        self._tell(woken)
+        self._count(GONE)
 
     def rejoin(self) -> None:
         """Count from 0 again."""
+        self._count(0)
+
+    def _count(self, count: int, slack: int = GONE) -> bool:
+        """Set this worker's count and wake those who may go on by it; returns whether it has to wait itself.
+
+        That is noted under the lock, so that whoever makes the reason disappear sees it.
+        """
+        rank = self._comm.rank
         with self._lock:
-            self._counts[self._comm.rank] = 0
-
-    def _wake_up(self) -> list[int]:
-        slowest = min(self._counts)
-        ready = [
-            rank
-            for rank, wanted in enumerate(self._sleeping)
-            if wanted and self._counts[rank] - slowest < wanted
-        ]
-        for rank in ready:
-            self._sleeping[rank] = 0
-        return ready
-
-    def _tell(self, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            self._comm.send(self._note, rank, tag=STEP_TAG)
+            self._counts[rank] = count
+            slowest = min(self._counts)
+            ready = [
+                other
+                for other, wanted in enumerate(self._sleeping)
+                if wanted and self._counts[other] - slowest < wanted
+            ]
+            for other in ready:
+                self._sleeping[other] = 0
+            waits = count - slowest > slack
+            if waits:
+                self._sleeping[rank] = slack + 1
+        for other in ready:
+            self._comm.send(self._note, other, tag=STEP_TAG)
+        return waits

@@ -404,7 +404,9 @@ class Sync(Strategy):
     every: int = whole(1, "passes of each worker for one update")
     collective: str = choice("native", "how the sum is formed", COLLECTIVES)
     reduce: str = choice("mean", "what is formed of the workers' gradients", ("mean", "adasum"))
-    compress: str = choice("none", "form of gradients between hosts", ("none", *COMPRESSIONS))
+    compress: str = choice(
+        "none", "the form in which gradients travel between hosts", ("none", *COMPRESSIONS)
+    )
     keep: float = number(0.01, "share of the elements that top_k sends", above=0, most=1)
     rank: int = whole(2, "rank of the factors that power_sgd sends")
     compress_inside: bool = choice(False, "compress inside a host too", (False, True))
@@ -443,7 +445,9 @@ class Sync(Strategy):
         of_all = self._of_whole_gradients()
         if of_all is not None:
             return WholeWorker(replica, comm, optimizer, clip, of_all)
-        return SharedWorker(replica, comm, optimizer, clip, self._between(), self._needs_whole_matrices)
+        # The factors of a matrix are those of the whole matrix: no parameter may be cut then.
+        whole = self.compress == "power_sgd"
+        return SharedWorker(replica, comm, optimizer, clip, self._between(), whole)
 
     @override
     def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
@@ -451,7 +455,7 @@ class Sync(Strategy):
         if of_all is not None:
             return ReducedGradients(replica, comm, of_all, between=False)
         if self.compress != "none" and comm.hosts > 1:
-            return ReducedGradients(replica, comm, self._between(), True, self._needs_whole_matrices)
+            return ReducedGradients(replica, comm, self._between(), True, self.compress == "power_sgd")
         return MeanGradients(replica, comm)
 
     def _of_whole_gradients(self) -> MakeReduction | None:
@@ -466,11 +470,6 @@ class Sync(Strategy):
 
     def _between(self) -> MakeReduction:
         return COMPRESSIONS[self.compress](self) if self.compress != "none" else Native
-
-    @property
-    def _needs_whole_matrices(self) -> bool:
-        """True if no parameter may be cut: the factors of a matrix are those of the whole matrix."""
-        return self.compress == "power_sgd"
 
 
 def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
