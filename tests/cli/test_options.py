@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from tutti.cli import compare
-from tutti.cli import run as program
-from tutti.cli.command import Command
+from tutti.cli.compare import Compare
 from tutti.cli.options import command_words, config_from, parse_value, split_dotted
-from tutti.cli.train import command, config_of
+from tutti.cli.run import Run
+from tutti.cli.train import Train, config_of
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import TrainConfig
 
@@ -19,11 +20,13 @@ from tutti.run.config import TrainConfig
 def parsed(*words: str) -> TrainConfig:
     caught: list[TrainConfig] = []
 
-    def run(arguments: Any, dotted: Any) -> int:
-        caught.append(config_of(arguments, dotted))
-        return 0
+    class Parsed(Train):
+        @override
+        def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Any]) -> int:
+            caught.append(config_of(own, given, dotted))
+            return 0
 
-    Command("train", "", "", command().define, run, command().dotted)(words)
+    Parsed()(words)
     return caught[0]
 
 
@@ -110,12 +113,12 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
     with pytest.raises(BadOption, match="argument --target: 'high' is not a number; 'tutti compare --help'"):
-        compare.command()(["--target", "high"])
+        Compare()(["--target", "high"])
 
 
 def test_a_missing_program_is_all_that_is_asked_for() -> None:
     with pytest.raises(BadOption, match="required: PROGRAM; 'tutti run --help'"):
-        program.command()(["-n", "2"])
+        Run()(["-n", "2"])
 
 
 def test_what_is_given_comes_before_the_file() -> None:

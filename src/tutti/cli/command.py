@@ -1,45 +1,55 @@
-"""A command of the command line: a parser of its own and a function."""
+"""A command of the command line: its options and its work."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from tutti.cli.options import Parser, split_dotted
 from tutti.errors import UnknownName
 from tutti.run.config import Options
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(ABC):
     """One command of the command line.
+
+    The docstring of a command is the head of its help; the first line of it stands in that of `tutti`.
 
     Attributes:
         name: the word after `tutti`.
-        about: what it does; the head of its help.
         example: a command to paste; the foot of its help.
-        define: adds the options to the parser.
-        run: does the work, given the parsed options and those of the parts; returns the exit code.
-        dotted: the fields whose options are given as --NAME.KEY.
         own_words: whether what follows the first word without a dash belongs to a program of the user's.
-        more_help: what its help says beyond that, given the words after the command's name.
     """
 
-    name: str
-    about: str
-    example: str
-    define: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace, dict[str, Options]], int]
-    dotted: tuple[str, ...]
-    own_words: bool = False
-    more_help: Callable[[Sequence[str]], str] | None = None
+    name: ClassVar[str]
+    example: ClassVar[str]
+    own_words: ClassVar[bool] = False
+
+    def define(self, parser: Parser) -> None:
+        """Add the options to the parser."""
+        return
+
+    @abstractmethod
+    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        """Do the work, and return the exit code.
+
+        Args:
+            own: the options of this command.
+            given: the fields of a `TrainConfig` that were given.
+            dotted: the options of the parts that were given, by field.
+        """
+
+    def more_help(self, words: Sequence[str]) -> str:
+        """What the help says beyond the options, given the words after the command's name."""
+        return ""
 
     def parser(self) -> Parser:
         """The parser of its options."""
-        parser = Parser(
-            prog=f"tutti {self.name}", description=self.about, epilog=f"example:\n  {self.example}"
-        )
+        about, epilog = inspect.cleandoc(self.__doc__ or ""), f"example:\n  {self.example}"
+        parser = Parser(prog=f"tutti {self.name}", description=about, epilog=epilog)
         self.define(parser)
         return parser
 
@@ -51,18 +61,17 @@ class Command:
         """
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
-            print(parser.format_help(), end="")
-            if self.more_help is not None:
-                print("\n" + self.more_help(words), end="")
+            more = self.more_help(words)
+            print(parser.format_help(), end="\n" + more if more else "")
             return 0
-        if self.own_words:
-            return self.run(parser.parse_args(words), {})
-        rest, dotted = split_dotted(words, self.dotted)
-        given, unknown = parser.parse_known_args(rest)
+        rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
+        parsed, unknown = parser.parse_known_args(rest)
         strange = [word for word in unknown if word.startswith("-")] or unknown
         if strange:
             name = strange[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
             known = parser.flags() if kind == "option" else ()
             raise UnknownName(kind, name, known, f"'tutti {self.name} --help' explains every option.")
-        return self.run(given, dotted)
+        given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
+        own = {name: value for name, value in vars(parsed).items() if name not in given}
+        return self.run(argparse.Namespace(**own), given, dotted)

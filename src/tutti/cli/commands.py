@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import tutti
@@ -17,8 +17,8 @@ from tutti.records.untrusted import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
 
-COMMANDS: Final[Registry[Callable[[], Command]]] = Registry("tutti.cli", "command")
-"""The commands: each is made by a function of a file of this package."""
+COMMANDS: Final[Registry[type[Command]]] = Registry("tutti.cli", "command")
+"""The commands: each is a class of a file of this package."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from tutti.cli.command import Command
-from tutti.cli.options import DOTTED, Parser, add_config_options, config_from, parse_value
+from tutti.cli.options import TARGET, Parser, config_from, numbers_of, parse_value, words_of
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
-from tutti.records.comparison import CPU, LAYOUT, SCALINGS, Comparison, ComparisonFolder
+from tutti.launch.cores import allowed_cores
+from tutti.records.comparison import CPU, LAYOUT, SCALINGS, STRONG, Comparison, ComparisonFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
@@ -22,128 +25,107 @@ from tutti.studies.compare import Question, compare, plan_comparison
 FOLDER = Path("comparisons")
 """Where comparisons go that the user gave no folder for."""
 
-FIXED = ("model", "strategy", "parallel", "workers", "threads", "device", "hosts", "out")
-"""Options of a training run that a comparison has not, or has of its own."""
-
+SEVERAL = "may be given several times"
 
 LAYOUT_OPTIONS = f"{LAYOUT}_options"
 """The options of layouts: those alone have them."""
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--strategies": {
-        "default": "solo,sync,hogwild,easgd",
-        "metavar": "NAMES",
-        "help": "ways to train, with commas; solo is one process, with one thread and with all of them, and "
-        "is what the others are compared with (default: solo,sync,hogwild,easgd)",
-    },
-    "-n, --workers": {
-        "default": "auto",
-        "metavar": "NUMBERS",
-        "help": "how many ranks, with commas, or auto: one for each allowed core (default: auto)",
-    },
-    "--parallel": {
-        "dest": "layouts",
-        "action": "append",
-        "default": [],
-        "metavar": "LAYOUT",
-        "help": "beside the strategies, hold one model on several ranks: tensor, pipeline, sharded, "
-        "data=2,tensor=2 and so on, as for 'tutti train'; may be given several times",
-    },
-    "--devices": {
-        "default": CPU,
-        "metavar": "NAMES",
-        "help": "cpu, cuda, or cpu,cuda: every combination on each of them (default: cpu)",
-    },
-    "--repeats": {
-        "type": int,
-        "default": 3,
-        "metavar": "N",
-        "help": "runs of each combination (default: 3)",
-    },
-    "--target": {
-        "type": float,
-        "default": None,
-        "metavar": "X",
-        "help": "accuracy on the validation part, 0 to 1; the table has the seconds until it was reached",
-    },
-    "--scaling": {
-        "default": "strong",
-        "metavar": "KINDS",
-        "help": "strong: --batch-size samples behind an update for any number of workers; weak: so many of "
-        "each worker; or strong,weak (default: strong)",
-    },
-    "--sweep": {
-        "action": "append",
-        "default": [],
-        "metavar": "KEY=VALUES",
-        "help": "cross in an option of 'tutti train', such as batch_size=32,64 or strategy.every=1,4; may be "
-        "given several times",
-    },
-    "--for": {
-        "dest": "own",
-        "action": "append",
-        "default": [],
-        "metavar": "STRATEGY:KEY=VALUE",
-        "help": "an option for one strategy or layout alone, such as gem:optimizer=sgd; may be given several "
-        "times",
-    },
-    "--out": {
-        "default": None,
-        "metavar": "FOLDER",
-        "help": "where to keep the runs (default: comparisons/DATE-MODEL-DATA)",
-    },
-    "--resume": {
-        "action": "store_true",
-        "help": "go on with the comparison that lies in --out: runs that have ended are kept",
-    },
-}
-"""The options that are those of the comparison, not of its runs: what argparse is told of each."""
 
-OWN = (
-    *("strategies", "workers", "layouts", "devices", "repeats", "target", "scaling", "sweep", "own"),
-    *("out", "resume"),
-)
-"""What they are called once they have been read."""
+@part("compare")
+class Compare(Command):
+    """Train by several ways in turn: which is fastest here?
 
+    The same network, several times; shows in one table how long each took, how much sooner that is
+    than one process, and how accurate it became.
+    """
 
-def define(parser: Parser) -> None:
-    """Add what is compared, and the options of a training run."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as for 'tutti train'"
-    )
-    for flags, settings in OPTIONS.items():
-        parser.add_argument(*flags.split(", "), **settings)
-    add_config_options(parser, leave_out=FIXED)
+    name = "compare"
+    example = "tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2"
 
+    @override
+    def define(self, parser: Parser) -> None:
+        """Add what is compared, and the options of a training run."""
+        parser.model()
+        parser.option(
+            "--strategies",
+            "ways to train, with commas; solo is one process, with one thread and with all of them, and is "
+            "what the others are compared with",
+            "NAMES",
+            "solo,sync,hogwild,easgd",
+        )
+        workers = "how many ranks, with commas, or auto: one for each allowed core"
+        parser.option("-n, --workers", workers, "NUMBERS", "auto")
+        parser.option(
+            "--parallel",
+            "beside the strategies, hold one model on several ranks: tensor, pipeline, sharded, "
+            f"data=2,tensor=2 and so on, as for 'tutti train'; {SEVERAL}",
+            "LAYOUT",
+            [],
+            dest="layouts",
+            action="append",
+        )
+        devices = "cpu, cuda, or cpu,cuda: every combination on each of them"
+        parser.option("--devices", devices, "NAMES", CPU)
+        parser.option("--repeats", "runs of each combination", "N", 3, type=int)
+        target = f"{TARGET}; the table has the seconds until it was reached"
+        parser.option("--target", target, "X", type=float)
+        parser.option(
+            "--scaling",
+            "strong: --batch-size samples behind an update for any number of workers; weak: so many of each "
+            "worker; or strong,weak",
+            "KINDS",
+            STRONG,
+        )
+        parser.option(
+            "--sweep",
+            f"cross in an option of 'tutti train', such as batch_size=32,64 or strategy.every=1,4; {SEVERAL}",
+            "KEY=VALUES",
+            [],
+            action="append",
+        )
+        parser.option(
+            "--for",
+            f"an option for one strategy or layout alone, such as gem:optimizer=sgd; {SEVERAL}",
+            "STRATEGY:KEY=VALUE",
+            [],
+            dest="own",
+            action="append",
+        )
+        out = "where to keep the runs (default: comparisons/DATE-MODEL-DATA)"
+        parser.option("--out", out, "FOLDER")
+        parser.option(
+            "--resume", "go on with the comparison that lies in --out: runs that have ended are kept"
+        )
+        fixed = ("strategy", "parallel", "workers", "threads", "device", "hosts", "out")
+        parser.config_options(leave_out=fixed)
 
-def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
-    """Run every combination in turn and print the table. The exit code is 1 when one of them failed."""
-    given: dict[str, Any] = dict(vars(arguments))
-    own = {name: given.pop(name) for name in OWN}
-    of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
-    of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
-    question = Question(
-        config=config_from(given, of_runs),
-        strategies=_words(own["strategies"]),
-        workers=_numbers(own["workers"]),
-        scalings=_scalings(own["scaling"]),
-        repeats=own["repeats"],
-        target=own["target"],
-        sweep=of_layouts | _sweep(own["sweep"]),
-        own=_own(own["own"]),
-        devices=_words(own["devices"]),
-        layouts=own["layouts"],
-    )
-    comparison = plan_comparison(question)
-    folder = _folder(own["out"], own["resume"], comparison)
-    ComparisonFolder(folder).write(comparison)
-    try:
-        compare(question, comparison, folder, lambda line: print(line, flush=True))
-    finally:
-        results = read_comparison(folder)
-        show(results, sys.stdout)
-        _report(results, folder)
-    return 1 if results.errors else 0
+    @override
+    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        """Run every combination in turn and print the table. The exit code is 1 when one of them failed."""
+        of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
+        of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
+        question = Question(
+            config=config_from(given, of_runs),
+            strategies=words_of(own.strategies),
+            workers=_workers(own.workers),
+            scalings=_scalings(own.scaling),
+            repeats=own.repeats,
+            target=own.target,
+            sweep=of_layouts | _sweep(own.sweep),
+            own=_own(own.own),
+            devices=words_of(own.devices),
+            layouts=own.layouts,
+        )
+        comparison = plan_comparison(question)
+        folder = _folder(own.out, own.resume, comparison)
+        ComparisonFolder(folder).write(comparison)
+        try:
+            compare(question, comparison, folder, lambda line: print(line, flush=True))
+        finally:
+            results = read_comparison(folder)
+            show(results, sys.stdout)
+            _report(results, folder)
+        return 1 if results.errors else 0
 
 
 def _report(results: Results, folder: Path) -> None:
@@ -175,26 +157,17 @@ def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:
     return folder
 
 
-def _words(text: str) -> list[str]:
-    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
-def _numbers(text: str) -> list[int]:
+def _workers(text: str) -> list[int]:
     if text == "auto":
-        from tutti.launch.cores import allowed_cores
-
         return [allowed_cores().usable]
-    words = _words(text)
-    if not all(word.isdecimal() for word in words):
-        raise BadOption(f"--workers is '{text}'; give whole numbers with commas, such as 1,2,4, or auto")
-    return [int(word) for word in words]
+    return numbers_of(text, "--workers", "1,2,4, or auto")
 
 
 def _scalings(text: str) -> list[str]:
-    for word in _words(text):
+    for word in words_of(text):
         if word not in SCALINGS:
             raise UnknownName("value", word, SCALINGS, of="--scaling")
-    return _words(text)
+    return words_of(text)
 
 
 def _sweep(given: list[str]) -> dict[str, list[Any]]:
@@ -220,17 +193,3 @@ def _own(given: list[str]) -> dict[str, dict[str, Any]]:
 
 def _key(text: str) -> str:
     return text.strip().removeprefix("--").replace("-", "_")
-
-
-@part("compare")
-def command() -> Command:
-    """Train by several ways in turn: which is fastest here?"""
-    return Command(
-        name="compare",
-        about="Train the same network by several ways in turn, several times, and show in one table how\n"
-        "long each took, how much sooner that is than one process, and how accurate it became.",
-        example="tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2",
-        define=define,
-        run=run,
-        dotted=DOTTED,
-    )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import Options, TrainConfig, flag, help_of, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
+
+TARGET: Final = "accuracy on the validation part, 0 to 1"
+"""The text about the option --target."""
 
 _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER"}
 
@@ -25,13 +28,20 @@ _POINTED = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours: one message, no usage, the nearest name."""
+    """An argument parser whose errors are ours: one message, no usage, the nearest name.
+
+    Attributes:
+        fields: the fields of `TrainConfig` that it has options for. One that is not given leaves no trace.
+        dotted: those of them that take --NAME.KEY value, which `split_dotted` takes out beforehand.
+    """
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", _Wide)
         super().__init__(allow_abbrev=False, **settings)
         self.register("type", int, _whole)
         self.register("type", float, _number)
+        self.fields: list[str] = []
+        self.dotted: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
@@ -41,62 +51,84 @@ class Parser(argparse.ArgumentParser):
         """Every option that this parser knows."""
         return [flag for action in self._actions for flag in action.option_strings]
 
+    def option(
+        self, flags: str, help: str, metavar: str | None = None, default: Any = None, **settings: Any
+    ) -> None:
+        """Add an option of the command's own.
+
+        Args:
+            flags: its names, with commas.
+            help: its text, without the default.
+            metavar: of its value. Without one, and without choices, it has none: it is True when given.
+            default: of its value; named in the help unless it is empty.
+            settings: further ones of argparse.
+        """
+        if choices := settings.get("choices"):
+            metavar = "{" + ",".join(choices) + "}"
+        if metavar is None:
+            settings |= {"action": "store_true"}
+        else:
+            settings |= {"metavar": metavar, "default": default}
+        said = f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        self.add_argument(*flags.split(", "), help=help + (said if default else ""), **settings)
+
+    def model(self, required: bool = False, help: str = "as for 'tutti train'") -> None:
+        """Add the model of a training run, which is the word without a dash."""
+        self.fields.append("model")
+        optional: dict[str, Any] = {} if required else {"nargs": "?", "default": argparse.SUPPRESS}
+        self.add_argument("model", metavar="MODEL", help=help, **optional)
+
+    def config_options(
+        self,
+        leave_out: Collection[str] = (),
+        only: Collection[str] = (),
+        defaults: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Add an option for each field of `TrainConfig` but the model.
+
+        Args:
+            leave_out: fields without an option.
+            only: the fields with an option; by default all others.
+            defaults: what the help says the default is, where it is not that of `TrainConfig`.
+        """
+        kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
+        kept = [f for f in kept if f.name in only or not only]
+        self.fields += [f.name for f in kept]
+        self.dotted = [f.name for f in kept if f.name in DOTTED]
+        for f in kept:
+            if f.name in DOTTED:
+                continue
+            names = ["-n", "--workers"] if f.name == "workers" else [flag(f.name)]
+            shown = f.metadata["choices"] and "{" + ",".join(f.metadata["choices"]) + "}"
+            metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
+            self.add_argument(
+                *names,
+                dest=f.name,
+                type={"int": int, "float": float}.get(type_name(f), str),
+                default=argparse.SUPPRESS,
+                metavar=shown or _METAVARS.get(f.name, metavar),
+                help=_help(f, defaults.get(f.name)),
+            )
+        if not self.dotted:
+            return
+        group = self.add_argument_group(
+            "options of the parts", "KEY is an option of that part; values are JSON, lists 1,2,3, or text"
+        )
+        for f in kept:
+            if f.name in DOTTED:
+                name, dest = _stem(f.name) + ".KEY", f"_{f.name}"
+                group.add_argument(name, dest=dest, metavar="VALUE", help=_help(f), default=argparse.SUPPRESS)
+
+    def trust_option(self) -> None:
+        """Add the option by which the code that a configuration names may run, whoever wrote it."""
+        self.option(
+            "--trust", "let the code run that the configuration names, though no run of yours has written it"
+        )
+
 
 class _Wide(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
-
-
-def add_config_options(
-    parser: argparse.ArgumentParser,
-    leave_out: Iterable[str] = (),
-    defaults: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Give `parser` an option for each field of `TrainConfig`. A field that is not given leaves no trace.
-
-    Args:
-        parser: where to add them.
-        leave_out: fields without an option.
-        defaults: what the help says the default is, where it is not that of `TrainConfig`.
-    """
-    for f in fields(TrainConfig):
-        if f.name in leave_out or f.name in DOTTED:
-            continue
-        names = ["-n", "--workers"] if f.name == "workers" else [flag(f.name)]
-        shown = f.metadata["choices"] and "{" + ",".join(f.metadata["choices"]) + "}"
-        parser.add_argument(
-            *names,
-            dest=f.name,
-            type={"int": int, "float": float}.get(type_name(f), str),
-            default=argparse.SUPPRESS,
-            metavar=shown or _METAVARS.get(f.name) or {"int": "N", "float": "X"}.get(type_name(f), "NAME"),
-            help=_help(f, defaults.get(f.name)),
-        )
-    dotted = [f for f in fields(TrainConfig) if f.name in DOTTED and f.name not in leave_out]
-    if not dotted:
-        return
-    group = parser.add_argument_group(
-        "options of the parts", "KEY is an option of that part; values are JSON, lists 1,2,3, or text"
-    )
-    for f in dotted:
-        # Only here for the help: split_dotted takes these out before argparse sees them.
-        group.add_argument(
-            _stem(f.name) + ".KEY",
-            dest=f"_{f.name}",
-            metavar="VALUE",
-            help=_help(f),
-            default=argparse.SUPPRESS,
-        )
-
-
-def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the option by which the code that a configuration names may run, whoever wrote it."""
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="let the code run that the configuration names, though no run of yours has written it",
-    )
 
 
 def _whole(text: str) -> int:
@@ -183,6 +215,23 @@ def parse_value(text: str) -> Any:
     if "," in text:
         return [parse_value(item.strip()) for item in text.split(",") if item.strip()]
     return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def words_of(text: str) -> list[str]:
+    """The words between commas, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def numbers_of(text: str, flag: str, example: str) -> list[int]:
+    """The whole numbers between commas.
+
+    Raises:
+        BadOption: there are others, given as `flag`.
+    """
+    words = words_of(text)
+    if not all(word.isdecimal() for word in words):
+        raise BadOption(f"{flag} is '{text}'; give whole numbers with commas, such as {example}")
+    return [int(word) for word in words]
 
 
 def config_from(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
@@ -15,56 +18,39 @@ from tutti.watching.follow import follow, show
 from tutti.watching.health import Limits
 
 
-def define(parser: Parser) -> None:
-    """The run, and when something is said about a rank."""
-    usual = Limits()
-    parser.add_argument("run", metavar="RUN", help="the run folder that 'tutti train' writes")
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost",
-    )
-    parser.add_argument(
-        "--silent-after",
-        type=float,
-        default=usual.silent_s,
-        metavar="SECONDS",
-        help="name a rank that has given no sign of life, or made no step, for so long; ranks give one each "
-        f"second (default: {usual.silent_s:g})",
-    )
-    parser.add_argument(
-        "--behind",
-        type=int,
-        default=usual.behind,
-        metavar="STEPS",
-        help=f"name a rank that has made so many steps fewer than the others (default: {usual.behind})",
-    )
-
-
-def run(arguments: argparse.Namespace, dotted: dict[str, Options]) -> int:
-    """Show the run, now or until it ends. The exit code is 1 when it failed."""
-    if arguments.silent_after < 2:
-        raise BadOption(
-            f"--silent-after is {arguments.silent_after:g}; give at least 2: ranks give a sign each second"
-        )
-    if arguments.behind < 1:
-        raise BadOption(f"--behind is {arguments.behind}; the smallest possible is 1")
-    limits = Limits(arguments.silent_after, arguments.behind)
-    look = show if arguments.once else follow
-    return 0 if look(Path(arguments.run), limits, sys.stdout) else 1
-
-
 @part("watch")
-def command() -> Command:
-    """Follow a run: epochs, time left, and the health of each rank."""
-    return Command(
-        name="watch",
-        about="Follow a run in the terminal, from another shell or another host that sees its folder:\n"
-        "epochs, time left, and for each rank its step, samples per second, memory and last sign of\n"
-        "life. A rank that falls behind, stops or fails is named. Ends with the run; Ctrl-C ends\n"
-        "the watching, not the run.",
-        example="tutti watch runs/2026-01-31-120000-lenet-mnist",
-        define=define,
-        run=run,
-        dotted=(),
-    )
+class Watch(Command):
+    """Follow a run: epochs, time left, and the health of each rank.
+
+    In the terminal, from another shell or another host that sees its folder: for each rank its step,
+    samples per second, memory and last sign of life. A rank that falls behind, stops or fails is
+    named. Ends with the run; Ctrl-C ends the watching, not the run.
+    """
+
+    name = "watch"
+    example = "tutti watch runs/2026-01-31-120000-lenet-mnist"
+
+    @override
+    def define(self, parser: Parser) -> None:
+        """Add the run, and when something is said about a rank."""
+        usual = Limits()
+        parser.add_argument("folder", metavar="RUN", help="the run folder that 'tutti train' writes")
+        parser.option(
+            "--once", "show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost"
+        )
+        silent = "name a rank that has given no sign of life, or made no step, for so long; ranks give one "
+        parser.option("--silent-after", silent + "each second", "SECONDS", usual.silent_s, type=float)
+        behind = "name a rank that has made so many steps fewer than the others"
+        parser.option("--behind", behind, "STEPS", usual.behind, type=int)
+
+    @override
+    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+        """Show the run, now or until it ends. The exit code is 1 when it failed."""
+        if own.silent_after < 2:
+            raise BadOption(
+                f"--silent-after is {own.silent_after:g}; give at least 2: ranks give a sign each second"
+            )
+        if own.behind < 1:
+            raise BadOption(f"--behind is {own.behind}; the smallest possible is 1")
+        look = show if own.once else follow
+        return 0 if look(Path(own.folder), Limits(own.silent_after, own.behind), sys.stdout) else 1
