@@ -68,6 +68,7 @@ class Mine(Local):
             "use '--optimizer sgd', or '--strategy.momentum 0'",
             "use torch.optim.SGD, or strategy=tutti.Local(momentum=0)",
         ),
+        ("use --optimizer lamb", "use tutti.optim.optimizers.lamb.LAMB"),
         ("'--strategy downpour --strategy.side worker'", "strategy=tutti.Downpour(side='worker')"),
         ("--strategy.push-every 4", "strategy=tutti.Local(push_every=4)"),
         ("use '-n 1' or '--strategy sync'", "use '-n 1' or strategy='sync'"),

@@ -35,7 +35,7 @@ _WAYS: Final = "|".join([DATA, *WAYS])
 _NAMES: Final[dict[str, str]] = {
     "strategy": "|".join(STRATEGIES),
     "parallel": rf"(?:{_WAYS})(?:=\d+)?(?:,(?:{_WAYS})(?:=\d+)?)*",
-    "optimizer": r"sgd|adam|adamw",
+    "optimizer": "|".join(OPTIMIZERS),
     "loss": "|".join(LOSSES),
     "data": "|".join(BUILT_IN),
     "log": "|".join(optional_loggers()),
@@ -96,12 +96,16 @@ def in_own_loop(message: str, strategy: type[Strategy]) -> str:
 
     def as_object(found: re.Match[str]) -> str:
         if found["optimizer"]:
-            return f"torch.optim.{OPTIMIZERS[found['optimizer']].__name__}"
+            optimizer = OPTIMIZERS[found["optimizer"]]
+            ours = optimizer.__module__.startswith("tutti.")
+            return f"{optimizer.__module__ if ours else 'torch.optim'}.{optimizer.__name__}"
         if found["strategy"]:
             return f"strategy='{found['strategy']}'"
         kind = STRATEGIES[found["of"]] if found["of"] else strategy
-        ours = "tutti." if kind in STRATEGIES.values() else ""
-        return f"strategy={ours}{kind.__name__}({found['key'].replace('-', '_')}={_literal(found['value'])})"
+        package = "tutti." if kind in STRATEGIES.values() else ""
+        return (
+            f"strategy={package}{kind.__name__}({found['key'].replace('-', '_')}={_literal(found['value'])})"
+        )
 
     return _OBJECT.sub(as_object, message)
 

@@ -7,8 +7,7 @@ Needs no torch, as configurations are made without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tutti.errors import BadOption
@@ -16,135 +15,11 @@ from tutti.errors import BadOption
 if TYPE_CHECKING:
     from tutti.run.config import TrainConfig
     from tutti.strategies import Strategy
-    from tutti.strategies.base import Pace
 
 NEEDS_GPU_SAMPLES: Final = (
     "--cuda-graph on is for samples that lie on a GPU; use --device cuda, a data set that takes at "
     "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
 )
-
-OPTIONS: Final[tuple[tuple[Callable[[TrainConfig], bool], Callable[[TrainConfig], str]], ...]] = (
-    (
-        lambda c: c.epochs is not None and c.steps is not None,
-        lambda c: "both --epochs and --steps are given; give one of them",
-    ),
-    (
-        lambda c: c.levels == 2 and not c.servers,
-        lambda c: "--levels is 2, but there is no server for the upper level; give --servers 1 or more",
-    ),
-    (
-        lambda c: c.levels == 1 and c.climb_every is not None,
-        lambda c: "--climb-every is for two levels of centres; give --levels 2, or leave it out",
-    ),
-    (
-        lambda c: c.parallel is None and bool(c.parallel_options),
-        lambda c: (
-            f"--parallel.{next(iter(c.parallel_options))} is given, but no --parallel; name a way, such as "
-            "--parallel pipeline"
-        ),
-    ),
-    (
-        lambda c: c.parallel is not None and c.servers > 0,
-        lambda c: "--servers keep the centre of whole models; leave them out, or --parallel",
-    ),
-    (
-        lambda c: c.parallel is not None and c.balance != "none",
-        lambda c: f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out",
-    ),
-    (
-        lambda c: c.parallel is not None and c.device == "cuda",
-        lambda c: f"--parallel {c.parallel} computes on the CPU; leave --device cuda out",
-    ),
-    (
-        lambda c: c.cuda_graph == "on" and (c.device == "cpu" or c.balance == "queue"),
-        lambda c: NEEDS_GPU_SAMPLES,
-    ),
-)
-"""Pairs of options: whether a configuration has them, and what is said of it."""
-
-
-def check_options(config: TrainConfig) -> None:
-    """Refuse options that do not go together, whatever the strategy.
-
-    Raises:
-        BadOption: the message names what to leave out or to give.
-    """
-    for refused, message in OPTIONS:
-        if refused(config):
-            raise BadOption(message(config))
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """A strategy, and the run that it is to be used in.
-
-    Attributes:
-        strategy: of the workers.
-        config: the configuration.
-        compared: the run is compared with that of one process.
-    """
-
-    strategy: Strategy
-    config: TrainConfig
-    compared: bool = False
-
-    @property
-    def together(self) -> bool:
-        """True if the workers make each update together."""
-        return self.strategy.pace.name == "TOGETHER"
-
-
-def _has_centre(pairing: Pairing) -> bool:
-    from tutti.parameter_server.base import Centre
-
-    return Centre in pairing.strategy.needs
-
-
-def _serves(pairing: Pairing) -> bool:
-    from tutti.strategies.centred import Centred
-
-    return isinstance(pairing.strategy, Centred)
-
-
-STRATEGIES: Final[tuple[tuple[Callable[[Pairing], bool], Callable[[Pairing], str]], ...]] = (
-    (
-        lambda p: p.compared and not p.together,
-        lambda p: (
-            f"strategy '{p.strategy.name}' gives every worker batches of its own, so it does not follow "
-            "sequential training; compare one that makes each update together, such as '--strategy sync'"
-        ),
-    ),
-    (
-        lambda p: not p.compared and _needed(p, "balance") is not p.strategy.pace,
-        lambda p: _unfit(p, "balance"),
-    ),
-    (
-        lambda p: not p.compared and _needed(p, "validate") is not p.strategy.pace,
-        lambda p: _unfit(p, "validate"),
-    ),
-    (
-        lambda p: p.config.parallel is not None and not p.together,
-        lambda p: (
-            "--parallel needs a strategy whose workers make each update together, and those of "
-            f"'{p.strategy.name}' do not; leave --strategy out, or use sync"
-        ),
-    ),
-    (
-        lambda p: p.config.servers > 0 and not _serves(p),
-        lambda p: (
-            f"strategy '{p.strategy.name}' cannot run on servers: only strategies derived from "
-            "tutti.strategies.centred.Centred say what a server does; leave --servers out"
-        ),
-    ),
-    (
-        lambda p: p.config.device != "cpu" and _has_centre(p),
-        lambda p: (
-            f"strategy '{p.strategy.name}' keeps its centre in the CPU's memory, and --device is "
-            f"'{p.config.device}'; use --strategy solo there, or --device cpu"
-        ),
-    ),
-)
-"""Strategies in a run: whether the run is refused, and what is said of it."""
 
 PACES: Final[dict[str, dict[str, str]]] = {
     "balance": {"speed": "TOGETHER", "queue": "FREE"},
@@ -166,39 +41,93 @@ WORKERS: Final = {
 """The workers of a pace, in words."""
 
 
-def _needed(pairing: Pairing, option: str) -> Pace:
-    """Return the pace that the option's value needs: the strategy's own where any will do."""
-    pace = pairing.strategy.pace
-    name = PACES[option].get(getattr(pairing.config, option))
-    return pace if name is None else type(pace)[name]
+def refused_options(c: TrainConfig) -> Iterator[str]:
+    """Describe the options of a configuration that do not go together, whatever the strategy."""
+    if c.epochs is not None and c.steps is not None:
+        yield "both --epochs and --steps are given; give one of them"
+    if c.levels == 2 and not c.servers:
+        yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
+    if c.levels == 1 and c.climb_every is not None:
+        yield "--climb-every is for two levels of centres; give --levels 2, or leave it out"
+    if c.parallel is None and c.parallel_options:
+        given = f"--parallel.{next(iter(c.parallel_options))}"
+        yield f"{given} is given, but no --parallel; name a way, such as --parallel pipeline"
+    if c.parallel is not None and c.servers > 0:
+        yield "--servers keep the centre of whole models; leave them out, or --parallel"
+    if c.parallel is not None and c.balance != "none":
+        yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
+    if c.parallel is not None and c.device == "cuda":
+        yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
+    if c.cuda_graph == "on" and (c.device == "cpu" or c.balance == "queue"):
+        yield NEEDS_GPU_SAMPLES
 
 
-def _unfit(pairing: Pairing, option: str) -> str:
-    from tutti.strategies import STRATEGIES as KINDS
-
-    strategy, config, needed = pairing.strategy, pairing.config, _needed(pairing, option)
-    fit = ", ".join(sorted(name for name, kind in KINDS.items() if kind.pace is needed))
-    given = f"'{strategy.name}'" if config.parallel is None else f"--parallel {config.parallel}"
-    remedy = REMEDIES[option][strategy.pace.name]
-    other = ", or such a strategy" if config.parallel is None else ""
-    return (
-        f"--{option} {getattr(config, option)} is for strategies whose workers {WORKERS[needed.name]} "
-        f"({fit}), but those of {given} {WORKERS[strategy.pace.name]}; use {remedy}{other}"
-    )
-
-
-def check_pairing(strategy: Strategy, config: TrainConfig, compared: bool = False) -> None:
-    """Refuse a strategy that does not go with the options of the run.
+def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool) -> Iterator[str]:
+    """Describe what of a run does not go with its strategy.
 
     Args:
         strategy: of the workers.
-        config: the configuration.
+        c: the configuration of the run.
         compared: the run is compared with that of one process.
+    """
+    from tutti.parameter_server.base import Centre
+    from tutti.strategies.centred import Centred
+
+    name, together = f"'{strategy.name}'", strategy.pace.name == "TOGETHER"
+    if compared and not together:
+        yield (
+            f"strategy {name} gives every worker batches of its own, so it does not follow sequential "
+            "training; compare one that makes each update together, such as '--strategy sync'"
+        )
+    for option in () if compared else ("balance", "validate"):
+        needed = PACES[option].get(getattr(c, option), strategy.pace.name)
+        if needed != strategy.pace.name:
+            yield _unfit(strategy, c, option, needed)
+    if c.parallel is not None and not together:
+        yield (
+            "--parallel needs a strategy whose workers make each update together, and those of "
+            f"{name} do not; leave --strategy out, or use sync"
+        )
+    if c.servers > 0 and not isinstance(strategy, Centred):
+        yield (
+            f"strategy {name} cannot run on servers: only strategies derived from "
+            "tutti.strategies.centred.Centred say what a server does; leave --servers out"
+        )
+    if c.device != "cpu" and Centre in strategy.needs:
+        yield (
+            f"strategy {name} keeps its centre in the CPU's memory, and --device is '{c.device}'; use "
+            "--strategy solo there, or --device cpu"
+        )
+
+
+def _unfit(strategy: Strategy, config: TrainConfig, option: str, needed: str) -> str:
+    from tutti.strategies import STRATEGIES
+
+    pace, whole = strategy.pace.name, config.parallel is None
+    fit = ", ".join(sorted(name for name, kind in STRATEGIES.items() if kind.pace.name == needed))
+    given = f"'{strategy.name}'" if whole else f"--parallel {config.parallel}"
+    return (
+        f"--{option} {getattr(config, option)} is for strategies whose workers {WORKERS[needed]} "
+        f"({fit}), but those of {given} {WORKERS[pace]}; use {REMEDIES[option][pace]}"
+        f"{', or such a strategy' if whole else ''}"
+    )
+
+
+def check_options(config: TrainConfig) -> None:
+    """Refuse options that do not go together, whatever the strategy.
+
+    Raises:
+        BadOption: the message names what to leave out or to give.
+    """
+    for message in refused_options(config):
+        raise BadOption(message)
+
+
+def check_pairing(strategy: Strategy, config: TrainConfig, compared: bool = False) -> None:
+    """Refuse a strategy that does not go with the options of the run; `compared`: with one process.
 
     Raises:
         BadOption: the message names what goes together.
     """
-    pairing = Pairing(strategy, config, compared)
-    for refused, message in STRATEGIES:
-        if refused(pairing):
-            raise BadOption(message(pairing))
+    for message in refused_strategy(strategy, config, compared):
+        raise BadOption(message)

@@ -39,14 +39,27 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def about(help: str | Callable[[], str], choices: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Describe a field for the command line.
+def option(
+    default: Any,
+    help: str | Callable[[], str],
+    choices: tuple[str, ...] = (),
+    *,
+    least: int | None = None,
+    most: int | None = None,
+) -> Any:
+    """A field that is an option of the command line.
 
     Args:
+        default: its value where none is given.
         help: its text, or a function that returns it: for names of parts, which are looked up only then.
         choices: its values; all, when empty.
+        least: the smallest possible number.
+        most: the largest possible one.
     """
-    return {"help": help, "choices": choices}
+    about = {"help": help, "choices": choices, "least": least, "most": most}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=about)
+    return field(default=default, metadata=about)
 
 
 def help_of(option: Field[Any]) -> str:
@@ -82,173 +95,117 @@ class TrainConfig:
     A field of type `Options` takes `--NAME.KEY value` on the command line.
     """
 
-    model: str = field(
-        default="cnn", metadata=about("built-in model, package.module:factory, or file.py:factory")
+    model: str = option("cnn", "built-in model, package.module:factory, or file.py:factory")
+    model_options: Options = option(
+        {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
     )
-    model_options: Options = field(
-        default_factory=dict,
-        metadata=about(
-            lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
+    data: str = option(
+        "digits",
+        lambda: (
+            f"built-in data set ({', '.join(_DATA_SETS)}), path ({', '.join(_FORMATS)}), "
+            "package.module:factory or file.py:factory"
         ),
     )
-    data: str = field(
-        default="digits",
-        metadata=about(
-            lambda: (
-                f"built-in data set ({', '.join(_DATA_SETS)}), path ({', '.join(_FORMATS)}), "
-                "package.module:factory or file.py:factory"
-            )
+    data_options: Options = option({}, "arguments of the data's factory")
+    validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
+    validate: str = option(
+        "pause",
+        "when to validate: all workers pause; each evaluates its share and trains on (distributed); or "
+        "beside training (background)",
+        ("pause", "distributed", "background"),
+    )
+    strategy: str = option(
+        "auto",
+        f"way to train in parallel: {', '.join(_STRATEGIES)}, or file.py:Class, package.module:Class; "
+        "auto is solo for one worker, else sync",
+    )
+    strategy_options: Options = option({}, "hyper-parameters of the strategy")
+    parallel: str | None = option(
+        None,
+        f"hold one model on several ranks: {', '.join(WAYS)}; with =N on N ranks, and data=N for N such "
+        "teams: data=2,tensor=2",
+    )
+    parallel_options: Options = option({}, _options_of_ways)
+    workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
+    hosts: str | None = option(
+        None, "hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"
+    )
+    servers: int = option(
+        0,
+        "ranks beside the workers that keep the parameter centre, for strategies that have one; on "
+        "several hosts these need at least 1",
+        least=0,
+        most=MOST_RANKS,
+    )
+    levels: int = option(1, "2: a parameter centre on each host, which meets the servers'; 1: theirs alone")
+    climb_every: int | None = option(
+        None, "with --levels 2: exchanges of a host between two of its centre; by default 10", least=1
+    )
+    balance: str = option(
+        "none",
+        "when workers differ in speed: split each batch by speed, where all make one update together; or "
+        "hand out batches to whoever asks (queue), where workers wait for nobody",
+        ("none", "speed", "queue"),
+    )
+    threads: int | None = option(
+        None,
+        "threads of each rank; by default the allowed cores / the ranks of the host",
+        least=1,
+        most=MOST_RANKS,
+    )
+    epochs: int | None = option(
+        None, "passes over the training samples; 20 when neither epochs nor steps is given", least=1
+    )
+    steps: int | None = option(None, "weight updates (of each worker), instead of epochs", least=1)
+    batch_size: int = option(
+        32,
+        "samples behind one weight update: over all workers where they make updates together, else of one",
+        least=1,
+    )
+    optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adam, adamw")
+    optimizer_options: Options = option(
+        {}, "arguments of the optimizer, such as momentum, weight-decay or betas"
+    )
+    lr: float | None = option(None, "learning rate; by default the optimizer's own")
+    schedule: str | None = option(
+        None, "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update"
+    )
+    schedule_options: Options = option({}, "arguments of the scheduler")
+    loss: str = option(
+        "auto",
+        lambda: (
+            f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
         ),
     )
-    data_options: Options = field(default_factory=dict, metadata=about("arguments of the data's factory"))
-    validation: float = field(
-        default=0.1, metadata=about("share of the training samples kept for validation, 0 to below 1")
-    )
-    validate: str = field(
-        default="pause",
-        metadata=about(
-            "when to validate: all workers pause; each evaluates its share and trains on (distributed); or "
-            "beside training (background)",
-            ("pause", "distributed", "background"),
+    metrics: str = option(
+        "auto",
+        lambda: (
+            f"comma-separated: {', '.join(_METRICS)}, file.py:function or package.module:function; auto "
+            "follows the loss"
         ),
     )
-    strategy: str = field(
-        default="auto",
-        metadata=about(
-            f"way to train in parallel: {', '.join(_STRATEGIES)}, or file.py:Class, package.module:Class; "
-            "auto is solo for one worker, else sync"
+    clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
+    clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
+    precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp64"))
+    layout: str = option("contiguous", "memory format of 4-d tensors", ("contiguous", "channels_last"))
+    device: str = option("cpu", "where to compute; cuda is for one worker", ("cpu", "cuda"))
+    cuda_graph: str = option(
+        "auto",
+        "record forward and backward on a GPU once, and replay them: auto for models made of torch's own "
+        "layers, on for any whose Python code does the same in each step; the data must fit on the GPU",
+        ("auto", "on", "off"),
+    )
+    seed: int = option(
+        0, "decides the initial weights, the validation part and the order of the samples", least=0
+    )
+    log: str = option(
+        "none",
+        lambda: (
+            "where the figures of every epoch go, besides history.jsonl and history.csv in the run "
+            f"folder; comma-separated: {', '.join(optional_loggers())}"
         ),
     )
-    strategy_options: Options = field(
-        default_factory=dict, metadata=about("hyper-parameters of the strategy")
-    )
-    parallel: str | None = field(
-        default=None,
-        metadata=about(
-            f"hold one model on several ranks: {', '.join(WAYS)}; with =N on N ranks, and data=N for N such "
-            "teams: data=2,tensor=2"
-        ),
-    )
-    parallel_options: Options = field(
-        default_factory=dict,
-        metadata=about(_options_of_ways),
-    )
-    workers: str = field(
-        default="auto", metadata=about("how many ranks to train on, or auto: one for each allowed core")
-    )
-    hosts: str | None = field(
-        default=None,
-        metadata=about("hosts and their ranks, 'a:4,b:4', or the path of a host file; starts mpirun"),
-    )
-    servers: int = field(
-        default=0,
-        metadata=about(
-            "ranks beside the workers that keep the parameter centre, for strategies that have one; on "
-            "several hosts these need at least 1"
-        ),
-    )
-    levels: int = field(
-        default=1,
-        metadata=about("2: a parameter centre on each host, which meets the servers'; 1: theirs alone"),
-    )
-    climb_every: int | None = field(
-        default=None,
-        metadata=about("with --levels 2: exchanges of a host between two of its centre; by default 10"),
-    )
-    balance: str = field(
-        default="none",
-        metadata=about(
-            "when workers differ in speed: split each batch by speed, where all make one update together; or "
-            "hand out batches to whoever asks (queue), where workers wait for nobody",
-            ("none", "speed", "queue"),
-        ),
-    )
-    threads: int | None = field(
-        default=None,
-        metadata=about("threads of each rank; by default the allowed cores / the ranks of the host"),
-    )
-    epochs: int | None = field(
-        default=None,
-        metadata=about("passes over the training samples; 20 when neither epochs nor steps is given"),
-    )
-    steps: int | None = field(
-        default=None, metadata=about("weight updates (of each worker), instead of epochs")
-    )
-    batch_size: int = field(
-        default=32,
-        metadata=about(
-            "samples behind one weight update: over all workers where they make updates together, else of one"
-        ),
-    )
-    optimizer: str = field(
-        default="adam", metadata=about("any optimizer of torch.optim by name, such as sgd, adam, adamw")
-    )
-    optimizer_options: Options = field(
-        default_factory=dict,
-        metadata=about("arguments of the optimizer, such as momentum, weight-decay or betas"),
-    )
-    lr: float | None = field(default=None, metadata=about("learning rate; by default the optimizer's own"))
-    schedule: str | None = field(
-        default=None,
-        metadata=about("any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update"),
-    )
-    schedule_options: Options = field(default_factory=dict, metadata=about("arguments of the scheduler"))
-    loss: str = field(
-        default="auto",
-        metadata=about(
-            lambda: (
-                f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
-            )
-        ),
-    )
-    metrics: str = field(
-        default="auto",
-        metadata=about(
-            lambda: (
-                f"comma-separated: {', '.join(_METRICS)}, file.py:function or package.module:function; auto "
-                "follows the loss"
-            )
-        ),
-    )
-    clip_norm: float | None = field(
-        default=None, metadata=about("largest 2-norm of the gradient of the whole model")
-    )
-    clip_value: float | None = field(
-        default=None, metadata=about("largest absolute value of an element of the gradient")
-    )
-    precision: str = field(
-        default="fp32", metadata=about("arithmetic of forward and backward", ("fp32", "bf16", "fp64"))
-    )
-    layout: str = field(
-        default="contiguous", metadata=about("memory format of 4-d tensors", ("contiguous", "channels_last"))
-    )
-    device: str = field(
-        default="cpu", metadata=about("where to compute; cuda is for one worker", ("cpu", "cuda"))
-    )
-    cuda_graph: str = field(
-        default="auto",
-        metadata=about(
-            "record forward and backward on a GPU once, and replay them: auto for models made of torch's own "
-            "layers, on for any whose Python code does the same in each step; the data must fit on the GPU",
-            ("auto", "on", "off"),
-        ),
-    )
-    seed: int = field(
-        default=0,
-        metadata=about("decides the initial weights, the validation part and the order of the samples"),
-    )
-    log: str = field(
-        default="none",
-        metadata=about(
-            lambda: (
-                "where the figures of every epoch go, besides history.jsonl and history.csv in the run "
-                f"folder; comma-separated: {', '.join(optional_loggers())}"
-            )
-        ),
-    )
-    out: str | None = field(
-        default=None, metadata=about("run folder to write; by default runs/DATE-MODEL-DATA")
-    )
+    out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -357,15 +314,12 @@ def _check(config: TrainConfig) -> None:
     if config.levels not in (1, 2):
         raise BadOption(f"--levels is {config.levels}; give 1 or 2")
     check_options(config)
-    least = dict.fromkeys(("climb_every", "threads", "epochs", "steps", "batch_size"), 1)
-    least |= dict.fromkeys(("servers", "seed"), 0)
-    for name, smallest in least.items():
-        value = getattr(config, name)
-        if value is not None and value < smallest:
-            raise BadOption(f"{flag(name)} is {value}; the smallest possible is {smallest}")
-    for name in ("threads", "servers"):
-        if (getattr(config, name) or 0) > MOST_RANKS:
-            raise BadOption(f"{flag(name)} is {getattr(config, name)}; the largest possible is {MOST_RANKS}")
+    for f in fields(config):
+        value, least, most = getattr(config, f.name), f.metadata["least"], f.metadata["most"]
+        if value is not None and least is not None and value < least:
+            raise BadOption(f"{flag(f.name)} is {value}; the smallest possible is {least}")
+        if value is not None and most is not None and value > most:
+            raise BadOption(f"{flag(f.name)} is {value}; the largest possible is {most}")
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

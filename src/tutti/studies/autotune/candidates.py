@@ -10,9 +10,6 @@ from typing import Final
 from tutti.errors import BadOption
 from tutti.run.config import TrainConfig
 
-STRATEGIES: Final = ("auto", "solo", "sync")
-"""Strategies that make the same updates with any number of ranks, so that speed alone decides."""
-
 LAYOUTS: Final = ("contiguous", "channels_last")
 """Either gives the same results up to rounding, so either may be chosen."""
 
@@ -113,7 +110,7 @@ def choices_for(
     Raises:
         BadOption: the strategy is another, or nothing is left to choose from.
     """
-    if config.strategy not in STRATEGIES:
+    if not _speed_decides(config.strategy):
         raise BadOption(
             f"a plan is for strategies that make the same updates with any number of ranks: sync, and solo "
             f"for one; for '{config.strategy}' use 'tutti compare', which trains to a target"
@@ -134,6 +131,15 @@ def choices_for(
             "or more, or fewer workers"
         )
     return found
+
+
+def _speed_decides(strategy: str) -> bool:
+    """Tell whether a strategy makes the same updates with any number of ranks."""
+    if strategy == "auto":
+        return True
+    from tutti.strategies import named  # it imports torch
+
+    return named(strategy).joins_gradients
 
 
 def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator[tuple[int, int]]:
