@@ -12,8 +12,7 @@ from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.run.config import TrainConfig
 from tutti.studies.verify.follow import work
-from tutti.studies.verify.job import VerifyJob
-from tutti.studies.verify.tolerance import Verdict
+from tutti.studies.verify.tolerance import Verdict, VerifyJob
 
 FINE: Run = {"clip_value": 0.05, "validation": 0.0}
 NORMALISED: Run = MLP | FINE | {"model": "tests.model_parallel.models:normalised", "model_options": {}}

@@ -15,7 +15,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.studies.verify.follow import work as verify
-from tutti.studies.verify.job import VerifyJob
+from tutti.studies.verify.tolerance import VerifyJob
 
 
 def job(**options: Any) -> TrainJob:

@@ -18,8 +18,7 @@ from tutti.errors import BadOption
 from tutti.run.config import TrainConfig
 from tutti.strategies import sync
 from tutti.studies.verify import follow, tolerance
-from tutti.studies.verify.job import DTYPES, VerifyJob
-from tutti.studies.verify.tolerance import Deviation, Verdict
+from tutti.studies.verify.tolerance import DTYPES, Deviation, Verdict, VerifyJob
 
 CONFIG = TrainConfig(
     model="mlp", model_options={"hidden": [16]}, steps=10, batch_size=50, precision="fp64", clip_norm=0.5

@@ -15,7 +15,7 @@ from tutti.errors import TuttiError
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.run.jobs import run as run_job
-from tutti.studies.verify.job import DTYPES, VerifyJob
+from tutti.studies.verify.tolerance import DTYPES, VerifyJob
 
 
 @part("verify")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -166,13 +166,3 @@ def deal(
     if config.balance == "queue":
         return Queue(batches, comm.counter().add), None
     return batches, SpeedBalance(batches, comm) if config.balance == "speed" else None
-
-
-def part_sizes(dataset: DataSet) -> dict[str, int]:
-    """Count the samples of each part."""
-    parts: Mapping[str, Any] = {
-        "train": dataset.train,
-        "validation": dataset.validation,
-        "test": dataset.test,
-    }
-    return {name: len(part) for name, part in parts.items() if part is not None}

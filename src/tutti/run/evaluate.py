@@ -10,10 +10,10 @@ from tutti.errors import BadData
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
-from tutti.run.build import open_config_data, part_sizes, seeded
-from tutti.run.evaluate_job import EvaluateJob
+from tutti.run.build import open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.task import prepare_task
+from tutti.run.train_job import PARTS, EvaluateJob
 from tutti.training.weights import load_weights
 
 
@@ -37,7 +37,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         if job.other_data:
             dataset = _seen_as(dataset, folder.read(TrainedOn))
         if getattr(dataset, job.part) is None:
-            have = ", ".join(part_sizes(dataset))
+            have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset)
         load_weights(task.module, folder.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
 from torch import nn
@@ -27,29 +28,29 @@ def take_sides(comm: Communicator, config: TrainConfig) -> Communicator:
     return split_off_servers(comm, config.servers, config.levels, config.climb_every or CLIMB_EVERY)
 
 
-def serves(team: Communicator) -> bool:
-    """Tell whether this process is a server; `team` is what `take_sides` gave."""
-    return team.servers is not None and team.servers.serving
-
-
-def serve(job: Job, team: Communicator, module: nn.Module, strategy: Strategy) -> None:
-    """Be a server until the workers have finished (collective over the servers).
+def work_or_serve(
+    job: Job, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
+) -> R | None:
+    """Return the result of a worker's `work`; None on a server, which serves until the workers have finished.
 
     Args:
         job: what the workers do.
-        team: the servers.
-        module: a model like the workers'.
+        team: what `take_sides` gave.
+        module: the model of a worker; on a server one like it.
         strategy: the workers'.
+        work: what a worker does.
 
     Raises:
         PeerLost: a worker or another server is gone.
     """
     servers, config = team.servers, job.config
-    assert servers is not None, "a server knows of the servers"
+    if servers is None or not servers.serving:
+        return work()
     assert isinstance(strategy, Centred), "others are refused with servers"
     optimizer = build_optimizer(job, module)
     replica = place(module, team, Home.PRIVATE)
     strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    return None
 
 
 def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:

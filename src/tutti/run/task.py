@@ -13,9 +13,10 @@ from tutti.data import Batch, DataSet, Part
 from tutti.model_parallel.base import Workload, count_of
 from tutti.records.run import Evaluation
 from tutti.run import summary_lines
-from tutti.run.build import build_model, outputs_for, part_sizes
+from tutti.run.build import build_model, outputs_for
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import OBJECT, named_or_given
+from tutti.run.train_job import PARTS
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import named_metrics
@@ -54,7 +55,8 @@ class Task:
     def described(self) -> str:
         """Model, data and what is to be learned, in a line each."""
         data, of = self.dataset, self.objective
-        sizes = summary_lines.counts(self.name, self.parameters, data.name, part_sizes(data), data.shape)
+        parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
+        sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
         return f"{sizes}\n{summary_lines.task(self.kind, of.loss.name, [one.name for one in of.metrics])}"
 
     @property

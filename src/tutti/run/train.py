@@ -32,7 +32,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.recording import Recording, crew_of, observed
 from tutti.run.rollback import take_back_after_me
-from tutti.run.servers import result_for_all, serve, serves, take_sides
+from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.task import Task, prepare_task
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
@@ -90,13 +90,16 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         strategy = check_strategy(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
         team = take_sides(recording.comm, config)
-        outcome = None
         with sampling(crew_of(team), job.write) as sampler:
             task = prepare_task(job, open_config_data(job, comm))
-            if serves(team):
-                serve(job, team, task.module, strategy)
-            else:
-                outcome = _train(job, team, task, strategy, layout_of(config, comm.size), sampler, recording)
+            layout = layout_of(config, comm.size)
+            outcome = work_or_serve(
+                job,
+                team,
+                task.module,
+                strategy,
+                lambda: _train(job, team, task, strategy, layout, sampler, recording),
+            )
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
             print(*said, sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""The job of a training run, and what comes back of it. Needs no torch: the launching process imports it."""
+"""The jobs of training and evaluation, and their outcomes. Needs no torch: the launching process imports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from typing_extensions import override
 
@@ -128,3 +128,24 @@ class RunOutcome:
     shape: tuple[int, ...]
     outputs: int
     weights: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class EvaluateJob(Job):
+    """An evaluation of a trained model: `config` is that of its run, with what is to be different now.
+
+    Attributes:
+        folder: the run folder.
+        part: one of `PARTS`.
+        other_data: `config.data` is other data than the run was trained on.
+    """
+
+    entry: ClassVar[str] = "tutti.run.evaluate:work"
+
+    folder: str
+    part: str
+    other_data: bool = False
+
+
+PARTS: Final = ("train", "validation", "test")
+"""The parts of a data set."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.data import Batch
-from tutti.studies.verify.tolerance import AMPLE, MOST, TOLERANCES
+from tutti.studies.verify.tolerance import AMPLE, DTYPES, MOST, TOLERANCES
 from tutti.training.evaluation import Objective, evaluating
 
 
@@ -104,4 +104,4 @@ def _differ(objective: Objective, one: Tensor, other: Tensor) -> bool:
 
 
 def _dtype(objective: Objective) -> str:
-    return "float64" if objective.arithmetic.precision == "fp64" else "float32"
+    return next(name for name, precision in DTYPES.items() if precision == objective.arithmetic.precision)

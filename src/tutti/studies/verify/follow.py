@@ -28,12 +28,19 @@ from tutti.run.assembly import Assembly, assemble
 from tutti.run.build import build_optimizer, build_schedule, open_config_data, reseed, seeded
 from tutti.run.checks import check_strategy
 from tutti.run.jobs import layout_of, load_job
-from tutti.run.servers import result_for_all, serve, serves, take_sides
+from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.task import Task, prepare_task
 from tutti.strategies import Clip, Strategy
 from tutti.studies.verify.causes import by_design, is_random, of_the_loss
-from tutti.studies.verify.job import VerifyJob
-from tutti.studies.verify.tolerance import Deviation, Distance, Verdict, describe, deviations, table
+from tutti.studies.verify.tolerance import (
+    Deviation,
+    Distance,
+    Verdict,
+    VerifyJob,
+    describe,
+    deviations,
+    table,
+)
 from tutti.training.trainer import divide_by_weight
 
 
@@ -216,11 +223,10 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
         strategy = check_strategy(job, comm.size, comm.hosts)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
-        verdict = None
-        if serves(team):
-            serve(job, team, task.module, strategy)
-        else:
-            verdict = _verdict(job, team, task, strategy, layout_of(job.config, comm.size))
+        layout = layout_of(job.config, comm.size)
+        verdict = work_or_serve(
+            job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy, layout)
+        )
         return result_for_all(comm, team, verdict)
 
 

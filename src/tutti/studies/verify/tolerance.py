@@ -1,10 +1,18 @@
-"""The distance between two runs, the part of it that rounding explains, and the verdict."""
+"""The job of a comparison with sequential training, and its verdict: distances, and what rounding explains.
+
+Needs no torch: the launching process imports it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
 from tutti.errors import NotFinite
+from tutti.run.jobs import Job
+
+DTYPES: Final = {"float32": "fp32", "float64": "fp64"}
+"""The numbers that a comparison can compute with, and the precision of the configuration that this is."""
 
 TOLERANCES = {
     "float32": {"loss": 1e-5, "gradient": 1e-4, "weights": 1e-5},
@@ -17,6 +25,21 @@ MOST = {"float32": 1e-2, "float64": 1e-6}
 
 AMPLE = 10.0
 """A deviation up to this multiple of what rounding alone does is taken for rounding."""
+
+
+@dataclass(frozen=True)
+class VerifyJob(Job):
+    """A comparison of parallel with sequential training, for `config.steps` steps.
+
+    Attributes:
+        dtype: one of `DTYPES`.
+    """
+
+    entry: ClassVar[str] = "tutti.studies.verify.follow:work"
+    trains: ClassVar[bool] = True
+    compared: ClassVar[bool] = True
+
+    dtype: str
 
 
 @dataclass
