@@ -1,4 +1,4 @@
-"""The jobs of training and evaluation, and their outcomes. Needs no torch: the launching process imports it."""
+"""The jobs of training and evaluation, and their outcomes. Needs no torch: the launcher imports it."""
 
 from __future__ import annotations
 
