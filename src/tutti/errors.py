@@ -102,6 +102,10 @@ class PeerLost(TuttiError):
         return type(self), (self.ranks, self.why)
 
 
+class CallsDiffer(TuttiError, ValueError):
+    """The ranks of a communicator called different things, or one thing with different sizes or dtypes."""
+
+
 class RankFailed(TuttiError):
     """A rank raised an exception that is not a `UserError`.
 

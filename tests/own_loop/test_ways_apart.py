@@ -16,7 +16,7 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
 from tutti.own_loop import distribute, shard
-from tutti.strategies import ParamServer, Strategy
+from tutti.strategies import Downpour, Local, ParamServer, Strategy, Sync
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
@@ -31,7 +31,7 @@ def train(
     comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, out: int = -1
 ) -> None:
     """Make `steps` steps; leave out the batch of number `out`."""
-    for number, (inputs, targets) in enumerate(distribute.shard(list(batches(2, 14)))):
+    for number, (inputs, targets) in enumerate(distribute.shard(list(batches(2, 24)))):
         if number == steps:
             break
         if number != out:
@@ -147,21 +147,53 @@ def test_ranks_at_the_same_place_are_named_together(worlds: Worlds) -> None:
     assert re.search(r"rank 0 is in backward.*; ranks 1 and 2 are in tutti.mean", told[2])
 
 
-def _leave(comm: Communicator) -> None:
-    model, optimizer = begin(comm)
+@pytest.mark.parametrize(
+    ("way", "place"), [(loads_early, "shard"), (evaluates_early, "settled"), (finishes_early, "finish")]
+)
+def test_workers_that_average_their_weights_are_told_so_at_the_next_exchange(
+    worlds: Worlds, way: Loop, place: str
+) -> None:
+    """Rank 0 has not left the loop when it waits for rank 1's weights, which is elsewhere."""
+    told = worlds.outcomes(partial(refusal, way=way, strategy=Local(every=5)), 2)
+    lines = [
+        re.search(r"rank (\d) is in ([\w.]+)\(\) \(\w+\.py, line \d+\) after (\d) steps", str(one))
+        for one in told
+    ]
+    first, second = (line and line.groups() for line in lines)
+    # The first message for the other's next samples is as good as one for its weights.
+    assert first in [("0", "optimizer.step", "4"), ("0", "tutti.shard", "5")]
+    assert second == ("1", f"tutti.{place}", "3")
+    assert all("tutti.mean(loss)" in str(one) for one in told)
+
+
+def _leave(comm: Communicator, strategy: Strategy) -> None:
+    model, optimizer = begin(comm, strategy)
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
     if comm.rank == 1:
         comm.close()
+    else:
+        train(comm, model, optimizer, 5)
 
 
-def test_whoever_waits_for_a_rank_that_left_is_told_when_that_was() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "steps", "place", "must"),
+    [
+        (Sync(), 3, r"backward\(\)", "make the same steps"),
+        (Local(every=4), 3, r"optimizer.step\(\)", "make the same steps"),
+        (Downpour(), 5, r"tutti.shard\(\)", r"begin the same epochs over shard\(\)"),
+    ],
+)
+def test_whoever_waits_for_a_rank_that_left_is_told_where_that_was(
+    strategy: Strategy, steps: int, place: str, must: str
+) -> None:
     with World(2) as world:
-        world.start(_leave)
+        world.start(_leave, strategy)
         world.outcome(1, timeout_s=40)
         told = world.outcome(0, timeout_s=40)
     assert isinstance(told, PeerLost)
     assert told.ranks == [1]
-    assert re.search(r"after 3 steps; rank 0 is in backward\(\) \([\w.]+, line \d+\)", told.why)
+    here = rf"rank 0 is in {place} \([\w.]+, line \d+\) after {steps} steps of its own"
+    assert re.search(f"{here}, and every rank must {must}", told.why)
 
 
 def _look_alone(comm: Communicator) -> int:

@@ -234,7 +234,8 @@ def settled(model: nn.Module) -> Iterator[None]:
     """
     stepper = _steppers_of(model)[0]
     stepper.settle()
-    average_buffers(stepper.replica, init())
+    with _current().exchange.meetings.explaining(Purpose.SETTLE):
+        average_buffers(stepper.replica, init())
     try:
         yield
     finally:
@@ -253,7 +254,8 @@ def finish(model: nn.Module) -> None:
     steppers = _steppers_of(model)
     for stepper in steppers:
         stepper.finish()
-    average_buffers(steppers[0].replica, init())
+    with _current().exchange.meetings.explaining(Purpose.FINISH):
+        average_buffers(steppers[0].replica, init())
 
 
 def mean(value: Number, samples: int | None = None) -> Number:

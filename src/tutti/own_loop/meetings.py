@@ -12,8 +12,10 @@ different ways are told which is where.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption, PeerLost
+from tutti.errors import BadOption, CallsDiffer, PeerLost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,6 +90,11 @@ BATCH: Final = 2 + DETAILS
 HEAD: Final = 3 + DETAILS
 """Words of a row before those for the parameters, which say whose gradients a rank brings."""
 
+APART: Final = "the ranks went different ways through the loop"
+REMEDY: Final = (
+    "Decide by what is the same on all ranks, such as tutti.mean(loss), when to leave the loop or a batch out"
+)
+
 MOST_KNOWN: Final = 256
 """Rows of words that are kept for the next time."""
 
@@ -101,7 +108,7 @@ class Meetings:
     Attributes:
         iterations: how many iterations over `shard` this rank has begun, to train.
         batches: how many batches it was dealt in them.
-        steps: how many steps of optimizers it has met the others for.
+        steps: how many steps of optimizers it has made.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -138,17 +145,37 @@ class Meetings:
         numbers[ITERATION], numbers[BATCH] = self.iterations, self.batches
         try:
             table = self._gather(words)
-        except PeerLost as lost:
-            raise PeerLost(
-                lost.ranks,
-                f"{lost.why}, after {_count(self.steps, 'step')}; rank {self._comm.rank} is in "
-                f"{PLACES[purpose]} ({_line()}), and every rank must make the same steps",
-            ) from None
-        if torch.equal(table, words.expand_as(table)):
-            return None
-        if _apart(table):
-            self._refuse(table)
-        return table
+            if torch.equal(table, words.expand_as(table)):
+                return None
+            if _apart(table):
+                self._refuse(table)
+            return table
+        except (PeerLost, CallsDiffer) as error:
+            raise self.explain(error, purpose) from None
+
+    @contextmanager
+    def explaining(self, purpose: Purpose) -> Iterator[None]:
+        """Explain errors of the ranks' communicator inside."""
+        try:
+            yield
+        except (PeerLost, CallsDiffer) as error:
+            raise self.explain(error, purpose) from None
+
+    def explain(self, error: PeerLost | CallsDiffer, purpose: Purpose) -> PeerLost | BadOption:
+        """Return the error that says where this rank's loop is, as others did not come there.
+
+        Args:
+            error: the communicator's.
+            purpose: what this rank has come for.
+        """
+        steps = f"{_count(self.steps, 'step')} of its own"
+        here = f"rank {self._comm.rank} is in {PLACES[purpose]} ({_line()}) after {steps}"
+        if isinstance(error, PeerLost):
+            must = "make the same steps" if purpose in UPDATING else "begin the same epochs over shard()"
+            why = f"{error.why}; {here}, and every rank must {must}, and come to mean() and finish()"
+            return PeerLost(error.ranks, why)
+        calls = str(error).partition(";")[0]
+        return BadOption(f"{APART}: {here}, and others are elsewhere ({calls}). {REMEDY}")
 
     def _refuse(self, table: Tensor) -> None:
         lines = cast("list[str]", self._comm.all_gather_objects(_line()))
@@ -157,11 +184,7 @@ class Meetings:
             batch = f", training batch {row[BATCH]}" if row[BATCH] else ""
             places.setdefault(f"in {PLACES[Purpose(row[0])]} ({line}{batch})", []).append(rank)
         where = "; ".join(f"{_ranks(ranks)} {place}" for place, ranks in places.items())
-        raise BadOption(
-            f"the ranks went different ways through the loop after {_count(self.steps, 'step')}: {where}. "
-            "Decide by what is the same on all ranks, such as tutti.mean(loss), when to leave the loop or a "
-            "batch out"
-        )
+        raise BadOption(f"{APART} after {_count(self.steps, 'step')}: {where}. {REMEDY}")
 
     def _words(
         self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]
@@ -216,9 +239,10 @@ def _differ(rows: Tensor) -> bool:
 
 def _line() -> str:
     """The innermost line of the program that is neither ours nor torch's, where this rank is now."""
+    own = (str(contextlib.__file__), "<")
     libraries = tuple(str(Path(module.__file__ or "").parent) for module in (sys.modules["tutti"], torch))
     frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*libraries, "<")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*libraries, *own)):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 

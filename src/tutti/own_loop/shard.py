@@ -223,7 +223,8 @@ class OwnLoop:
         sums = torch.tensor(figures, dtype=torch.float64)
         if self.comm.size > 1:
             self.exchange.meetings.come(purpose)
-            self.comm.all_reduce(sums)
+            with self.exchange.meetings.explaining(purpose):
+                self.comm.all_reduce(sums)
         return sums
 
     def _look_at_inputs(self) -> None:
@@ -304,7 +305,8 @@ class ShardSampler:
             drawn = [list(batch) for batch in islice(source, ahead)]
             if not _is_alike(self._fingerprint, self.loop):
                 _refuse_other_samples(self._fingerprint, self.loop.comm)
-            shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
+            with self.loop.exchange.meetings.explaining(Purpose.DEAL):
+                shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
             for batch in shared:
                 mine = self.seen % comm.size == comm.rank
                 self.seen += 1

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption
+from tutti.errors import BadOption, CallsDiffer, PeerLost
 from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.own_loop.meetings import Purpose
 from tutti.replica import Replica
@@ -299,24 +299,26 @@ class WorkerStepper(Stepper):
                 "default strategy, Sync()",
             )
         self._meet(Purpose.STEP)
-        with self._stepping(), _unscaled(self._optimizer) as overflown:
+        with self._stepping(Purpose.STEP), _unscaled(self._optimizer) as overflown:
             if overflown and self._passes == 1:
                 self.worker.give_up()
             else:
                 self._advance(self._loop.counts.own, self._loop.counts.all)
+        self._loop.exchange.meetings.steps += 1
         return loss
 
     @override
     def skip(self) -> None:
         self._skipped += 1
-        with self._stepping():
+        with self._stepping(Purpose.STEP):
             self._advance(0, 0)
 
     @override
     def settle(self) -> None:
         self._meet(Purpose.SETTLE)
-        self._compare_steps()
-        self.worker.settle()
+        with self._loop.exchange.meetings.explaining(Purpose.SETTLE):
+            self._compare_steps()
+            self.worker.settle()
 
     @override
     def resume(self) -> None:
@@ -325,8 +327,8 @@ class WorkerStepper(Stepper):
     @override
     def finish(self) -> None:
         self._meet(Purpose.FINISH)
-        self._compare_steps()
-        with self._stepping():
+        with self._stepping(Purpose.FINISH):
+            self._compare_steps()
             if self._calls:
                 self._use_gathered()
             self.worker.finish()
@@ -336,16 +338,17 @@ class WorkerStepper(Stepper):
         if self.pace is not Pace.TOGETHER or not self.worker.waits or self._loop.comm.size == 1:
             return
         table = self._loop.exchange.meet(purpose, (self._number,))
-        self._loop.exchange.meetings.steps += purpose is Purpose.STEP
         if len(table):
             _refuse_other_optimizers(table)
 
     @contextmanager
-    def _stepping(self) -> Iterator[None]:
+    def _stepping(self, purpose: Purpose) -> Iterator[None]:
         self._inside = True
         try:
             with as_objects(self._strategy):
                 yield
+        except (PeerLost, CallsDiffer) as error:
+            raise self._loop.exchange.meetings.explain(error, purpose) from None
         finally:
             self._inside = False
 

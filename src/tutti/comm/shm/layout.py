@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import PAGE, Arena
+from tutti.errors import CallsDiffer
 
 LINE: Final = 8
 """Words in a cache line."""
@@ -109,7 +110,7 @@ class HostGroup:
         block: int,
         rank: int,
         global_ranks: Iterable[int],
-        mismatch: type[Exception] = ValueError,
+        mismatch: type[Exception] = CallsDiffer,
     ) -> None:
         self.arena, self.block, self.rank, self.mismatch = arena, block, rank, mismatch
         self.global_ranks = tuple(global_ranks)
