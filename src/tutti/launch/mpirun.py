@@ -178,7 +178,9 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
         messages = channel.messages()
     finally:
         channel.close()
-    _remove_segments(messages)
+    # The shared memory of ranks of this machine that were killed before MPI could remove it.
+    for segment in (file for one in messages if isinstance(one, RankStarted) for file in one.segments):
+        Path(segment).unlink(missing_ok=True)
     if signals.received is not None:
         act_on(signals.received)
     return outcome([one for one in messages if isinstance(one, Report)], returncode, said)
@@ -235,14 +237,6 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     process.stderr.close()
     # Open MPI removes its folder itself, unless it is killed.
     remove_session(Path(tempfile.gettempdir(), f"ompi.{process.pid}"))
-
-
-def _remove_segments(messages: Sequence[object]) -> None:
-    """Remove the shared memory of ranks of this machine that were killed before MPI could do so."""
-    for message in messages:
-        if isinstance(message, RankStarted):
-            for segment in message.segments:
-                Path(segment).unlink(missing_ok=True)
 
 
 def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:

@@ -106,7 +106,7 @@ def follow(processes: Sequence[int]) -> None:
     if not wanted:
         return
     _followed.update(wanted)
-    threading.Thread(target=_wait, args=(wanted,), name="tutti-launcher", daemon=True).start()
+    threading.Thread(target=_end_after_one_of, args=(wanted,), name="tutti-launcher", daemon=True).start()
 
 
 def _nobody_listens(environ: Mapping[str, str]) -> bool:
@@ -123,20 +123,14 @@ def _nobody_listens(environ: Mapping[str, str]) -> bool:
         return connection.connect_ex((host, int(port))) == errno.ECONNREFUSED
 
 
-def _wait(processes: Sequence[int]) -> None:
-    _wait_until_one_is_gone(processes)
-    _end()
-
-
-def _wait_until_one_is_gone(processes: Sequence[int]) -> None:
+def _end_after_one_of(processes: Sequence[int]) -> None:
     # A descriptor of a process stands for that process, even if its number is given to another one later.
     poll = select.poll()
-    for process in processes:
-        try:
+    with suppress(ProcessLookupError):
+        for process in processes:
             poll.register(os.pidfd_open(process), select.POLLIN)
-        except ProcessLookupError:
-            return
-    poll.poll()
+        poll.poll()
+    _end()
 
 
 def _end() -> None:

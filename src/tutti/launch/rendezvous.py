@@ -200,7 +200,7 @@ def describe_mpi_rank(
     told = "MASTER_ADDR" in environ
     port = _PORTS[zlib.crc32(_job(environ).encode()) % len(_PORTS)]
     address = LOOPBACK if place.local_size == place.size else _first_of_slurm(environ)
-    if not address and "MASTER_ADDR" not in environ:
+    if not address and not told:
         # Only rank 0's port counts. It is reserved as long as the process lives: torch listens there later.
         free = 0 if place.rank else _until_exit.enter_context(reserved_port())
         address, port = find(place.size, free) or (address, port)

@@ -45,16 +45,7 @@ FINISH_S: Final = 10.0
 
 @dataclass
 class RankProcess:
-    """The supervisor's record of a rank.
-
-    Attributes:
-        rank: which one.
-        pipe: where its report comes from.
-        received: what has come so far.
-        report: once it is complete.
-        death: how it ended, if that was without a report.
-        ended: whether its process has ended.
-    """
+    """The supervisor's record of a rank: what has come through its pipe, and how it has ended."""
 
     rank: int
     pipe: FileIO
@@ -82,8 +73,6 @@ class RankProcess:
 
 def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
     """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
-    ranks: list[RankProcess] = []
-    error: TuttiError | None = None
     # The watch lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
     with SignalWatch() as signals:
         with ExitStack() as stack:
@@ -92,8 +81,7 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
             server = stack.enter_context(
                 fork_server(placement.threads or 1, crowded=bool(placement.warnings))
             )
-            stack.callback(_close, ranks)
-            _start_ranks(ranks, server, entry, payload, placement, relay)
+            ranks = _start_ranks(stack, server, entry, payload, placement, relay)
             error = _watch(ranks, server, signals)
         received = signals.received
     if received is not None:
@@ -105,13 +93,15 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
 
 
 def _start_ranks(
-    ranks: list[RankProcess],
+    stack: ExitStack,
     server: ForkServer,
     entry: str,
     payload: bytes,
     placement: Placement,
     relay: Relay | None,
-) -> None:
+) -> list[RankProcess]:
+    """Start them; `stack` closes the pipes of their reports."""
+    ranks: list[RankProcess] = []
     arena = Arena.create()
     block = arena.allocate(control_bytes(placement.ranks))
     content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
@@ -126,7 +116,7 @@ def _start_ranks(
             threads = (placement.threads or 1) if works else 1
             reading, writing = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(reading, False)
-            ranks.append(RankProcess(rank, FileIO(reading)))
+            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading))))
             outputs = (1, 2) if relay is None else relay.outputs[rank]
             try:
                 server.fork(
@@ -140,6 +130,7 @@ def _start_ranks(
         os.close(content)
     if relay is not None:
         relay.start()
+    return ranks
 
 
 def _folder() -> str:
@@ -201,8 +192,3 @@ def _out_of_memory_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _close(ranks: Sequence[RankProcess]) -> None:
-    for one in ranks:
-        one.pipe.close()

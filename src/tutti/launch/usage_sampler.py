@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -63,26 +63,20 @@ class Sampler:
     def begin(self, path: Path) -> None:
         """Have samples appended to the file `path`; without this call none are taken."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it is gone, and has said why
             self._process.stdin.write(os.fsencode(path.absolute()) + b"\n")
-        except BrokenPipeError:  # it is gone, and has said why
-            return
 
     def end(self) -> None:
         """Have a last sample taken; returns when the process has ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.communicate(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.abandon()
 
     def abandon(self) -> None:
         """End the process at once."""
-        assert self._process.stdin is not None
         self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
+        self._process.communicate()
 
 
 @contextmanager
@@ -141,11 +135,9 @@ class Probe:
         self._pss: dict[int, int | None] = {}
         self._look_again = 0.0
         for rank, process in ranks.items():
-            try:
+            with suppress(psutil.NoSuchProcess):
                 self._ranks[rank] = psutil.Process(process)
                 self._ranks[rank].cpu_percent()
-            except psutil.NoSuchProcess:
-                continue
         self._all = list(ranks)
         psutil.cpu_percent(percpu=True)
 
