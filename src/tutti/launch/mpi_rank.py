@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
 
 START: Final = "TUTTI_MPI_START"
-"""The environment variable that holds an `MpiStart`."""
+"""The environment variable with a pickled `MpiStart`, in base64."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MpiStart:
     Attributes:
         entry: the function to run, as "package.module:function".
         threads: how many threads each worker may use; None: its share of its host's cores.
-        payload: the payload in base64 when it is small enough to travel here, else None.
+        payload: the payload when it is small enough to travel here, else None.
         address: where the payload is and reports go, for ranks on the host of the process that ran mpirun.
         path: `sys.path` of that process.
         arguments: `sys.argv` of that process.
@@ -46,26 +46,16 @@ class MpiStart:
 
     entry: str
     threads: int | None
-    payload: str | None
+    payload: bytes | None
     address: Address
     path: list[str]
     arguments: list[str]
     hosts: Sequence[tuple[int, int]] = ()
 
-    def as_text(self) -> str:
-        """Encode it for an environment variable: only letters and digits, which every launcher passes on."""
-        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
-
-    @staticmethod
-    def from_text(text: str) -> MpiStart:
-        """Read what `as_text` gave."""
-        values = json.loads(base64.urlsafe_b64decode(text))
-        return MpiStart(**{**values, "address": Address(**values["address"])})
-
 
 def main() -> None:
     """Be a rank of an MPI job, as the environment says."""
-    start = MpiStart.from_text(os.environ.pop(START))
+    start: MpiStart = pickle.loads(base64.urlsafe_b64decode(os.environ.pop(START)))
     if start.address.is_here():
         follow([start.address.process])
     sys.path += [folder for folder in start.path if folder not in sys.path]
@@ -127,10 +117,7 @@ def _payload(start: MpiStart, comm: Communicator) -> bytes:
     """Return the payload, which rank 0 broadcasts."""
     content: bytes | None = None
     if comm.rank == 0:
-        if start.payload is not None:
-            content = base64.b64decode(start.payload)
-        else:
-            content = start.address.payload_here()
+        content = start.address.payload_here() if start.payload is None else start.payload
         if content is None:
             raise UserError(
                 "what is to be trained is too large to be handed to the first host, another machine; "

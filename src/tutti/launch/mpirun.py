@@ -149,7 +149,7 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
     mpirun = find_mpirun()
     job = uuid.uuid4().hex
     channel = MpirunChannel(payload)
-    small = base64.b64encode(payload).decode() if len(payload) <= LARGEST_IN_ENVIRONMENT else None
+    small = payload if len(payload) <= LARGEST_IN_ENVIRONMENT else None
     ranks = [
         (worked.ranks, all_.ranks)
         for worked, all_ in zip(placement.hosts, placement.hosts_with_servers, strict=True)
@@ -166,7 +166,7 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
     environment = {
         **os.environ,
         **settings(mpirun, placement.hosts_with_servers, os.environ),
-        START: start.as_text(),
+        START: base64.urlsafe_b64encode(pickle.dumps(start)).decode(),
         JOB: job,
     }
     exported = [name for name in environment if name.startswith("TUTTI_") or name == "PYTHONPATH"]

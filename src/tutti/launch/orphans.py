@@ -142,7 +142,7 @@ def _end() -> None:
         Path(segment).unlink(missing_ok=True)
     remove_session(Path(os.environ.get("PMIX_SERVER_TMPDIR", "")))
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             process.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
