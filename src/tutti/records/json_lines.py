@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -109,8 +108,11 @@ def append_line(path: Path, record: Record) -> None:
         OSError: the file cannot be written.
     """
     with open(path, "a+b") as file:
-        unfinished = file.tell() > 0 and _last_byte(path) != b"\n"
-        file.write((b"\n" if unfinished else b"") + to_json(record).encode() + b"\n")
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write(to_json(record).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -149,12 +151,6 @@ def last_record(path: Path, kind: type[T]) -> T | None:
     return None
 
 
-def _last_byte(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)
-
-
 def _writable(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
@@ -167,9 +163,7 @@ def _writable(value: object) -> object:
     return value
 
 
-@cache
-def _types_of(kind: Hashable) -> dict[str, Any]:
-    return get_type_hints(kind)
+_types_of = cache(get_type_hints)
 
 
 def _decoded(hint: Any, value: Any) -> Any:
@@ -187,7 +181,7 @@ def _decoded(hint: Any, value: Any) -> Any:
         return {_decoded(within[0], name): _decoded(within[1], item) for name, item in value.items()}
     if isinstance(hint, type) and is_dataclass(hint):
         _expect(dict, value)
-        types = _types_of(cast("Hashable", hint))
+        types = _types_of(hint)
         made = hint(**{name: _decoded(kind, value[name]) for name, kind in types.items() if name in value})
         if isinstance(made, Record):
             made.check()

@@ -131,8 +131,12 @@ def chrome_trace(lanes: Sequence[Lane], whole: bool = True) -> dict[str, Any]:
     zero = min(starts, default=0)
     events = [event for number, lane in enumerate(lanes) for event in _lane(number, lane, zero)]
     for number, arrow in enumerate(_arrows(lanes)):
+        # None goes back in time, whatever error the clocks have left.
         common = {"name": arrow.name, "cat": "arrow", "id": number}
-        for phase, rank, at in (("s", arrow.source, arrow.start), ("f", arrow.to, arrow.finish)):
+        for phase, rank, at in (
+            ("s", arrow.source, arrow.start),
+            ("f", arrow.to, max(arrow.start, arrow.finish)),
+        ):
             place = {"ts": (at - zero) / 1e3, "pid": lanes[rank].host, "tid": rank}
             events.append({**common, "ph": phase, "bp": "e", **place})
     residuals = [reading.residual_s for lane in lanes for reading in lane.readings]
@@ -182,7 +186,7 @@ def _messages(found: list[End]) -> Iterator[Arrow]:
             name = "message" if kind is SpanLink.SEND else "broadcast"
             for other, to, began, ended in found:
                 if other in (SpanLink.RECEIVE, SpanLink.LEAF):
-                    yield _arrow(name, source, start, to, max(began, ended - 1))
+                    yield Arrow(name, source, start, to, max(began, ended - 1))
             return
 
 
@@ -193,7 +197,7 @@ def _releases(key: Hashable, found: list[End]) -> Iterator[Arrow]:
     _, last, start, _ = max(found, key=lambda end: end[2])
     for _, to, began, ended in found:
         if to != last:
-            yield _arrow("release", last, start, to, max(began, ended - 1))
+            yield Arrow("release", last, start, to, max(began, ended - 1))
 
 
 def _hand_overs(found: list[End]) -> Iterator[Arrow]:
@@ -201,9 +205,4 @@ def _hand_overs(found: list[End]) -> Iterator[Arrow]:
     ordered = sorted(found, key=lambda end: end[2])
     for (_, source, began, ended), (_, to, start, _) in pairwise(ordered):
         if to != source:
-            yield _arrow("lock", source, max(began, ended - 1), to, start)
-
-
-def _arrow(name: str, source: int, start: int, to: int, finish: int) -> Arrow:
-    """Make an arrow that does not go back in time, whatever error the clocks have left."""
-    return Arrow(name, source, start, to, max(start, finish))
+            yield Arrow("lock", source, max(began, ended - 1), to, start)

@@ -74,16 +74,6 @@ def parse_json(text: bytes | str) -> object:
         raise ValueError("it has too many levels") from None
 
 
-def read_json(path: Path, most: int = MOST_BYTES) -> object:
-    """Read a JSON file with `parse_json`.
-
-    Raises:
-        OSError: as for `read_file`.
-        ValueError: it is no JSON.
-    """
-    return parse_json(read_file(path, most))
-
-
 def printable(text: str, lines: bool = False) -> str:
     """Return a text that is safe to print: control characters, which a terminal would obey, are escaped.
 

@@ -60,22 +60,34 @@ def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapp
         runs: those of each combination, by its folder.
         errors: the error of the first repeat that failed, by the combination's folder.
     """
-    seconds = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
+    whole = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
     for one in comparison.combinations:
         baselines = [other for other in comparison.combinations if is_baseline(other, one)]
         few = min(baselines, key=lambda other: other.threads, default=None)
         many = max(baselines, key=lambda other: other.threads, default=None)
-        found.append(
-            _row(
-                comparison,
-                one,
-                runs[one.folder],
-                errors.get(one.folder),
-                seconds[few.folder] if few is not None and few.threads == 1 else None,
-                seconds[many.folder] if many is not None and many is not few else None,
-            )
+        one_thread_s = whole[few.folder] if few is not None and few.threads == 1 else None
+        all_threads_s = whole[many.folder] if many is not None and many is not few else None
+        some = runs[one.folder]
+        seconds = [run.seconds for run in some]
+        speed_up = _ratio(one_thread_s, whole[one.folder])
+        accuracies = [run.accuracy for run in some if run.accuracy is not None]
+        reached = [] if comparison.target is None else [run.seconds_to(comparison.target) for run in some]
+        times = [s for s in reached if s is not None]
+        row = Row(
+            combination=one,
+            seconds=round(median(seconds), DIGITS) if seconds else None,
+            spread=(round(min(seconds), DIGITS), round(max(seconds), DIGITS)) if seconds else None,
+            finished=sum(run.finished for run in some),
+            samples_per_s=median(run.samples_per_s for run in some) if some else None,
+            speed_up=speed_up,
+            speed_up_all=_ratio(all_threads_s, whole[one.folder]),
+            efficiency=speed_up / one.cores if speed_up is not None and one.device == CPU else None,
+            accuracy=mean(accuracies) if accuracies else None,
+            to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
+            error=errors.get(one.folder),
         )
+        found.append(row)
     return found
 
 
@@ -92,35 +104,6 @@ def _seconds(runs: Sequence[Run], repeats: int) -> float | None:
     """Return the median seconds of a combination; None if a repeat is missing."""
     whole = len(runs) == repeats and all(run.finished for run in runs)
     return round(median(run.seconds for run in runs), DIGITS) if whole else None
-
-
-def _row(
-    comparison: Comparison,
-    one: Combination,
-    runs: Sequence[Run],
-    error: str | None,
-    one_thread_s: float | None,
-    all_threads_s: float | None,
-) -> Row:
-    seconds = [run.seconds for run in runs]
-    whole = _seconds(runs, comparison.repeats)
-    speed_up = _ratio(one_thread_s, whole)
-    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
-    reached = [run.seconds_to(comparison.target) for run in runs] if comparison.target is not None else []
-    times = [s for s in reached if s is not None]
-    return Row(
-        combination=one,
-        seconds=round(median(seconds), DIGITS) if seconds else None,
-        spread=(round(min(seconds), DIGITS), round(max(seconds), DIGITS)) if seconds else None,
-        finished=sum(run.finished for run in runs),
-        samples_per_s=median(run.samples_per_s for run in runs) if runs else None,
-        speed_up=speed_up,
-        speed_up_all=_ratio(all_threads_s, whole),
-        efficiency=speed_up / one.cores if speed_up is not None and one.device == CPU else None,
-        accuracy=mean(accuracies) if accuracies else None,
-        to_target=round(median(times), DIGITS) if times and len(times) == comparison.repeats else None,
-        error=error,
-    )
 
 
 def _ratio(of: float | None, to: float | None) -> float | None:

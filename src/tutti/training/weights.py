@@ -57,10 +57,9 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
     for name, other in tied.items():
         tensors[name] = tensors[other]
-    found = _shapes(tensors)
-    for name, shape in _shapes(module.state_dict()).items():
-        _refuse_other_shape(path, name, shape, found.get(name))
-    _refuse_other_kinds(path, tensors, module.state_dict())
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            _refuse_other(path, name, value, tensors.get(name))
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
@@ -115,34 +114,22 @@ def _last(name: str) -> str:
     return re.split(r"[./]", name)[-1]
 
 
-def _refuse_other_kinds(path: Path, stored: Mapping[str, Tensor], own: Mapping[str, object]) -> None:
-    """Refuse integers for floats, and the reverse: only their precision may differ."""
-    for name, value in own.items():
-        if isinstance(value, Tensor) and _kind(stored[name]) != _kind(value):
-            raise BadModel(
-                f"the weights in {path} have '{name}' as {_dtype(stored[name])}, but it is {_dtype(value)} "
-                "in this model; store it as numbers of that kind, or build the model as it was trained"
-            )
+def _refuse_other(path: Path, name: str, own: Tensor, stored: Tensor | None) -> None:
+    """Refuse another shape, and integers for floats or the reverse: only their precision may differ."""
+    if stored is None or stored.shape != own.shape:
+        there = "is not in the file" if stored is None else f"has shape {tuple(stored.shape)} there"
+        raise BadModel(
+            f"the weights in {path} are those of another model: '{name}' {there}, and shape "
+            f"{tuple(own.shape)} in this one; build the model as it was trained (config.json beside the "
+            "weights says how)"
+        )
+    if _kind(stored) != _kind(own):
+        found, wanted = (str(tensor.dtype).removeprefix("torch.") for tensor in (stored, own))
+        raise BadModel(
+            f"the weights in {path} have '{name}' as {found}, but it is {wanted} in this model; store it as "
+            "numbers of that kind, or build the model as it was trained"
+        )
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
     return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _shapes(state: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def _refuse_other_shape(
-    path: Path, name: str, wanted: tuple[int, ...], found: tuple[int, ...] | None
-) -> None:
-    if found != wanted:
-        there = "is not in the file" if found is None else f"has shape {found} there"
-        raise BadModel(
-            f"the weights in {path} are those of another model: '{name}' {there}, and shape {wanted} in this "
-            "one; build the model as it was trained (config.json beside the weights says how)"
-        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import CSV, RunFolder
+from tutti.records.run_folder import CSV
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, figures_of
 
@@ -16,9 +17,7 @@ class Csv(Logger):
 
     always = True
 
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__(folder)
-        self._columns: list[str] = []
+    _columns: Sequence[str] = ()
 
     def epoch(self, record: EpochRecord) -> None:
         """Append the epoch's figures."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 
@@ -40,11 +39,8 @@ FOLDER_TAG: Final = "tutti.run_folder"
 class MlFlow(Logger):
     """A run of MLflow, with the hyper-parameters, the figures after each epoch and those of the test part."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__(folder)
-        self._path = folder.path.absolute()
-        self._client: MlflowClient | None = None
-        self._run, self._step = "", 0
+    _client: MlflowClient | None = None
+    _run, _step = "", 0
 
     @classmethod
     def needs(cls) -> Sequence[str]:
@@ -59,14 +55,15 @@ class MlFlow(Logger):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
+        path = self._folder.path.absolute()
         with _quiet():
-            local = None if os.environ.get(URI) else self._path.parent / "mlruns"
+            local = None if os.environ.get(URI) else path.parent / "mlruns"
             if local is not None:
                 local.mkdir(parents=True, exist_ok=True)
             self._client = MlflowClient(None if local is None else f"sqlite:///{local / 'mlflow.db'}")
-            tags = {FOLDER_TAG: str(self._path)}
+            tags = {FOLDER_TAG: str(path)}
             experiment = self._experiment(None if local is None else local / "artifacts")
-            made = self._client.create_run(experiment, tags=tags, run_name=self._path.name)
+            made = self._client.create_run(experiment, tags=tags, run_name=path.name)
             self._run = str(made.info.run_id)
             params = [Param(name, str(value)) for name, value in hyper_parameters(config).items()]
             self._client.log_batch(self._run, params=params)

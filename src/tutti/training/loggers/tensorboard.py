@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import TENSORBOARD, RunFolder
+from tutti.records.run_folder import TENSORBOARD
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 
@@ -25,11 +25,8 @@ class TensorBoard(Logger):
     The step of a point is that of the weight update.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__(folder)
-        self._writer: SummaryWriter | None = None
-        self._parameters: dict[str, str | float] = {}
-        self._step = 0
+    _writer: SummaryWriter | None = None
+    _step = 0
 
     @classmethod
     def needs(cls) -> Sequence[str]:
