@@ -169,9 +169,7 @@ class RunFolder:
             BadRunFolder: there is no such folder, or it lacks a file.
         """
         folder = Path(path)
-        if not folder.is_dir():
-            what = "is a file, not a folder" if folder.exists() else "does not exist"
-            raise BadRunFolder(f"run folder {folder} {what}; give the folder that 'tutti train' wrote")
+        refuse_no_folder(folder)
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise BadRunFolder(
@@ -345,6 +343,13 @@ class RunFolder:
         with refusing(path):
             _replace(path, content)
         return path
+
+
+def refuse_no_folder(path: Path) -> None:
+    """Raise BadRunFolder if there is no folder `path`."""
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise BadRunFolder(f"run folder {path} {what}; give the folder that 'tutti train' writes")
 
 
 def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:

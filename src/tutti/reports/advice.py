@@ -87,7 +87,10 @@ def _remedy(
         shared = ", or --strategy sync, whose workers share them out" if alone else ""
         return f"--batch-size {larger}, for fewer updates{shared}"
     if config.get("parallel"):
-        return _for_portions(str(config["parallel"]), larger)
+        # Ranks that hold one model together need each other's results.
+        if "pipeline" in str(config["parallel"]):
+            return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
+        return f"--batch-size {larger}, for more work between exchanges"
     balance = _for_balance(facts.pace, ranks, config)
     return balance if stage == "wait" and balance else facts.rarer
 
@@ -105,13 +108,6 @@ def _for_balance(pace: str, ranks: Sequence[Mapping[str, float]], config: Mappin
     if ratio < UNEVEN:
         return None
     return f"--balance {way}, as a sample takes the slowest rank {ratio:.1f} times as long as the fastest"
-
-
-def _for_portions(layout: str, larger: int) -> str:
-    """Advise ranks that hold one model together: each needs the others' results."""
-    if "pipeline" in layout:
-        return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
-    return f"--batch-size {larger}, for more work between exchanges"
 
 
 def _whole(value: object, usual: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import APART, Combination, Comparison, ComparisonFolder
@@ -164,14 +164,10 @@ def _combination(name: str, run: Run) -> Combination:
 
 
 def _refuse_stranger(first: Run, run: Run) -> None:
-    differ = [key for key in SAME if first.config.get(key) != run.config.get(key)]
-    if differ:
-        key, word = differ[0], differ[0].replace("_", " ")
+    key = next((key for key in SAME if first.config.get(key) != run.config.get(key)), None)
+    if key is not None:
+        here, there = (one.config.get(key) or "none" for one in (run, first))
         raise BadRunFolder(
-            f"the {word} of {run.path}: {_shown(run, key)}, of {first.path}: {_shown(first, key)}; times and "
+            f"the {key.replace('_', ' ')} of {run.path}: {here}, of {first.path}: {there}; times and "
             f"accuracies of different tasks cannot be compared; give runs of the same, or --force"
         )
-
-
-def _shown(run: Run, key: str) -> Any:
-    return run.config.get(key) or "none"

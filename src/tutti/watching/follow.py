@@ -97,14 +97,21 @@ def _front(run: Snapshot) -> Heartbeat | None:
     return next((beat for beat in run.beats if beat.updates), None)
 
 
-def _epochs(records: tuple[EpochRecord, ...]) -> Table:
+def _table(*heads: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in heads:
+        table.add_column(
+            head, justify="left" if head in ("host", "state") else "right", no_wrap=head == "state"
+        )
+    return table
+
+
+def _epochs(records: tuple[EpochRecord, ...]) -> Table:
     names = list(records[-1].train.metrics)
     validated = any(record.validation for record in records)
-    heads = ["epoch", "loss", *names]
-    heads += ["validation loss", *(f"validation {name}" for name in names)] if validated else []
-    for head in [*heads, "samples/s", "seconds"]:
-        table.add_column(head, justify="right")
+    heads = ["loss", *names]
+    heads += [f"validation {head}" for head in heads] if validated else []
+    table = _table("epoch", *heads, "samples/s", "seconds")
     for record in records:
         cells = [str(record.epoch), *_figures(record.train, names)]
         cells += _figures(record.validation, names) if validated else []
@@ -123,16 +130,10 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
 
 
 def _ranks(run: Snapshot) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("rank", justify="right")
-    table.add_column("host")
-    table.add_column("process", justify="right")
-    table.add_column("state", no_wrap=True)
-    for head in ("step", "samples/s", "CPU", "memory", "last sign"):
-        table.add_column(head, justify="right")
+    heads = ("rank", "host", "process", "state", "step", "samples/s", "CPU", "memory", "last sign")
+    table = _table(*heads)
     for beat in run.beats:
-        state, *rest = _cells(run, beat)
-        table.add_row(str(beat.rank), beat.host, str(beat.process), state, *rest)
+        table.add_row(str(beat.rank), beat.host, str(beat.process), *_cells(run, beat))
     return table
 
 
@@ -237,7 +238,8 @@ class Printer:
         if health.condition.value != self._said:
             self._said = health.condition.value
             self._print(headline(run, health))
-        span = next((RunLength(beat.updates, beat.per_epoch) for beat in run.beats if beat.updates), None)
+        front = _front(run)
+        span = None if front is None else RunLength(front.updates, front.per_epoch)
         for record in run.history[self._epochs :]:
             label = span.label(record.epoch) if span else f"epoch {record.epoch}"
             self._print(f"{label}  {epoch_text(record)}")

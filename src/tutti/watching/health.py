@@ -147,37 +147,37 @@ def _condition(run: Snapshot, limits: Limits) -> Condition:
     return Condition.FAILED
 
 
+def _state(run: Snapshot, rank: int) -> str | None:
+    """Return the state of the rank's process, if a sample tells the present one."""
+    sample = run.usage_of(rank)
+    return sample[0].state if sample is not None and sample[1] <= FRESH_S else None
+
+
 def _has_ended(run: Snapshot, beat: Heartbeat) -> bool:
     """Tell whether the rank is known to have ended before it finished."""
-    sample = run.usage_of(beat.rank)
-    gone = sample is not None and sample[1] <= FRESH_S and sample[0].state == GONE
-    return beat.state == FAILED or (beat.state != FINISHED and (gone or beat.rank in run.ended))
+    gone = _state(run, beat.rank) == GONE or beat.rank in run.ended
+    return beat.state == FAILED or (beat.state != FINISHED and gone)
 
 
 def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
     """Find the trouble that keeps the rank from training, if there is one."""
-    place = f"process {beat.process} on {beat.host}"
-    if beat.state == FAILED:
-        return RankTrouble(
-            beat.rank, True, f"failed: {beat.error}", "its traceback is the last thing printed"
-        )
+    place, step = f"process {beat.process} on {beat.host}", f"step {beat.step:,}"
+    age, state = run.now - beat.time, _state(run, beat.rank)
     if beat.state == FINISHED:
         return None
-    age, sample = run.now - beat.time, run.usage_of(beat.rank)
-    state = sample[0].state if sample is not None and sample[1] <= FRESH_S else None
-    if state in STOPPED:
+    if beat.state == FAILED:
+        what, remedy = f"failed: {beat.error}", "its traceback is the last thing printed"
+    elif state in STOPPED:
+        what = f"is stopped in {step}"
         remedy = f"somebody has stopped {place}; 'kill -CONT {beat.process}' there lets it go on"
-        return RankTrouble(beat.rank, True, f"is stopped in step {beat.step:,}", remedy)
-    if state == GONE or beat.rank in run.ended:
-        return RankTrouble(
-            beat.rank, True, f"is gone since step {beat.step:,}", f"{place} has ended; see its output"
-        )
-    if age > limits.silent_s:
+    elif state == GONE or beat.rank in run.ended:
+        what, remedy = f"is gone since {step}", f"{place} has ended; see its output"
+    elif age > limits.silent_s:
+        what = f"has been silent for {age:.0f} s, since {step}"
         remedy = f"is {place} stopped or dead, is the host up, and can it write this folder?"
-        return RankTrouble(
-            beat.rank, True, f"has been silent for {age:.0f} s, since step {beat.step:,}", remedy
-        )
-    return None
+    else:
+        return None
+    return RankTrouble(beat.rank, True, what, remedy)
 
 
 def _lost_servers(run: Snapshot) -> list[RankTrouble]:
@@ -187,14 +187,15 @@ def _lost_servers(run: Snapshot) -> list[RankTrouble]:
         for one in host.ranks:
             if one.rank < run.workers or run.now - host.time > FRESH_S:
                 continue
-            server = f"(server {one.rank - run.workers}, on {host.host})"
             if one.state in STOPPED:
+                state = "stopped"
                 remedy = "somebody has stopped its process; 'kill -CONT' with its number there lets it go on"
-                found.append(RankTrouble(one.rank, True, f"{server} is stopped", remedy))
             elif one.state == GONE:
-                found.append(
-                    RankTrouble(one.rank, True, f"{server} is gone", "its process has ended; see its output")
-                )
+                state, remedy = "gone", "its process has ended; see its output"
+            else:
+                continue
+            what = f"(server {one.rank - run.workers}, on {host.host}) is {state}"
+            found.append(RankTrouble(one.rank, True, what, remedy))
     return found
 
 
@@ -244,8 +245,8 @@ def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[RankTrouble]:
     """Find the ranks that live and make no step, though they wait for no other rank."""
     stuck = []
     for beat in well:
-        still, usual = beat.time - beat.moved, 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S
-        if beat.state == TRAINING and still > max(limits.silent_s, LONG_STEPS * usual):
+        usual = 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S
+        if beat.state == TRAINING and beat.time - beat.moved > max(limits.silent_s, LONG_STEPS * usual):
             stuck.append(beat)
     found = []
     for beat in [beat for beat in stuck if not beat.waits] or stuck:

@@ -14,7 +14,7 @@ from tutti.records.comparison import ComparisonFolder
 from tutti.records.heartbeat import EVERY_S, Heartbeat
 from tutti.records.json_lines import Json, JsonLinesFile
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder
+from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder, refuse_no_folder
 from tutti.records.untrusted import MOST_RANKS
 from tutti.records.usage import RankUsage, UsageRecord
 
@@ -82,9 +82,7 @@ class Watched:
             BadRunFolder: the message says what it is.
         """
         folder = self.folder
-        if not folder.is_dir():
-            what = "is a file, not a folder" if folder.exists() else "does not exist"
-            raise BadRunFolder(f"run folder {folder} {what}; give the folder that 'tutti train' writes")
+        refuse_no_folder(folder)
         if ComparisonFolder(folder).begun:
             runs = sorted(path.parent for path in folder.glob(f"*/*/{CONFIG}"))
             newest = max(runs, key=lambda run: (run / CONFIG).stat().st_mtime, default=None)
@@ -110,13 +108,18 @@ class Watched:
             raise BadRunFolder(f"run folder {self.folder} is gone: a run that fails early takes it back")
         self._read_history()
         folder = RunFolder(self.folder)
-        beats = folder.heartbeats()
-        summary, damage = _summary(folder)
+        beats, config, summary, damage = folder.heartbeats(), None, None, []
+        with suppress(BadRunFolder):  # not written yet, or broken
+            config = folder.config()
+        try:
+            summary = folder.find(Summary)
+        except BadRunFolder as error:
+            damage.append(str(error))
         return Snapshot(
             folder=self.folder,
             now=now,
             written=_newest(folder),
-            config=_config(folder),
+            config=config,
             history=tuple(self._history.records),
             summary=summary,
             beats=tuple(beats.records),
@@ -149,18 +152,3 @@ def _newest(folder: RunFolder) -> float | None:
         with suppress(FileNotFoundError):
             times.append(path.stat().st_mtime)
     return max(times, default=None)
-
-
-def _config(folder: RunFolder) -> Json | None:
-    """Read the configuration; None as long as there is none that can be read."""
-    with suppress(BadRunFolder):
-        return folder.config()
-    return None
-
-
-def _summary(folder: RunFolder) -> tuple[Summary | None, list[str]]:
-    """Read the summary of a finished run, and return a sentence if it is there but cannot be read."""
-    try:
-        return folder.find(Summary), []
-    except BadRunFolder as error:
-        return None, [str(error)]

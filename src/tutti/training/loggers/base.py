@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar
 
@@ -91,28 +91,24 @@ class Logbook:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, logger in list(self._loggers.items()):
-            try:
-                logger.end(self._summary if error is None else None)
-            except Exception as problem:
-                self._leave_out(name, problem)
+        self._each(lambda logger: logger.end(self._summary if error is None else None))
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
-        for name, logger in list(self._loggers.items()):
-            try:
-                logger.epoch(record)
-            except Exception as problem:
-                self._leave_out(name, problem)
+        self._each(lambda logger: logger.epoch(record))
 
     def finish(self, summary: Summary) -> None:
         """Keep the summary, which the loggers get when the block is left."""
         self._summary = summary
 
-    def _leave_out(self, name: str, problem: Exception) -> None:
-        del self._loggers[name]
-        what = f"logger {name} failed ({type(problem).__name__}: {problem}); the run goes on without it"
-        print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                call(logger)
+            except Exception as error:
+                del self._loggers[name]
+                what = f"logger {name} failed ({type(error).__name__}: {error}); the run goes on without it"
+                print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
 
 
 def figures_of(record: EpochRecord) -> dict[str, float]:
