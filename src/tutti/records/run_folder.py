@@ -278,14 +278,7 @@ class RunFolder:
         return self._write(f"{name}.txt", table.encode()), self._write(f"{name}.json", trace)
 
     def reserve_weights(self, needed_bytes: int) -> None:
-        """Reserve room on the disk for the weights, before the records of the run take it.
-
-        Args:
-            needed_bytes: the size of the tensors.
-
-        Raises:
-            BadRunFolder: the disk has no room.
-        """
+        """Reserve room on the disk for weights of this size, before the records of the run take it."""
         path = _unfinished(self.path / WEIGHTS)
         with refusing(path), open(path, "wb") as file:
             try:

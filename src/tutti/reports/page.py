@@ -17,14 +17,7 @@ PICTURES: Final = "figures"
 
 
 def write_report(results: Results, page: Path) -> Path:
-    """Write the page, and beside it each figure as SVG and PNG.
-
-    Args:
-        results: those to show.
-        page: the file to write; the pictures go into the folder `figures` beside it.
-
-    Returns:
-        The page.
+    """Write the page and return it; beside it, each figure as SVG and PNG in the folder `figures`.
 
     Raises:
         UserError: the packages that draw are not installed.

@@ -53,12 +53,12 @@ class Row:
 
 
 def rows(comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str]) -> list[Row]:
-    """Return the results of a comparison, as far as it has come.
+    """Return the results of a comparison as far as it has come.
 
     Args:
         comparison: the ways to train that it compares.
         runs: those of each combination, by its folder.
-        errors: the error of the first repeat that failed, by the combination's folder.
+        errors: the first of each combination, by its folder.
     """
     whole = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []

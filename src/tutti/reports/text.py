@@ -54,10 +54,6 @@ def show(results: Results, stream: IO[str]) -> None:
 
     On a terminal, long names are folded, and columns that have no room are left out and named. Elsewhere
     every row is one line with all columns.
-
-    Args:
-        results: those to show.
-        stream: the one to print to.
     """
     console = console_on(stream, UNBOUNDED)
     left_out: list[str] = []

@@ -62,12 +62,7 @@ class Progress:
 
 
 class PlainLines(Progress):
-    """Plain lines: one for each epoch, and one every ten seconds in epochs that take longer.
-
-    Args:
-        stream: the one to print to.
-        every_s: seconds between two lines within an epoch.
-    """
+    """Plain lines: one for each epoch, and one every `every_s` seconds in epochs that take longer."""
 
     def __init__(self, stream: TextIO, every_s: float = LINE_S) -> None:
         self.every_s = every_s
@@ -98,11 +93,7 @@ class PlainLines(Progress):
 
 
 class Live(Progress):
-    """A bar on a terminal, by rich, and one line for each epoch above it.
-
-    Args:
-        stream: the terminal.
-    """
+    """A bar on a terminal, by rich, and one line for each epoch above it."""
 
     every_s = REFRESH_S
 
@@ -156,11 +147,7 @@ class Live(Progress):
 
 
 class Several(Progress):
-    """Several displays of a run, each called as often as it asks for.
-
-    Args:
-        ways: the displays.
-    """
+    """Several displays of a run, each called as often as it asks for."""
 
     def __init__(self, *ways: Progress) -> None:
         self.every_s = min(way.every_s for way in ways)
@@ -203,13 +190,7 @@ class Several(Progress):
 
 
 def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
-    """Return the display of rank `rank`: a bar on a terminal, lines elsewhere, nothing on ranks other than 0.
-
-    Args:
-        stream: the one to print to.
-        rank: the rank that asks.
-        bar: whether it may be a bar.
-    """
+    """Return the display of rank `rank`: a bar, lines where that cannot be, nothing on other ranks than 0."""
     if rank != 0:
         return Progress()
     return Live(stream) if bar and stream.isatty() else PlainLines(stream)

@@ -73,14 +73,10 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
         yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
     if health.unseen and health.condition is Condition.RUNNING:
         ranks = ", ".join(map(str, health.unseen))
-        many = len(health.unseen) > 1
-        yield (
-            False,
-            (
-                f"rank{'s' if many else ''} {ranks} leave{'' if many else 's'} no sign of life here: "
-                f"{'their hosts do' if many else 'its host does'} not see this folder"
-            ),
-        )
+        said = f"rank {ranks} leaves no sign of life here: its host does not see this folder"
+        if len(health.unseen) > 1:
+            said = f"ranks {ranks} leave no sign of life here: their hosts do not see this folder"
+        yield False, said
     yield from ((False, printable(sentence)) for sentence in run.damage)
 
 
@@ -163,15 +159,7 @@ class Clock:
 
 
 def show(folder: Path, limits: Limits, stream: IO[str]) -> bool:
-    """Show the condition of a run once.
-
-    Args:
-        folder: the run's.
-        limits: beyond which a rank is in trouble.
-        stream: the one to print to.
-
-    Returns:
-        Whether all is well.
+    """Show the condition of a run once; return whether all is well.
 
     Raises:
         BadRunFolder: it is no folder of a run.
@@ -185,16 +173,7 @@ def show(folder: Path, limits: Limits, stream: IO[str]) -> bool:
 
 
 def follow(folder: Path, limits: Limits, stream: IO[str], clock: Clock | None = None) -> bool:
-    """Show a run until it has finished or failed.
-
-    Args:
-        folder: the run's; it may have no records yet.
-        limits: beyond which a rank is in trouble.
-        stream: the one to print to.
-        clock: tells the time; by default the real one.
-
-    Returns:
-        Whether it has finished.
+    """Show a run until it has finished or failed; return whether it has finished. It may have no records yet.
 
     Raises:
         BadRunFolder: it is no folder of a run, or is gone.
@@ -221,11 +200,7 @@ def _follow(watched: Watched, limits: Limits, clock: Clock, tell: Callable[[Snap
 
 
 class Printer:
-    """The display of a run as lines: each time those that are new.
-
-    Args:
-        stream: the one to print to.
-    """
+    """The display of a run as lines: each time those that are new."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

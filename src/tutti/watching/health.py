@@ -102,12 +102,7 @@ class Health:
 
 
 def examine(run: Snapshot, limits: Limits) -> Health:
-    """Judge a run.
-
-    Args:
-        run: its records.
-        limits: beyond which a rank is in trouble.
-    """
+    """Judge a run by its records."""
     condition = _condition(run, limits)
     if condition in (Condition.WAITING, Condition.FINISHED):
         return Health(condition)

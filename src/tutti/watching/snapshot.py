@@ -65,11 +65,7 @@ class Snapshot:
 
 @dataclass
 class Watched:
-    """A run folder that is read again and again, of which only changed files are.
-
-    Args:
-        folder: the run's.
-    """
+    """A run folder that is read again and again, of which only changed files are."""
 
     folder: Path
     _history: JsonLinesFile[EpochRecord] = field(default_factory=lambda: JsonLinesFile([], []))
@@ -96,10 +92,7 @@ class Watched:
             )
 
     def read(self, now: float) -> Snapshot:
-        """Read the records.
-
-        Args:
-            now: the time, in seconds since 1970.
+        """Read the records, as they are at the time `now` in seconds since 1970.
 
         Raises:
             BadRunFolder: the folder is gone, or a file cannot be read.

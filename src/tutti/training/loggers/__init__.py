@@ -50,10 +50,5 @@ def logger_names(text: str) -> tuple[str, ...]:
 
 
 def loggers_of(folder: RunFolder, names: Sequence[str]) -> dict[str, Logger]:
-    """Make the loggers of a run, by name.
-
-    Args:
-        folder: the run's.
-        names: those asked for, as `logger_names` gave them.
-    """
+    """Make the loggers of a run, by name: those that every run has, and those in `names`."""
     return {name: logger(folder) for name, logger in LOGGERS.items() if logger.always or name in names}

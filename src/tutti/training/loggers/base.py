@@ -37,10 +37,7 @@ class Logger(ABC):
         return ()
 
     def begin(self, config: Json) -> None:
-        """The run begins.
-
-        Args:
-            config: the resolved configuration.
+        """The run with the resolved configuration `config` begins.
 
         Raises:
             Exception: any, if the place cannot be used; the run does not begin then.
@@ -52,11 +49,7 @@ class Logger(ABC):
         """An epoch has ended."""
 
     def end(self, summary: Summary | None) -> None:
-        """The run has ended.
-
-        Args:
-            summary: of a run that has finished; None: it has failed.
-        """
+        """The run has ended; if it has failed, there is no summary."""
         return
 
 
