@@ -154,12 +154,6 @@ def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
     assert (newest(run).epoch, newest(run).step) == (3, 25)
 
 
-def test_a_rank_that_does_not_see_the_folder_leaves_no_sign(tmp_path: Path) -> None:
-    with HeartbeatThread(None, 1) as heart:
-        heart.begin(RunLength(200, 50))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.usefixtures("fast")
 def test_a_folder_that_is_taken_back_ends_the_signs_without_a_word(
     run: Path, capsys: pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -24,6 +24,7 @@ from tutti.records.trace import Lane, Reading, Trace
 from tutti.run.train_job import TrainJob
 from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.profiling import Profile, Profiler
+from tutti.training.progress import Progress
 
 
 def crew_of(team: Communicator) -> Communicator:
@@ -34,7 +35,7 @@ def crew_of(team: Communicator) -> Communicator:
 @contextmanager
 def observed(
     comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
-) -> Iterator[HeartbeatThread]:
+) -> Iterator[Progress]:
     """Have cores and memory sampled into the run folder, and write heartbeats there (collective).
 
     Args:
@@ -51,7 +52,7 @@ def observed(
     first = comm.broadcast_object(host) if wanted else None
     if sampler is not None and seen is not None:
         sampler.begin(seen.usage_file(None if host == first else host))
-    with HeartbeatThread(seen, comm.rank) as heart:
+    with nullcontext(Progress()) if seen is None else HeartbeatThread(seen, comm.rank) as heart:
         yield heart
 
 

@@ -32,13 +32,13 @@ class HeartbeatThread(Progress):
     rank was stopped, or has died. For the training loop it is a `Progress`.
 
     Args:
-        folder: the run's; None: on a host that does not see it, where no heartbeat is written.
+        folder: the run's.
         rank: this rank.
     """
 
     every_s = EVERY_S
 
-    def __init__(self, folder: RunFolder | None, rank: int) -> None:
+    def __init__(self, folder: RunFolder, rank: int) -> None:
         self._folder = folder
         self._beat = Heartbeat(rank, socket.gethostname(), os.getpid(), time.time())
         self._before = (0, 0, 0.0, 0)
@@ -47,24 +47,19 @@ class HeartbeatThread(Progress):
         self._thread = threading.Thread(target=self._write_often, name="tutti-heartbeat", daemon=True)
 
     def __enter__(self) -> HeartbeatThread:
-        if self._folder is not None:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._folder is None:
-            return
         self._over.set()
         self._thread.join()
         if error is None:
             self._note(state=FINISHED)
         else:
-            text = printable(str(error).partition("\n")[0])
-            self._note(
-                state=FAILED, error=f"{type(error).__name__}: {text}" if text else type(error).__name__
-            )
+            name, text = type(error).__name__, printable(str(error).partition("\n")[0])
+            self._note(state=FAILED, error=f"{name}: {text}" if text else name)
         if self._writable:
             self._write()
 
@@ -115,7 +110,6 @@ class HeartbeatThread(Progress):
 
     def _write(self) -> bool:
         """Write the file; return whether to write it again."""
-        assert self._folder is not None
         try:
             beat = replace(self._beat, time=time.time(), waits=_communicates(self._trainer))
             self._folder.write_heartbeat(beat)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tutti.errors import BadModel, BadRunFolder
+from tutti.records.json_lines import decode
 
 TIED = "tied"
 """The entry of the file's metadata that says which names stand for a tensor stored under another name."""
@@ -52,11 +53,10 @@ def load_weights(module: nn.Module, path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            tied = _tied((file.metadata() or {}).get(TIED, "{}"), tensors)
-    except (OSError, SafetensorError, ValueError) as error:
+            tied = decode(dict[str, str], json.loads((file.metadata() or {}).get(TIED, "{}")))
+        tensors |= {name: tensors[other] for name, other in tied.items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
-    for name, other in tied.items():
-        tensors[name] = tensors[other]
     for name, value in module.state_dict().items():
         if isinstance(value, Tensor):
             _refuse_other(path, name, value, tensors.get(name))
@@ -64,23 +64,6 @@ def load_weights(module: nn.Module, path: Path) -> None:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise BadModel(f"the weights in {path} do not fit the model: {error}") from error
-
-
-def _tied(text: str, stored: Mapping[str, Tensor]) -> dict[str, str]:
-    """Parse the names of tied weights, each with the stored name that it stands for.
-
-    Raises:
-        ValueError: the text says no such thing.
-    """
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(one, str) and one in stored for one in found.values()
-    ):
-        raise ValueError(f"its entry '{TIED}' names no tensors of the file")
-    return found
 
 
 def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
