@@ -65,8 +65,10 @@ def figure(
     return lambda draw: Figure(place, title, draw, says)
 
 
-def table(rows: Data) -> Any:
+def table(rows: Data | alt.Data) -> Any:
     """Return the rows as the data of a chart; a number that is not finite is left blank."""
+    if isinstance(rows, alt.Data):
+        return rows
     blank = [{key: _finite(value) for key, value in row.items()} for row in rows]
     return alt.Data(values=blank)  # type: ignore[no-untyped-call]
 
@@ -135,26 +137,28 @@ def chart(
     *,
     wide: bool = False,
     height: Any = HEIGHT,
+    tooltip: Sequence[Any],
     **further: Any,
 ) -> Any:
     """Draw a mark for each row.
 
     Args:
-        rows: as `table` gives them; charts with the same object share it on the page.
+        rows: the table; charts with the same object of `table` share it on the page.
         mark: the kind of mark, such as "bar".
         colours: as `coloured` gives them.
         wide: as wide as two panels.
         height: in pixels.
-        further: encodings, such as x, y and tooltip.
+        tooltip: as for `tips`.
+        further: encodings, such as x and y.
     """
-    drawn = alt.Chart(rows, mark=mark).encode(**colours, **further)
+    drawn = alt.Chart(table(rows), mark=mark).encode(**colours, **further, tooltip=tips(*tooltip))
     return drawn.properties(width=2 * WIDTH if wide else WIDTH, height=height)
 
 
 def stacked(rows: Data, field: str, names: Iterable[str], x: Any, tooltip: Sequence[Any]) -> Any:
     """Draw a lane for each way to train, with a bar for each row in the order of the column "place"."""
     further = {"x": x, "y": lanes(), "order": alt.Order("place:Q"), "tooltip": tooltip}
-    return chart(table(rows), "bar", coloured(field, names, rows), wide=True, height=alt.Step(BAR), **further)
+    return chart(rows, "bar", coloured(field, names, rows), wide=True, height=alt.Step(BAR), **further)
 
 
 def side_by_side(results: Results, rows: Data, mark: Any, **further: Any) -> Picture:
@@ -163,7 +167,7 @@ def side_by_side(results: Results, rows: Data, mark: Any, **further: Any) -> Pic
         return None
     colours = coloured("way", names(results), rows)
     offset = alt.XOffset("way:N", sort=None)
-    return chart(table(rows), mark, colours, wide=True, xOffset=offset, **further).add_params(pick("way"))
+    return chart(rows, mark, colours, wide=True, xOffset=offset, **further).add_params(pick("way"))
 
 
 def repeated(

@@ -31,7 +31,7 @@ def accuracies(results: Results) -> Picture:
         alt.MarkDef("point", filled=True, size=60),
         x=alt.X("class:O", sort=None, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("accuracy:Q", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
-        tooltip=tips("way:N", "class:O", number("accuracy", "accuracy", ".2%")),
+        tooltip=["way:N", "class:O", number("accuracy", "accuracy", ".2%")],
     )
 
 

@@ -20,7 +20,6 @@ from tutti.reports.figures.base import (
     pick,
     repeated,
     table,
-    tips,
 )
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
@@ -68,7 +67,7 @@ def progress(results: Results) -> Picture:
             x=alt.X(f"{x}:Q", title=x, axis=axis),
             y=alt.Y(f"{y}:Q", title=f"{part} {y}", scale=alt.Scale(zero=False)),
             detail=alt.Detail("repeat:N"),
-            tooltip=tips("way:N", "repeat:N", "epoch:Q", *numbers),
+            tooltip=["way:N", "repeat:N", "epoch:Q", *numbers],
         )
         for y in measures
         for x, axis in axes.items()
@@ -121,10 +120,10 @@ def trade(results: Results) -> Picture:
         return None
     numbers = [number("samples/s", "samples/s"), number("accuracy", "accuracy"), number("seconds", "s")]
     return chart(
-        table(data),
+        data,
         alt.MarkDef("point", filled=True, size=120),
         coloured("way", names(results), data),
         x=alt.X("samples/s:Q"),
         y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
-        tooltip=tips("way:N", *numbers),
+        tooltip=["way:N", *numbers],
     ).add_params(pick("way"))

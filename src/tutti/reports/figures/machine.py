@@ -21,8 +21,6 @@ from tutti.reports.figures.base import (
     number,
     pick,
     stacked,
-    table,
-    tips,
 )
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
@@ -49,12 +47,10 @@ def cores(results: Results) -> Picture:
     axes = {
         "x": amount("seconds", "seconds since the first sample"),
         "y": alt.Y("busy:Q", title="busy, %", scale=alt.Scale(domain=[0, 100])),
-        "tooltip": tips("core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")),
+        "tooltip": ["core:N", number("seconds", "seconds"), number("busy", "busy, %", ".0f")],
     }
     line = alt.MarkDef("line", strokeWidth=1.5)
-    panels = [
-        chart(table(points), line, colours, **axes).properties(title=way) for way, points in found.items()
-    ]
+    panels = [chart(points, line, colours, **axes).properties(title=way) for way, points in found.items()]
     return in_rows(panels, "core")
 
 
@@ -90,7 +86,7 @@ def memory(results: Results) -> Picture:
     if not data:
         return None
     ranks = [row["rank"] for row in sorted(data, key=lambda row: row["place"])]
-    tooltip = tips("way:N", "rank:N", number("memory", "MiB", ",.0f"))
+    tooltip = ["way:N", "rank:N", number("memory", "MiB", ",.0f")]
     drawn = stacked(data, "rank", ranks, amount("memory", "MiB (proportional set size)"), tooltip)
     return drawn.add_params(pick("rank"))
 

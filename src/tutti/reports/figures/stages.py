@@ -10,17 +10,7 @@ import altair as alt
 from tutti.records.run import STAGES
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
-from tutti.reports.figures.base import (
-    Data,
-    Picture,
-    amount,
-    figure,
-    in_rows,
-    number,
-    side_by_side,
-    stacked,
-    tips,
-)
+from tutti.reports.figures.base import Data, Picture, amount, figure, in_rows, number, side_by_side, stacked
 from tutti.reports.results import Results
 
 
@@ -50,7 +40,7 @@ def stages(results: Results) -> Picture:
             single += _shares(f"{way}: rank {rank}", of_rank)
     if not summed:
         return None
-    tooltip = tips("way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%"))
+    tooltip = ["way:N", "stage:N", number("seconds", "seconds"), number("share", "share", ".1%")]
     panels = [
         stacked(data, "stage", STAGES, amount("seconds", f"seconds, {title}"), tooltip)
         for data, title in ((summed, "summed over the ranks"), (single, "of each rank"))
@@ -88,5 +78,5 @@ def staleness(results: Results) -> Picture:
         "bar",
         x=alt.X("updates:O", title="staleness: updates by others", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("share:Q", title="share of the exchanges", axis=alt.Axis(format="%")),
-        tooltip=tips("way:N", "updates:O", number("share", "share", ".2%")),
+        tooltip=["way:N", "updates:O", number("share", "share", ".2%")],
     )
