@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tutti  # noqa: F401
 from tests.torch_backend.every_operation import every_operation
+from tutti.comm.mpi import collectives
 from tutti.torch_backend import group as tutti_group
-from tutti.torch_backend import hierarchical
 
 
 def mismatch() -> str:
@@ -67,7 +67,7 @@ def handles() -> int:
     for _ in range(20):
         group = distributed.new_group()
         distributed.barrier(group)
-        found.add(group._remote_peers._mpi.collectives.py2f())
+        found.add(group._membership.mpi.collectives.py2f())
         distributed.destroy_process_group(group)
     return len(found)
 
@@ -77,7 +77,7 @@ def main() -> None:
     host = sys.argv[1][rank]
     tutti_group.host_key = lambda: host
     # So that vectors of this program have several.
-    hierarchical.PIECE_BYTES = 1 << 18
+    collectives.PIECE_BYTES = 1 << 18
     distributed.init_process_group("tutti")
     gloo = distributed.new_group(backend="gloo")
     pairs = zip(every_operation(None), every_operation(gloo), strict=True)

@@ -22,8 +22,9 @@ from tutti.comm.base import Counter
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.liveness import LONGEST_NAP_S, NAP_SHARE, SHORTEST_NAP_S
 
-REQUEST: Final = 1
-REPLY: Final = 2
+REQUEST: Final = 2
+REPLY: Final = 3
+"""The tags of messages with a counter's server; those of collectives (`mpi.transport`) are others."""
 
 
 class HostCounter(Counter):
@@ -73,7 +74,7 @@ class CounterServer:
 
     Args:
         mpi: the module `mpi4py.MPI`.
-        comm: an MPI communicator of its own.
+        comm: the MPI communicator for collectives.
         serves: whether this rank has the counters and answers; a thread does that until `close`.
     """
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.reductions import Reduction
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
@@ -26,7 +27,6 @@ from tutti.torch_backend.arguments import (
 )
 from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Unusable
-from tutti.torch_backend.hierarchical import HierarchicalCollectives
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.sparse import all_reduce_sparse

@@ -16,9 +16,13 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
+from tutti.comm.mpi.barrier import HostState
+from tutti.comm.mpi.collectives import HierarchicalCollectives
+from tutti.comm.mpi.group import Membership
+from tutti.comm.mpi.transport import MpiMessages
 from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.layout import HostGroup
-from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
+from tutti.comm.shm.liveness import Peers
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
 from tutti.torch_backend.arguments import Tensors, asynchronous, listed
@@ -26,16 +30,10 @@ from tutti.torch_backend.collectives import GroupCollectives, chain
 from tutti.torch_backend.cpp_stub import register_stub
 from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
-from tutti.torch_backend.hierarchical import HierarchicalCollectives
-from tutti.torch_backend.hierarchical_barrier import HierarchicalBarrier, HostState
-from tutti.torch_backend.mpi_transport import MpiMessages, MpiRequests, RemotePeers
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.rendezvous import GroupStore, host_key, join_by_mpi, share
 from tutti.torch_backend.staging import Staging
 from tutti.torch_backend.work import Operation
-
-REMOTE_NAP_S: Final = 100e-6
-"""The longest nap of a rank that waits for other hosts: MPI moves data only when it is called."""
 
 _open: Final[weakref.WeakSet[TuttiGroup]] = weakref.WeakSet()
 
@@ -65,7 +63,7 @@ class TuttiGroup(GroupCollectives):
     """
 
     _messages: HostMessages | MpiMessages
-    _remote_peers: RemotePeers | None = None
+    _membership: Membership | None = None
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
         size = len(names)
@@ -96,9 +94,9 @@ class TuttiGroup(GroupCollectives):
             self._peers,
             self._names,
             self._transport.absent,
-            self._has_left,
+            (self._membership or self._group).has_left,
             timeout.total_seconds(),
-            LONGEST_NAP_S if len(here) == size else REMOTE_NAP_S,
+            remote=len(here) < size,
         )
         _open.add(self)
 
@@ -111,19 +109,10 @@ class TuttiGroup(GroupCollectives):
     def _connect_hosts(self, group_store: GroupStore, state: HostState, keys: Sequence[str]) -> None:
         mpi = join_by_mpi(group_store, self._names, [key.split()[0] for key in keys])
         hosts = [[rank for rank, its in enumerate(keys) if its == key] for key in dict.fromkeys(keys)]
-        names, elsewhere = self._names, [rank for rank in range(self._size) if rank not in self._here]
-        self._remote_peers = RemotePeers(mpi, names, elsewhere, self._group.all_have_left, self._peers.report)
+        self._membership = Membership(mpi, self._rank, self._names, self._peers, RankLost)
         rows = HostCollectives(self._group, self._peers.crowded)
-        requests = MpiRequests(mpi, self._remote_peers)
-        barrier = HierarchicalBarrier(requests, rows, state, hosts, self._rank, names)
-        self._transport = HierarchicalCollectives(requests, barrier, rows, hosts, self._rank, names)
-        self._messages = MpiMessages(mpi, self._remote_peers, self._rank, names)
-
-    def _has_left(self, rank: int) -> bool:
-        """Return whether a rank has left."""
-        if rank not in self._here:
-            return self._remote_peers is not None and self._remote_peers.has_left(rank)
-        return self._group.has_left(self._here.index(rank))
+        self._transport = HierarchicalCollectives(self._membership, rows, state, hosts, mismatch=Mismatch)
+        self._messages = MpiMessages(self._membership, Mismatch, Unusable)
 
     # --- names
 
@@ -267,8 +256,8 @@ class TuttiGroup(GroupCollectives):
             _open.discard(self)
             self._progress.close()
             self._dispatch.close()
-            if self._remote_peers is not None and isinstance(self._transport, HierarchicalCollectives):
-                self._remote_peers.leave(self._transport.done, self._lost())
+            if self._membership is not None:
+                self._membership.leave(self._lost())
             self._group.leave()
             self._peers.close()
             self._group.arena.close()

@@ -41,6 +41,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 
+from tutti.comm.shm.fence import fence
 from tutti.comm.shm.liveness import CROWDED_YIELD_S, LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
 from tutti.errors import PeerLost
 from tutti.torch_backend.errors import Absent, Closed, RankLost
@@ -90,7 +91,7 @@ class ProgressEngine:
         absent: tells the ranks of the group that have not come to the collective under way.
         has_left: tells whether a rank of the group has left.
         timeout_s: how long an operation may take.
-        nap_s: the longest nap: MPI moves data only when it is called, so it must be called often.
+        remote: whether some of the ranks are on other hosts.
 
     Attributes:
         lock: held by the thread that runs operations.
@@ -103,12 +104,12 @@ class ProgressEngine:
         absent: Callable[[], list[int]],
         has_left: Callable[[int], bool],
         timeout_s: float,
-        nap_s: float = LONGEST_NAP_S,
+        remote: bool = False,
     ) -> None:
         self.lock = threading.Lock()
         self.timeout_s = timeout_s
         self._peers, self._names, self._absent, self._has_left = peers, tuple(names), absent, has_left
-        self._nap_s = nap_s
+        self._remote = remote
         self._spin_s = 0.0 if peers.crowded else SPIN_S
         self._wake = threading.Condition(self.lock)
         self._collectives: deque[Operation] = deque()
@@ -275,10 +276,10 @@ class ProgressEngine:
             self._waiting.append(this)  # [3]
         try:
             limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
-            pause = _Backoff(self._peers, self._nap_s)
+            pause = _Backoff(self._peers, self._remote)
             while not operation.done:  # [4]
                 if self._run():
-                    pause = _Backoff(self._peers, self._nap_s)
+                    pause = _Backoff(self._peers, self._remote)
                     continue
                 if time.monotonic() > limit and not operation.done:
                     raise Absent(operation.what, self._named(operation.absent()), timeout_s)
@@ -367,9 +368,11 @@ class ProgressEngine:
         for operation in heads:
             missing = operation.absent()
             left = [rank for rank in missing if self._has_left(rank)]
-            # A rank may have sent what we wait for just before it left.
-            if left and set(left) >= set(operation.absent()) and not self._run() and not operation.done:
-                raise RankLost(self._named(left), LEFT_EARLY)
+            if left and set(left) >= set(operation.absent()):
+                fence()
+                # A rank may have sent what we wait for just before it left.
+                if not self._run() and not operation.done:
+                    raise RankLost(self._named(left), LEFT_EARLY)
             if operation.deadline_s and now > operation.deadline_s and not operation.done:
                 raise Absent(operation.what, self._named(missing), operation.timeout_s)
 
@@ -406,13 +409,13 @@ class ProgressEngine:
                     if self._stopped:
                         return
                     self._wake.wait()
-            pause = _Backoff(self._peers, self._nap_s)
+            pause = _Backoff(self._peers, self._remote)
             # [7] Another thread serves if a callback kept this one (`_publish`); this one then ends.
             while self._thread is this and not self._waiting and (self._collectives or self._messages):
                 if self._stopped:
                     return
                 if self._run():
-                    pause = _Backoff(self._peers, self._nap_s)
+                    pause = _Backoff(self._peers, self._remote)
                 else:
                     self._rest(pause)
 
@@ -466,8 +469,8 @@ def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, r
 class _Backoff:
     """Short naps at first, longer ones later, as in `tutti.comm.shm.liveness`."""
 
-    def __init__(self, peers: Peers, nap_s: float) -> None:
-        self._peers, self._nap_s, self._started = peers, nap_s, time.monotonic()
+    def __init__(self, peers: Peers, remote: bool) -> None:
+        self._peers, self._remote, self._started = peers, remote, time.monotonic()
         self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
 
     def rest(self) -> bool:
@@ -476,8 +479,5 @@ class _Backoff:
         if waited_s < self._yield_s:
             os.sched_yield()
             return False
-        if NAP_SHARE * waited_s > self._nap_s < LONGEST_NAP_S:
-            time.sleep(self._nap_s)
-        else:
-            self._peers.nap(waited_s)
+        self._peers.nap(waited_s, self._remote)
         return waited_s > CHECK_S

@@ -26,13 +26,13 @@ from torch.distributed import (  # type: ignore[attr-defined]
     Store,
 )
 
+from tutti.comm.mpi.barrier import host_state_bytes
 from tutti.comm.mpi.communicator import group_of, world_place
 from tutti.comm.mpi.group import MpiGroup
 from tutti.comm.shm.arena import FIRST, PAGE, Arena
 from tutti.comm.shm.layout import control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.torch_backend.errors import Absent, Unusable
-from tutti.torch_backend.hierarchical_barrier import host_state_bytes
 
 
 def store_in(descriptor: int, size: int) -> FileStore:

@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.reductions import rounds
 from tutti.comm.shm.barrier import Steps
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.torch_backend.errors import Mismatch, Unusable
-from tutti.torch_backend.hierarchical import HierarchicalCollectives
 from tutti.torch_backend.reduce_ops import reduction_of
 from tutti.torch_backend.staging import Staging
 

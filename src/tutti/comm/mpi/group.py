@@ -1,31 +1,46 @@
-"""MPI communicators for some ranks of the job."""
+"""A group of MPI's ranks: its communicators, the notices of ranks that leave or lose another, and its end.
+
+    rank 0   ... all_reduce │ leaves: tells the others how many collectives it has done │
+    rank 1   ... all_reduce │ all_reduce ─ waits ─ learns that rank 0 has done one less: it will not come
+
+A rank that leaves because it has lost another names that one in its notices. Whoever waits for a rank has a
+group in common with it, and looks for its notices: so a loss gets from rank to rank to all that wait.
+
+A rank that has left, and has received the notices of all others, knows that nothing is under way any more,
+and frees the communicators. No rank waits for that: it is tried when the next group begins or ends.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from tutti.comm.shm.liveness import LONGEST_NAP_S
+import numpy
+
+from tutti.comm.shm.liveness import LONGEST_NAP_S, Peers
+from tutti.errors import PeerLost
+
+LEAVE_TAG: Final = 32_766
+"""The tag of a leave notice; no other message on a communicator for collectives has it."""
+
+PERIOD_S: Final = 0.01
+"""How often a waiting rank looks for notices."""
+
+GRACE_S: Final = 0.2
+"""How long a message that a rank sent before it left may take to come."""
+
+ANNOUNCE_S: Final = 0.1
+"""How long a rank that leaves may take to send its notices."""
 
 TOLD_WITHIN_S: Final = 1.0
 """How long to wait until MPI says which rank died, when all it said is that one did."""
 
+_NONE: Final = -1
 
-def failed_ranks(comm: Any) -> list[int]:
-    """The ranks of a communicator that MPI knows to be dead; only with ULFM."""
-    dead = comm.Get_failed()
-    found = dead.Translate_ranks(range(dead.size), comm.Get_group()) if dead.size else []
-    dead.Free()
-    return [int(rank) for rank in found]
-
-
-def wait_for_names(dead: Callable[[], list[int]]) -> list[int]:
-    """Wait until MPI, which has just reported a death, names the `dead`; none if it does not soon."""
-    deadline = time.monotonic() + TOLD_WITHIN_S
-    while not (found := dead()) and time.monotonic() < deadline:
-        time.sleep(LONGEST_NAP_S)
-    return found
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class MpiGroup:
@@ -43,7 +58,6 @@ class MpiGroup:
         module: the module `mpi4py.MPI`.
         collectives: the one for collectives.
         messages: the one for messages between two ranks.
-        ulfm: whether the library can go on after a rank died.
     """
 
     def __init__(self, mpi: Any, ranks: Sequence[int], tag: int, ulfm: bool) -> None:
@@ -60,15 +74,180 @@ class MpiGroup:
             mpi.Status,
         )
         self.largest_tag = cast("int", world.Get_attr(mpi.TAG_UB))
-        self.ulfm = ulfm
+        self._ulfm = ulfm
 
     def failed(self) -> list[int]:
         """The ranks, by their new numbers, that MPI knows to be dead; without ULFM it does not tell."""
-        if not self.ulfm:
+        if not self._ulfm:
             return []
-        return failed_ranks(self.collectives)
+        dead = self.collectives.Get_failed()
+        found = dead.Translate_ranks(range(dead.size), self.collectives.Get_group()) if dead.size else []
+        dead.Free()
+        return [int(rank) for rank in found]
+
+    def means_death(self, error: Exception) -> bool:
+        """Return whether an error of MPI's says that a rank died."""
+        mpi = self.module
+        return self._ulfm and cast("Any", error).Get_error_class() in (
+            mpi.ERR_PROC_FAILED,
+            mpi.ERR_PROC_FAILED_PENDING,
+            mpi.ERR_REVOKED,
+        )
 
     def free(self) -> None:
         """Free the communicators; nothing may be under way on them, in any rank."""
         self.collectives.Free()
         self.messages.Free()
+
+
+class Membership:
+    """A rank's membership of a group: what it tells the others at its end, and what they tell it.
+
+    Args:
+        mpi: the group's communicators.
+        rank: this process's number in the group.
+        global_ranks: the ranks' numbers in the job.
+        peers: the processes of this host, which are told of every loss.
+        lost: the error that a rank is lost.
+
+    Attributes:
+        begun: the number of collectives that this rank has begun.
+        done: the number of those that it has finished.
+    """
+
+    def __init__(
+        self,
+        mpi: MpiGroup,
+        rank: int,
+        global_ranks: Sequence[int],
+        peers: Peers,
+        lost: type[PeerLost] = PeerLost,
+    ) -> None:
+        self.mpi, self.rank, self.global_ranks = mpi, rank, tuple(global_ranks)
+        self.begun = self.done = 0
+        self._others = [other for other in range(len(global_ranks)) if other != rank]
+        self._peers, self._lost = peers, lost
+        self._left: dict[int, tuple[int, float]] = {}
+        self._lock, self._next_look_s = threading.Lock(), 0.0
+        self._notices: list[Any] = []
+        self._abandoned: list[Any] = []
+        self._sent = False
+        _free_what_is_over()
+
+    def early(self) -> list[int]:
+        """The ranks that have left, and will not come to the latest collective.
+
+        Raises:
+            PeerLost: a rank is lost.
+        """
+        self.check()
+        return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank has left, and no message from it can still come; raises as `early`."""
+        self.check()
+        return rank in self._left and time.monotonic() > self._left[rank][1] + GRACE_S
+
+    def check(self) -> None:
+        """Receive the notices that have come, and ask MPI who is dead, at most every `PERIOD_S`.
+
+        Raises:
+            PeerLost: a rank is lost.
+        """
+        if time.monotonic() < self._next_look_s:
+            return
+        with self._lock:
+            self._next_look_s = time.monotonic() + PERIOD_S
+            lost = self.call(self._receive) + self._dead()
+        if lost:
+            self._peers.report(lost[0])
+            self._peers.check()
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function of MPI.
+
+        Raises:
+            PeerLost: MPI says that a rank died.
+        """
+        try:
+            return function(*args, **kwargs)
+        except self.mpi.error as error:
+            if not self.mpi.means_death(error):
+                raise
+            deadline = time.monotonic() + TOLD_WITHIN_S
+            while not (dead := self._dead()) and time.monotonic() < deadline:
+                time.sleep(LONGEST_NAP_S)
+            for name in dead[:1]:
+                self._peers.report(name)
+            raise self._lost(dead, f"MPI says: {error}") from error
+
+    def _receive(self) -> list[int]:
+        """Receive the notices that have come; return the lost ranks that they name, numbered in the job."""
+        lost, status, comm = list[int](), self.mpi.status(), self.mpi.collectives
+        while (message := comm.Improbe(self.mpi.any_source, LEAVE_TAG, status)) is not None:
+            words = numpy.zeros(2, numpy.int64)
+            message.Recv(words)
+            self._left[status.Get_source()] = int(words[0]), time.monotonic()
+            if words[1] != _NONE:
+                lost.append(int(words[1]))
+        return lost
+
+    def _dead(self) -> list[int]:
+        return [self.global_ranks[rank] for rank in self.mpi.failed()]
+
+    def abandon(self, requests: Sequence[Any]) -> None:
+        """Keep requests under way, and their memory, although nobody waits for them any more."""
+        self._abandoned += requests
+
+    def leave(self, lost: Sequence[int] = ()) -> None:
+        """Tell the others, once, that this rank leaves; the communicators are freed when all have.
+
+        Args:
+            lost: the rank because of which it leaves, numbered in the job, if it has lost one.
+        """
+        if self._sent or self.mpi.module.Is_finalized():
+            return
+        self._sent = True
+        words = numpy.array([self.done, lost[0] if lost else _NONE])
+        for rank in self._others:
+            try:
+                # A request keeps its message alive.
+                self._notices.append(self.mpi.collectives.Isend(words, rank, LEAVE_TAG))
+            except self.mpi.error:
+                # That rank is dead; the others are still to be told.
+                continue
+        deadline = time.monotonic() + ANNOUNCE_S
+        try:
+            while not self._delivered() and time.monotonic() < deadline:
+                time.sleep(LONGEST_NAP_S)
+        except self.mpi.error:
+            return
+        _closing.append(self)
+        _free_what_is_over()
+
+    def _delivered(self) -> bool:
+        return all(request.Test() for request in self._notices)
+
+    def is_over(self) -> bool:
+        """Return whether all ranks have left, and nothing is under way."""
+        self._receive()
+        return (
+            len(self._left) == len(self._others)
+            and self._delivered()
+            and all(request.Test() for request in self._abandoned)
+        )
+
+
+_closing: Final[list[Membership]] = []
+
+
+def _free_what_is_over() -> None:
+    """Free the communicators of groups that all ranks have left."""
+    for membership in tuple(_closing):
+        try:
+            if membership.is_over():
+                _closing.remove(membership)
+                membership.mpi.free()
+        except membership.mpi.error:
+            # A rank of it died, and freeing it needs all of them.
+            _closing.remove(membership)

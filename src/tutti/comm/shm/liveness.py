@@ -27,7 +27,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import LOST, PID, HostGroup
@@ -41,6 +41,12 @@ SHORTEST_NAP_S: Final = 20e-6
 LONGEST_NAP_S: Final = 1e-3
 NAP_SHARE: Final = 0.1
 """A nap is this share of the time waited so far: waking up late costs at most that share."""
+
+REMOTE_NAP_S: Final = 100e-6
+"""The longest nap while data may come from another host: MPI moves them only when it is called."""
+
+ON_THE_WAY_S: Final = 10.0
+"""How long data may take that are on their way: a gigabyte at a gigabit per second."""
 
 LEFT_EARLY: Final = "it left while others still waited for it"
 """The reason for which a rank is lost that ended, or closed its communicator, in an orderly way."""
@@ -117,10 +123,17 @@ class Peers:
         if not self._words[LOST]:
             self._words[LOST] = -(1 + global_rank)
 
-    def nap(self, waited_s: float) -> None:
-        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
-        if NAP_SHARE * waited_s < LONGEST_NAP_S:
-            time.sleep(max(SHORTEST_NAP_S, NAP_SHARE * waited_s))
+    def nap(self, waited_s: float, remote: bool = False) -> None:
+        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile.
+
+        Args:
+            waited_s: that time.
+            remote: whether something may be on its way from another host: naps stay short for a time.
+        """
+        longest_s = REMOTE_NAP_S if remote and waited_s < ON_THE_WAY_S else LONGEST_NAP_S
+        nap_s = min(max(SHORTEST_NAP_S, NAP_SHARE * waited_s), longest_s)
+        if nap_s < LONGEST_NAP_S:
+            time.sleep(nap_s)
         else:
             self._watch.ended(LONGEST_NAP_S)
 
@@ -129,11 +142,21 @@ class Peers:
         self._watch.close()
 
 
+class Group(Protocol):
+    """The ranks of a communicator, with their numbers in the job."""
+
+    global_ranks: tuple[int, ...]
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has left in an orderly way."""
+
+
 def wait(
     ready: Callable[[], bool],
     peers: Peers,
-    group: HostGroup,
+    group: Group,
     needed: Callable[[], Sequence[int]],
+    remote: bool = False,
 ) -> None:
     """Return as soon as `ready` is true.
 
@@ -142,6 +165,7 @@ def wait(
         peers: the job's processes.
         group: the ranks of the communicator that waits.
         needed: tells those of them without all of which `ready` cannot become true.
+        remote: as in `Peers.nap`.
 
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
@@ -160,7 +184,7 @@ def wait(
         if ready():
             return
     while not ready():  # [3], [4]
-        peers.nap(waited_s)
+        peers.nap(waited_s, remote)
         waited_s = time.monotonic() - started
         if waited_s > LONGEST_NAP_S / NAP_SHARE:
             _refuse_to_wait_for_nobody(ready, peers, group, needed)
@@ -169,7 +193,7 @@ def wait(
 def _refuse_to_wait_for_nobody(
     ready: Callable[[], bool],
     peers: Peers,
-    group: HostGroup,
+    group: Group,
     needed: Callable[[], Sequence[int]],
 ) -> None:
     try:

@@ -100,7 +100,7 @@ class HostMessages:
             while (found := self.find(receiving)) is None:  # [4]
                 yield False
             inbox, arrival = found
-            receiving.sender, body = inbox.sender, as_bytes(vector)
+            body = as_bytes(vector)
             if not arrival.fits(vector):
                 names = self._group.global_ranks
                 raise self._group.mismatch(
@@ -117,7 +117,10 @@ class HostMessages:
             self._receiving.remove(receiving)
 
     def find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
-        """The message that was sent first of those that are here and that `receiving` asks for."""
+        """The message that was sent first of those that are here and that `receiving` asks for.
+
+        Its sender is noted in `receiving`.
+        """
         # A message that an earlier receive may want is left to that one.
         for earlier in self._receiving:
             if earlier is receiving:
@@ -130,6 +133,8 @@ class HostMessages:
             arrival = inbox.find(receiving.tag)
             if arrival is not None and (first is None or arrival.stamp < first[1].stamp):
                 first = inbox, arrival
+        if first is not None:
+            receiving.sender = first[0].sender
         return first
 
     def _with_messages(self) -> list[Inbox]:

@@ -19,12 +19,12 @@ import numpy
 import torch
 from torch import Tensor
 
+from tutti.comm.mpi.group import Membership
+from tutti.comm.mpi.transport import HEADERS, MpiRequests, Request
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.barrier import Call, Steps, disagreement
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.comm.shm.rings import as_bytes
-from tutti.torch_backend.errors import Mismatch
-from tutti.torch_backend.mpi_transport import HEADERS, MpiRequests, Request
 
 PATIENCE_S: Final = 0.02
 """How long to wait for a host's own ranks before the other hosts are told which have come so far."""
@@ -32,7 +32,7 @@ PATIENCE_S: Final = 0.02
 _ABSENT: Final = -1
 
 SHORT_BYTES: Final = 64 << 10
-"""The most bytes of a vector that travels with the call."""
+"""The most bytes that a host sends to others in one step; with the call, if that is checked."""
 
 Fold = Callable[[Sequence[Tensor]], Tensor]
 """Reduces several short vectors to one, in the place of one of them."""
@@ -109,35 +109,31 @@ class HierarchicalBarrier:
     """The barrier of a group whose ranks are on several hosts, in one of its ranks.
 
     Args:
-        requests: moves vectors between this rank and those of other hosts.
+        membership: of the group.
         rows: the collectives of this host's ranks.
         state: the memory that the ranks of this host share.
         hosts: the group's ranks on each host.
-        rank: this process's number in the group.
-        names: the numbers of the group's ranks in the job, for errors.
-
-    Attributes:
-        begun: the number of collectives that this rank has begun.
+        checked: whether ranks that call different things are told so in every collective. If not, only in
+            those that need the barrier: the others save it, as MPI keeps the order of vectors.
+        mismatch: the error that the ranks have called different things.
     """
 
     def __init__(
         self,
-        requests: MpiRequests,
+        membership: Membership,
         rows: HostCollectives,
         state: HostState,
         hosts: Sequence[Sequence[int]],
-        rank: int,
-        names: Sequence[int],
+        checked: bool = True,
+        mismatch: type[Exception] = ValueError,
     ) -> None:
-        self._requests, self._rows, self._host_state, self._hosts, self._rank = (
-            requests,
-            rows,
-            state,
-            hosts,
-            rank,
-        )
-        self._here = next(members for members in hosts if rank in members)
-        self._leads, self._names = rank == self._here[0], tuple(names)
+        self.rank, self.size = membership.rank, len(membership.global_ranks)
+        self._membership, self._requests = membership, MpiRequests(membership, membership.mpi.collectives)
+        self._rows, self._host_state, self._hosts = rows, state, hosts
+        self._checked, self._mismatch = checked, mismatch
+        self._host = next(number for number, members in enumerate(hosts) if self.rank in members)
+        self._here, self._lanes = hosts[self._host], min(map(len, hosts))
+        self._lane, self._global_ranks = self._here.index(self.rank), membership.global_ranks
         self._leaders = {members[0]: members for members in hosts if members is not self._here}
         self._outbox = numpy.zeros(8 * len(self._here) + SHORT_BYTES, numpy.uint8)
         self._inboxes = {
@@ -145,53 +141,59 @@ class HierarchicalBarrier:
             for leader, members in self._leaders.items()
         }
         self._complete = True
-        self.begun = 0
 
     def absent(self) -> list[int]:
         """The ranks that are not, or will never be, where this one waits."""
-        early = self._requests.remote_peers.early(self.begun)
+        early = self._membership.early()
         here = [self._here[local] for local in self._rows.absent()]
         if early or not self._complete:
             return early or here
-        arrivals = self._host_state.arrivals
-        late = [rank for rank in range(len(self._names)) if arrivals[rank] < self.begun]
+        arrivals, begun = self._host_state.arrivals, self._membership.begun
+        late = [rank for rank in range(self.size) if arrivals[rank] < begun] if self._checked else []
         return late or here or self._requests.awaited
 
-    def wait(self, call: Call) -> Steps:
-        """Wait for all ranks, and check that they have called the same.
+    def _is_short(self, vector: Tensor) -> bool:
+        """Return whether all of a vector goes to every other host at once."""
+        return vector.nbytes * (len(self._hosts) - 1) <= SHORT_BYTES
+
+    def _agree(self, call: Call) -> Steps:
+        """Before a collective: wait for all ranks, and check that they have called the same.
 
         Raises:
-            Mismatch: a rank has called something else.
+            ValueError: (or what `mismatch` is) a rank has called something else.
         """
-        yield from self._wait(call, None)
+        if self._checked:
+            yield from self._wait(call)
 
-    def wait_with(self, call: Call, short: ShortVector) -> Generator[bool, None, Tensor]:
-        """As `wait`; returns the reduction of the short vectors, valid until the next barrier."""
+    def _wait_with(self, call: Call, short: ShortVector) -> Generator[bool, None, Tensor]:
+        """Wait for all ranks; return the reduction of the short vectors, valid until the next barrier."""
         state = self._host_state
-        state.short(self._here.index(self._rank), short.vector).copy_(short.vector)
+        state.short(self._lane, short.vector).copy_(short.vector)
         yield from self._wait(call, short)
         return state.result(short.vector)
 
-    def _wait(self, call: Call, short: ShortVector | None) -> Steps:
+    def _wait(self, call: Call, short: ShortVector | None = None) -> Steps:
         state, alone = self._host_state, len(self._here) == 1
-        state.claims[self._here.index(self._rank)] = call
+        state.claims[self._lane] = call
         self._complete = alone
         if not alone:
             yield from self._wait_for_host()
             self._complete = True
-        if self._leads:
+        if not self._lane:
             yield from self._exchange_calls(short)
         if not alone:
             yield from self._rows.barrier()
         for rank, theirs in enumerate(state.calls):
             if theirs != call:
-                raise Mismatch(disagreement(self._names[self._rank], call, self._names[rank], Call(theirs)))
+                raise self._mismatch(
+                    disagreement(self._global_ranks[self.rank], call, self._global_ranks[rank], Call(theirs))
+                )
 
     def _wait_for_host(self) -> Steps:
         """Wait for the ranks of this host; meanwhile tell the other hosts which have come."""
         told, since = list[int](), time.monotonic()
         for moved in self._rows.barrier():
-            if self._leads and time.monotonic() - since > PATIENCE_S:
+            if not self._lane and time.monotonic() - since > PATIENCE_S:
                 absent = self._rows.absent()
                 if absent and absent != told:
                     told = absent
@@ -240,7 +242,7 @@ class HierarchicalBarrier:
         """Record the calls of a host's ranks; _ABSENT for ranks that have not come."""
         for rank, word in zip(members, words, strict=True):
             if word != _ABSENT:
-                self._host_state.calls[rank], self._host_state.arrivals[rank] = word, self.begun
+                self._host_state.calls[rank], self._host_state.arrivals[rank] = word, self._membership.begun
 
     def _found(self, members: Sequence[int], own: Tensor) -> Tensor:
         """The reduced short vectors of a host's ranks."""

@@ -14,85 +14,53 @@ host's ranks and then of the hosts. So every dtype and every operation is the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from tutti.comm.base import cut
+from tutti.comm.mpi.barrier import HierarchicalBarrier, ShortVector
 from tutti.comm.reductions import Reduction, rounds
 from tutti.comm.shm.barrier import BARRIER, Call, Kind, Steps, agree_on_lengths, check_sum
-from tutti.comm.shm.collectives import HostCollectives
-from tutti.torch_backend.errors import Mismatch
-from tutti.torch_backend.hierarchical_barrier import SHORT_BYTES, HierarchicalBarrier, ShortVector
-from tutti.torch_backend.mpi_transport import MpiRequests
 
 PIECE_BYTES: Final = 4 << 20
 """Bytes of a vector that hosts exchange at once: receiving them needs as much memory again."""
 
 P = ParamSpec("P")
+T = TypeVar("T")
+Operation = Callable[Concatenate["HierarchicalCollectives", P], Generator[bool, None, T]]
 
 
-def collective(
-    operation: Callable[Concatenate[HierarchicalCollectives, P], Steps],
-) -> Callable[Concatenate[HierarchicalCollectives, P], Steps]:
+def collective(operation: Operation[P, T]) -> Operation[P, T]:
     """Count the collectives that have been begun, and those that are done."""
 
     @wraps(operation)
-    def counted(self: HierarchicalCollectives, /, *args: P.args, **kwargs: P.kwargs) -> Steps:
-        self._barrier.begun += 1
+    def counted(
+        self: HierarchicalCollectives, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Generator[bool, None, T]:
+        membership = self._membership
+        membership.begun += 1
         try:
-            yield from operation(self, *args, **kwargs)
-        except Mismatch:
-            self.done += 1
+            result = yield from operation(self, *args, **kwargs)
+        except self._mismatch:
+            membership.done += 1
             raise
-        self.done += 1
+        membership.done += 1
+        return result
 
     return counted
 
 
-class HierarchicalCollectives:
-    """The collectives of a group whose ranks are on several hosts, in one of its ranks.
-
-    Args:
-        requests: moves vectors between this rank and those of other hosts.
-        barrier: of all ranks.
-        rows: the collectives of this host's ranks.
-        hosts: the group's ranks on each host.
-        rank: this process's number in the group.
-        names: the numbers of the group's ranks in the job, for errors.
-
-    Attributes:
-        done: the number of collectives that this rank has finished.
-    """
-
-    def __init__(
-        self,
-        requests: MpiRequests,
-        barrier: HierarchicalBarrier,
-        rows: HostCollectives,
-        hosts: Sequence[Sequence[int]],
-        rank: int,
-        names: Sequence[int],
-    ) -> None:
-        self.rank, self.size, self._names = rank, len(names), tuple(names)
-        self._requests, self._barrier, self._rows, self._hosts = requests, barrier, rows, hosts
-        self._host = next(number for number, members in enumerate(hosts) if rank in members)
-        self._here = hosts[self._host]
-        self._lane = self._here.index(rank)
-        self._lanes = min(map(len, hosts))
-        self.done = 0
-
-    def absent(self) -> list[int]:
-        """The ranks that have not come where this one waits."""
-        return self._barrier.absent()
+class HierarchicalCollectives(HierarchicalBarrier):
+    """The collectives of a group whose ranks are on several hosts, in one of its ranks."""
 
     @collective
     def barrier(self) -> Steps:
         """Wait until every rank has come here."""
-        yield from self._barrier.wait(BARRIER)
+        yield from self._wait(BARRIER)
 
     # --- reductions
 
@@ -102,11 +70,11 @@ class HierarchicalCollectives:
         call = Call.of(Kind.ALL_REDUCE, vector.dtype, vector.numel(), reduction=reduction.number)
         # Floats of 16 bits are rounded only once, at the end.
         wide = vector.float() if rounds(vector.dtype) else vector
-        if wide.nbytes <= SHORT_BYTES:
+        if self._checked and self._is_short(wide):
             short = ShortVector(wide, reduction.partial.fold_into_first, self._last_fold(reduction))
-            vector.copy_((yield from self._barrier.wait_with(call, short)))
+            vector.copy_((yield from self._wait_with(call, short)))
             return
-        yield from self._barrier.wait(call)
+        yield from self._agree(call)
         for piece in torch.split(wide, PIECE_BYTES * self._lanes // wide.itemsize):
             parts = [piece[place] for place in cut(len(piece), self._lanes)]
             parts += [piece[:0]] * (len(self._here) - self._lanes)
@@ -141,15 +109,25 @@ class HierarchicalCollectives:
         """Overwrite `own` with the reduction over the ranks of this lane."""
         if not len(own):
             return
-        if len(self._hosts) == 2:
-            yield from self._exchange_and_fold(own, reduction)
+        partners = [members[self._lane] for members in self._hosts]
+        others = [host for host in range(len(self._hosts)) if host != self._host]
+        # Between two hosts both reduce all of it, which moves no more bytes and takes one step less.
+        if len(others) == 1 or self._is_short(own):
+            found = [own if host == self._host else torch.empty_like(own) for host in range(len(self._hosts))]
+            yield from self._requests.exchange(
+                {partners[host]: own for host in others}, {partners[host]: found[host] for host in others}
+            )
+            # Only the first or the second may be the result, too.
+            result = own if self._host < 2 else found[0]
+            reduction.partial.fold(found, result)
+            reduction.finish(result, self.size)
+            if result is not own:
+                own.copy_(result)
             return
         parts = [own[place] for place in cut(len(own), len(self._hosts))]
         mine = parts[self._host]
         found = [torch.empty_like(mine) for _ in self._hosts]
         found[self._host].copy_(mine)
-        partners = [members[self._lane] for members in self._hosts]
-        others = [host for host in range(len(self._hosts)) if host != self._host]
         yield from self._requests.exchange(
             {partners[host]: parts[host] for host in others},
             {partners[host]: found[host] for host in others},
@@ -162,19 +140,10 @@ class HierarchicalCollectives:
             {partners[host]: parts[host] for host in others},
         )
 
-    def _exchange_and_fold(self, own: Tensor, reduction: Reduction) -> Steps:
-        """Between two hosts: both reduce all of it, which moves no more bytes and takes one step less."""
-        other = self._hosts[1 - self._host][self._lane]
-        theirs = torch.empty_like(own)
-        yield from self._requests.exchange({other: own}, {other: theirs})
-        found = [own, theirs] if self._host == 0 else [theirs, own]
-        reduction.partial.fold(found, own)
-        reduction.finish(own, self.size)
-
     @collective
     def reduce(self, vector: Tensor, reduction: Reduction, root: int) -> Steps:
         """Overwrite `vector` on rank `root` with the reduction of the ranks' vectors."""
-        yield from self._barrier.wait(
+        yield from self._agree(
             Call.of(Kind.REDUCE, vector.dtype, vector.numel(), reduction=reduction.number, root=root)
         )
         for piece in torch.split(vector, PIECE_BYTES // vector.itemsize):
@@ -194,7 +163,7 @@ class HierarchicalCollectives:
         travel as one vector.
         """
         lengths = [len(vector) for vector in inputs]
-        yield from self._barrier.wait(
+        yield from self._agree(
             Call.of(
                 Kind.REDUCE_SCATTER,
                 output.dtype,
@@ -236,12 +205,12 @@ class HierarchicalCollectives:
         """Overwrite `vector` on every rank with that of rank `root`."""
         call = Call.of(Kind.BROADCAST, vector.dtype, vector.numel(), root=root)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
-        if vector.nbytes <= SHORT_BYTES:
+        if self._checked and self._is_short(vector):
             place = self._hosts[home].index(root) if self._host == home else 0
             short = ShortVector(vector, lambda found: found[place], lambda found: found[home])
-            vector.copy_((yield from self._barrier.wait_with(call, short)))
+            vector.copy_((yield from self._wait_with(call, short)))
             return
-        yield from self._barrier.wait(call)
+        yield from self._agree(call)
         parts = [vector[place] for place in cut(len(vector), self._lanes)]
         parts += [vector[:0]] * (len(self._here) - self._lanes)
         if self._host == home and len(self._here) > 1:
@@ -274,7 +243,23 @@ class HierarchicalCollectives:
         """
         lengths = [len(output) for output in outputs]
         call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(lengths), root=check_sum(lengths))
-        yield from self._barrier.wait(call)
+        yield from self._agree(call)
+        yield from self._gather(vector, outputs)
+
+    @collective
+    def tell(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
+        """Tell all ranks some whole numbers, as part of `call`.
+
+        Returns:
+            The numbers of each rank.
+        """
+        yield from self._agree(call)
+        mine = torch.tensor(numbers, device="cpu")
+        table = [torch.empty_like(mine) for _ in range(self.size)]
+        yield from self._gather(mine, table)
+        return [row.tolist() for row in table]
+
+    def _gather(self, vector: Tensor, outputs: Sequence[Tensor]) -> Steps:
         elsewhere = [members for members in self._hosts if members is not self._here]
         mine = [turn[self._lane] for members in elsewhere for turn in self._turns(members)]
         requests = self._requests.begin(
@@ -292,7 +277,7 @@ class HierarchicalCollectives:
     @collective
     def gather(self, vector: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `outputs` on rank `root` with the ranks' vectors, which are of one length."""
-        yield from self._barrier.wait(Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root))
+        yield from self._agree(Call.of(Kind.GATHER, vector.dtype, vector.numel(), root=root))
         if self.rank != root:
             yield from self._requests.exchange({root: vector}, {})
         else:
@@ -302,7 +287,7 @@ class HierarchicalCollectives:
     @collective
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with the one of rank `root`'s `inputs` for this rank; all are of one length."""
-        yield from self._barrier.wait(Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root))
+        yield from self._agree(Call.of(Kind.SCATTER, vector.dtype, vector.numel(), root=root))
         if self.rank != root:
             yield from self._requests.exchange({}, {root: vector})
         else:
@@ -312,14 +297,9 @@ class HierarchicalCollectives:
     @collective
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
-        yield from self._barrier.wait(Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
-        mine = torch.tensor([len(one) for one in (*inputs, *outputs)], device="cpu")
-        table = [torch.empty_like(mine) for _ in range(self.size)]
-        table[self.rank] = mine
-        yield from self._requests.exchange(
-            dict.fromkeys(self._others, mine), {rank: table[rank] for rank in self._others}
-        )
-        agree_on_lengths([row.tolist() for row in table], self._names, Mismatch)
+        lengths = [len(one) for one in (*inputs, *outputs)]
+        table = yield from self.tell(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
+        agree_on_lengths(table, self._global_ranks, self._mismatch)
         outputs[self.rank].copy_(inputs[self.rank])
         yield from self._requests.exchange(
             {rank: inputs[rank] for rank in self._others}, {rank: outputs[rank] for rank in self._others}
