@@ -85,22 +85,23 @@ def _choose(words: Sequence[str]) -> int:
 
 
 def _help() -> str:
-    lines = [
-        "usage: tutti COMMAND [OPTIONS]",
-        "",
-        "Train a neural network on every core, GPU and machine you have.",
-        "",
-    ]
-    lines += ["commands:"]
+    lines = []
     for name in COMMANDS:
         said = COMMANDS.summary(name).removesuffix(".")
-        lines += [f"  {name:10} {said[0].lower()}{said[1:]}"]
-    lines += [
-        "",
-        "'tutti COMMAND --help' explains every option of a command; 'tutti --version' prints the version.",
-    ]
-    lines += ["'tutti train' alone trains a small network on the embedded digits, on every core."]
-    return "\n".join(lines)
+        lines.append(f"  {name:10} {said[0].lower()}{said[1:]}")
+    return _HELP.format("\n".join(lines))
+
+
+_HELP: Final = """\
+usage: tutti COMMAND [OPTIONS]
+
+Train a neural network on every core, GPU and machine you have.
+
+commands:
+{}
+
+'tutti COMMAND --help' explains every option of a command; 'tutti --version' prints the version.
+'tutti train' alone trains a small network on the embedded digits, on every core."""
 
 
 def _repeated() -> bool:

@@ -28,7 +28,7 @@ class Doctor(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Print the findings, one on each line."""
         findings = examine()
-        width = max(len(finding.name) for finding in findings)
-        for finding in findings:
-            print(f"{finding.name:<{width}}  {finding.value}")
+        width = max(len(name) for name, _ in findings)
+        for name, value in findings:
+            print(f"{name:<{width}}  {value}")
         return 0

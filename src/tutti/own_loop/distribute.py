@@ -31,7 +31,7 @@ from tutti.own_loop.shard import (
 )
 from tutti.own_loop.steppers import JointStepper, Stepper, WorkerStepper
 from tutti.parameter_server import Centre
-from tutti.run.arguments import as_objects
+from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.training.evaluation import average_buffers
 
@@ -112,7 +112,7 @@ def distribute(
     if any(isinstance(one, JointStepper) and one.is_of(model, optimizer) for one in loop.steppers):
         return model, optimizer
     clip = Clip(clip_norm, clip_value)
-    with as_objects(chosen):
+    with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
     stepper.take_over(optimizer)
@@ -134,7 +134,7 @@ def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
             f"{comm.hosts}, and a loop of one's own has no servers; use tutti.train(..., servers=1), or a "
             "strategy without a centre, such as tutti.Sync()"
         )
-    with as_objects(strategy):
+    with as_arguments(strategy):
         strategy.check(comm.size, comm.hosts)
 
 

@@ -19,7 +19,7 @@ from tutti.errors import BadOption, CallsDiffer, PeerLost
 from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.own_loop.meetings import Purpose
 from tutti.replica import Replica
-from tutti.run.arguments import as_objects
+from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Pace, Strategy, Worker
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ class WorkerStepper(Stepper):
     def _stepping(self, purpose: Purpose) -> Iterator[None]:
         self._inside = True
         try:
-            with as_objects(self._strategy):
+            with as_arguments(self._strategy):
                 yield
         except (PeerLost, CallsDiffer) as error:
             raise self._loop.exchange.meetings.explain(error, purpose) from None

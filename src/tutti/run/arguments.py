@@ -8,9 +8,10 @@ functions for a user's own loop, which takes objects, `strategy=tutti.Local(mome
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
+from functools import partial
 from typing import Any, Final
 
 from tutti.data import BUILT_IN
@@ -60,28 +61,16 @@ _OBJECT: Final = re.compile(
 
 
 @contextmanager
-def as_arguments() -> Iterator[None]:
-    """Spell the options in a `UserError` as arguments of `tutti.train`."""
-    with _spelled(in_python):
-        yield
-
-
-@contextmanager
-def as_objects(strategy: Strategy) -> Iterator[None]:
-    """Spell the options in a `UserError` as what a loop of the user's gives to `tutti.distribute`.
+def as_arguments(strategy: Strategy | None = None) -> Iterator[None]:
+    """Spell the options in a `UserError` as arguments of `tutti.train`, or as objects for a loop of one's own.
 
     Args:
-        strategy: that of the loop, whose options are meant where no other is named.
+        strategy: that of a loop, whose options are meant where no other is named; None: `tutti.train`'s.
     """
-    with _spelled(lambda message: in_own_loop(message, type(strategy))):
-        yield
-
-
-@contextmanager
-def _spelled(anew: Callable[[str], str]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        anew = in_python if strategy is None else partial(in_own_loop, strategy=type(strategy))
         error.args = tuple(anew(one) if isinstance(one, str) else one for one in error.args)
         raise
 

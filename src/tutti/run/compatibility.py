@@ -113,16 +113,6 @@ def _unfit(strategy: Strategy, config: TrainConfig, option: str, needed: str) ->
     )
 
 
-def check_options(config: TrainConfig) -> None:
-    """Refuse options that do not go together, whatever the strategy.
-
-    Raises:
-        BadOption: the message names what to leave out or to give.
-    """
-    for message in refused_options(config):
-        raise BadOption(message)
-
-
 def check_pairing(strategy: Strategy, config: TrainConfig, compared: bool = False) -> None:
     """Refuse a strategy that does not go with the options of the run; `compared`: with one process.
 

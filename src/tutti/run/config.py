@@ -20,7 +20,7 @@ from tutti.models import MODELS
 from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
-from tutti.run.compatibility import check_options
+from tutti.run.compatibility import refused_options
 from tutti.run.trust import check as check_trust
 from tutti.training.loggers import optional_loggers
 
@@ -313,7 +313,8 @@ def _check(config: TrainConfig) -> None:
         )
     if config.levels not in (1, 2):
         raise BadOption(f"--levels is {config.levels}; give 1 or 2")
-    check_options(config)
+    for message in refused_options(config):
+        raise BadOption(message)
     for f in fields(config):
         value, least, most = getattr(config, f.name), f.metadata["least"], f.metadata["most"]
         if value is not None and least is not None and value < least:

@@ -165,7 +165,8 @@ def _run(
     state: dict[str, Any] = {}
     with (
         _run_folder(job, comm, config, task, facts, sampler, recording) as folder,
-        _logbook(folder, config) as book,
+        # On the rank that has the run folder.
+        Logbook(loggers_of(folder, logger_names(config.log)) if folder else {}, config.as_json()) as book,
         # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
         observed(comm, folder, sampler, wanted=job.write) as heart,
     ):
@@ -235,12 +236,6 @@ def _run_folder(
                 sampler.abandon()
             folder.remove()
         raise
-
-
-def _logbook(folder: RunFolder | None, config: TrainConfig) -> Logbook:
-    """The loggers of the run, on the rank that has its folder."""
-    loggers = {} if folder is None else loggers_of(folder, logger_names(config.log))
-    return Logbook(loggers, config.as_json())
 
 
 def _print_end(outcome: RunOutcome, dataset: DataSet, pipeline: PipelineRecord | None) -> None:

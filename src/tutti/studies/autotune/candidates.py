@@ -116,14 +116,11 @@ def choices_for(
             f"for one; for '{config.strategy}' use 'tutti compare', which trains to a target"
         )
     sizes = tuple(dict.fromkeys(batch_sizes)) or (config.batch_size,)
-    for size in sizes:
-        replace(config, batch_size=size)  # refuses what is no batch size
-    found = Choices(
-        tuple(_shapes(config, fixed, cores)),
-        tuple(dict.fromkeys(precisions)) or (config.precision,),
-        (config.layout,) if "layout" in fixed else LAYOUTS,
-        sizes,
-    )
+    kinds = tuple(dict.fromkeys(precisions)) or (config.precision,)
+    for size, precision in itertools.product(sizes, kinds):
+        replace(config, batch_size=size, precision=precision)  # refuses what is none
+    layouts = (config.layout,) if "layout" in fixed else LAYOUTS
+    found = Choices(tuple(_shapes(config, fixed, cores)), kinds, layouts, sizes)
     if not found.candidates():
         least = min(ranks for ranks, _ in found.shapes)
         raise BadOption(

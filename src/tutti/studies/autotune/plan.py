@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
@@ -93,7 +93,6 @@ def plan(
     """
     began = time.monotonic()
     _refuse_elsewhere(config, budget_s)
-    _refuse_unknown(precisions)
     cores = allowed_cores()
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
     warning = others_at_work(cores.usable)
@@ -157,10 +156,3 @@ def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:
         raise BadOption("a plan is for ranks that hold the whole model each; leave --parallel out")
     if not budget_s > 0:
         raise BadOption(f"--budget is {budget_s:g}; give seconds above 0, such as {BUDGET_S:g}")
-
-
-def _refuse_unknown(precisions: Sequence[str]) -> None:
-    known = TrainConfig.__dataclass_fields__["precision"].metadata["choices"]
-    for precision in precisions:
-        if precision not in known:
-            raise UnknownName("value", precision, known, of="--precisions")
