@@ -62,7 +62,7 @@ _OBJECT: Final = re.compile(
 
 @contextmanager
 def as_arguments(strategy: Strategy | None = None) -> Iterator[None]:
-    """Spell the options in a `UserError` as arguments of `tutti.train`, or as objects for a loop of one's own.
+    """Spell the options in a `UserError` as arguments of `tutti.train`, or as objects for a loop of the user.
 
     Args:
         strategy: that of a loop, whose options are meant where no other is named; None: `tutti.train`'s.
