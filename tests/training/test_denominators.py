@@ -16,8 +16,7 @@ from tests.trainers import trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data.batches import Batch, Batches
-from tutti.data.dealing import Queue
+from tutti.data.batches import Batch, Batches, Queue
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadOption
 from tutti.records.run import EpochRecord

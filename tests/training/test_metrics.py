@@ -10,10 +10,9 @@ from torch import Tensor
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
-from tutti.training.evaluation import Objective, evaluate
+from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import named_loss
 from tutti.training.metrics import METRICS, named_metrics, predicted
-from tutti.training.sums import Tally
 
 GENERATOR = torch.Generator().manual_seed(0)
 SCORES = torch.randn(500, 10, generator=GENERATOR)

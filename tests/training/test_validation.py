@@ -33,11 +33,10 @@ from tutti.replica import Memory, Replica
 from tutti.training import background, background_process
 from tutti.training.background import BackgroundEvaluator
 from tutti.training.background_process import Start
-from tutti.training.evaluation import Objective, evaluate
+from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
-from tutti.training.sums import Tally
 from tutti.training.validation import Background, ValidationTask, named_validation
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)

@@ -1,8 +1,7 @@
 """Data sets: their sources, their one copy in memory per host, and the samples of each rank."""
 
-from tutti.data.batches import Batch, Batches, Update
+from tutti.data.batches import Batch, Batches, Queue, Update
 from tutti.data.builtin import BUILT_IN
-from tutti.data.dealing import Queue
 from tutti.data.opening import open_data
 from tutti.data.parts import DataSet, Part, Scale
 

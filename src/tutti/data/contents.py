@@ -191,12 +191,9 @@ def _read_items(dataset: object, part: str) -> tuple[Array | Tensor, Array | Ten
         )
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors
-    if len(dataset) == 0:
+    count = len(dataset)
+    if count == 0:
         raise BadData(f"the {part} part has no samples; give at least one")
-    return _read_all(dataset, len(dataset), part)
-
-
-def _read_all(dataset: Any, count: int, part: str) -> tuple[Array | Tensor, Array | Tensor]:
     first, goal = _item(dataset, 0, part)
     template, targets = as_array(first, f"{part} inputs"), [as_array(goal, f"{part} targets")]
     inputs: Array = np.empty((count, *template.shape), template.dtype)

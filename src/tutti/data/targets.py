@@ -63,7 +63,12 @@ def with_checked_targets(contents: Contents[Array], given: int | None) -> Conten
     for part, values in whole.items():
         _refuse_outside(part, values, expected, given=classes is not None)
     if classes is None:
-        _refuse_amounts(largest, sum(map(len, whole.values())))
+        samples = sum(map(len, whole.values()))
+        if largest >= max(_MANY, 10 * samples):
+            raise BadData(
+                f"the targets are whole numbers up to {largest:,} for {samples:,} samples, which look like "
+                f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
+            )
         _refuse_one_class(expected)
     return _kept(contents, whole, expected, contents.labels if len(contents.labels) == expected else ())
 
@@ -73,14 +78,6 @@ def _kept(
 ) -> Contents[Array]:
     parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
     return replace(contents, parts=parts, classes=classes, labels=labels)
-
-
-def _refuse_amounts(largest: int, samples: int) -> None:
-    if largest >= max(_MANY, 10 * samples):
-        raise BadData(
-            f"the targets are whole numbers up to {largest:,} for {samples:,} samples, which look like "
-            f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
-        )
 
 
 def _refuse_one_class(classes: int) -> None:

@@ -37,8 +37,7 @@ from tutti.errors import BadOption
 from tutti.load_object import import_files, imported_files
 from tutti.replica import Replica, stretch_like
 from tutti.training.background_process import PROGRAM, Start
-from tutti.training.evaluation import keras_statistics
-from tutti.training.sums import Tally
+from tutti.training.evaluation import Tally, keras_statistics
 
 SNAPSHOT_BYTES: Final = 256 << 20
 """Memory that the snapshots of one rank may take; there is always room for one."""

@@ -1,22 +1,26 @@
-"""Evaluation over all ranks: each sample exactly once."""
+"""Evaluation over all ranks: each sample exactly once, as sums over samples, batches and ranks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
+from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss
-from tutti.training.metrics import Metric
+from tutti.training.metrics import Metric, labelled, predicted
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
-from tutti.training.sums import Tally
+
+PENDING_NUMBERS = 1 << 16
+"""Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,140 @@ class Objective:
     metrics: Sequence[Metric] = ()
     classes: int | None = None
     arithmetic: Arithmetic = FP32
+
+
+class Tally:
+    """The loss, the metrics and the confusion matrix, summed over samples.
+
+    Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. Values
+    on a GPU are summed there, and waited for when the sums are asked for.
+
+    Args:
+        metrics: to be summed besides the loss.
+        classes: the classes of the confusion matrix; None: no matrix. Should the model predict
+            others, these are counted together in one more column.
+        ignored: the label that means that there is none: metrics and matrix are of the labels that there
+            are. None: of the samples.
+        amounts: a single output of the model is the class number, and no logit.
+
+    Attributes:
+        samples: the number counted.
+        loss: the sum of their losses; a scalar in float64 where they came as scalars.
+        weight: the divisor of that sum: the samples, or the loss's own denominator.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric] = (),
+        classes: int | None = None,
+        ignored: int | None = None,
+        amounts: bool = False,
+    ) -> None:
+        self.metrics, self.classes, self.ignored = tuple(metrics), classes, ignored
+        self._amounts = amounts
+        self.samples = 0
+        self.loss: float | Tensor = 0.0
+        self.weight = 0.0
+        self._labelled = 0
+        self._sums: list[float | Tensor] = [0.0] * len(self.metrics)
+        self._confusion = torch.zeros(classes or 0, (classes or 0) + 1, dtype=torch.int64)
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._pending = 0
+
+    def add(
+        self, loss: float | Tensor, outputs: Tensor, targets: Tensor, weight: float | None = None
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            loss: the sum of its losses / its samples; a scalar on a GPU may be overwritten afterwards.
+            outputs: of the model, of shape (n, ...), without gradient.
+            targets: of shape (n, ...).
+            weight: the denominator of its losses; None: its samples.
+        """
+        count = len(targets)
+        self.samples += count
+        self.weight += count if weight is None else weight
+        if isinstance(loss, Tensor):
+            if not isinstance(self.loss, Tensor):
+                self.loss = loss.new_full((), self.loss, dtype=torch.float64)
+            self.loss.add_(loss, alpha=count)
+        else:
+            self.loss += loss * count
+        if self.metrics or self.classes is not None:
+            self._outputs.append(outputs)
+            self._targets.append(targets)
+            self._pending += outputs.numel()
+            if self._pending >= PENDING_NUMBERS:
+                self._count()
+
+    def here(self) -> Evaluation:
+        """Return the sums of this rank so far."""
+        counts, sums = self.sums()
+        return self._evaluation(counts.tolist(), sums.tolist())
+
+    def total(self, comm: Communicator) -> Evaluation:
+        """Return the sums over all ranks (collective); equal on all of them."""
+        counts, sums = self.sums()
+        comm.all_reduce(counts)
+        comm.all_reduce(sums)
+        return self._evaluation(counts.tolist(), sums.tolist())
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Return the sums, for another tally to `take_in`: a vector of int64 and one of float64."""
+        self._count()
+        counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
+        sums = [float(total) for total in (self.weight, self.loss, *self._sums)]
+        return counts, torch.tensor(sums, dtype=torch.float64)
+
+    def take_in(self, counts: Tensor, sums: Tensor) -> None:
+        """Add the `sums` of another tally with the same metrics and classes."""
+        self._count()
+        self.samples += int(counts[0])
+        self._labelled += int(counts[1])
+        self._confusion += counts[2:].view_as(self._confusion)
+        self.weight += float(sums[0])
+        self.loss += float(sums[1])
+        self._sums = [own + more for own, more in zip(self._sums, sums[2:].tolist(), strict=True)]
+
+    def _count(self) -> None:
+        """Count the outputs that were kept."""
+        if not self._outputs:
+            return
+        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self.ignored)
+        self._outputs, self._targets, self._pending = [], [], 0
+        self._labelled += len(targets)
+        if not len(targets):
+            return
+        for index, metric in enumerate(self.metrics):
+            total = metric.sum(outputs, targets)
+            self._sums[index] += total.item() if total.is_cpu else total
+        if self.classes is not None:
+            classes = predicted(outputs, targets, self._amounts).clamp(max=self.classes)
+            cells = (targets * (self.classes + 1) + classes).flatten().cpu()
+            counted = torch.bincount(cells, minlength=self._confusion.numel())
+            self._confusion += counted.view_as(self._confusion)
+
+    def _evaluation(self, counts: list[int], sums: list[float]) -> Evaluation:
+        samples, labels, *cells = counts
+        weight, loss, *totals = sums
+        names = [metric.name for metric in self.metrics]
+        means = [_mean(total, labels) for total in totals]
+        return Evaluation(
+            samples, _mean(loss, weight), dict(zip(names, means, strict=True)), self._rows(cells)
+        )
+
+    def _rows(self, cells: list[int]) -> list[list[int]] | None:
+        if self.classes is None:
+            return None
+        width = self.classes + 1
+        rows = [cells[start : start + width] for start in range(0, len(cells), width)]
+        return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
+
+
+def _mean(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan
 
 
 def evaluate(
@@ -104,7 +242,7 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
         buffer.copy_(mean.div_(comm.size).view(buffer.shape))
 
 
-def keras_statistics(module: nn.Module) -> list[torch.Tensor]:
+def keras_statistics(module: nn.Module) -> list[Tensor]:
     """Return the parameters that Keras has for floating-point buffers, such as BatchNorm's statistics."""
     if not is_of_keras(module):
         return []

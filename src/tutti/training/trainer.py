@@ -24,11 +24,10 @@ from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.strategies.base import Worker
 from tutti.training.balance import SpeedBalance
-from tutti.training.evaluation import Objective, average_buffers
+from tutti.training.evaluation import Objective, Tally, average_buffers
 from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment, Progress
-from tutti.training.sums import Tally
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import Validation, ValidationPlan, ValidationTask, named_validation
 

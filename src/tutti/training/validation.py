@@ -20,8 +20,7 @@ from tutti.errors import BadOption, UnknownName
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.training.background import BackgroundEvaluator
-from tutti.training.evaluation import Objective, evaluate
-from tutti.training.sums import Tally
+from tutti.training.evaluation import Objective, Tally, evaluate
 
 
 @dataclass(frozen=True)

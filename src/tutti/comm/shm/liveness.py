@@ -186,25 +186,18 @@ def wait(
     while not ready():  # [3], [4]
         peers.nap(waited_s, remote)
         waited_s = time.monotonic() - started
-        if waited_s > LONGEST_NAP_S / NAP_SHARE:
-            _refuse_to_wait_for_nobody(ready, peers, group, needed)
-
-
-def _refuse_to_wait_for_nobody(
-    ready: Callable[[], bool],
-    peers: Peers,
-    group: Group,
-    needed: Callable[[], Sequence[int]],
-) -> None:
-    try:
-        peers.check()  # [6]
-        missing = needed()
-        if missing and all(map(group.has_left, missing)):
-            raise PeerLost([group.global_ranks[rank] for rank in missing], LEFT_EARLY)
-    except PeerLost:
-        fence()
-        if not ready():  # [7]
-            raise
+        if waited_s <= LONGEST_NAP_S / NAP_SHARE:
+            continue
+        try:
+            peers.check()  # [6]
+            missing = needed()
+            if missing and all(map(group.has_left, missing)):
+                raise PeerLost([group.global_ranks[rank] for rank in missing], LEFT_EARLY)
+        except PeerLost:
+            fence()
+            if not ready():  # [7]
+                raise
+            return
 
 
 class DescriptorWatch:

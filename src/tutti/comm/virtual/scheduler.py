@@ -170,7 +170,9 @@ class Scheduler:
                     self.kill(task, f"killed at {time:g} s")
                     task.body.throw(Ended())
                 elif stamp == task.stamp:
-                    self._resume(task, time)
+                    task.clock, task.due, task.wait = time, None, None
+                    task.state.restore()
+                    task.body.switch()
         finally:
             self._discard()
 
@@ -238,11 +240,6 @@ class Scheduler:
                 self._left -= 1
 
         return greenlet(body, parent=self._hub)
-
-    def _resume(self, task: RankTask, time: float) -> None:
-        task.clock, task.due, task.wait = time, None, None
-        task.state.restore()
-        task.body.switch()
 
     def _switch(self, task: RankTask) -> None:
         """Go to the hub; returns when the hub resumes `task`."""
