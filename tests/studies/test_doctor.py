@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.mpi.mpirun import needs_mpirun
 from tutti.cli.train import Train
 from tutti.errors import PeerLost
 from tutti.launch.cores import Cores
@@ -31,6 +34,11 @@ def test_ranks_that_do_not_start_are_reported_too(monkeypatch: pytest.MonkeyPatc
 def test_a_machine_without_mpi4py_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: "not installed")
     assert "pip install 'tutti[mpi]'" in doctor.mpi_library()
+
+
+@needs_mpirun
+def test_an_mpi_that_works_is_named() -> None:
+    assert re.fullmatch(r".+, mpi4py \d\S+, with(out)? ULFM \(fault tolerance\)", doctor.mpi_library())
 
 
 def test_an_mpi_that_does_not_work_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,9 @@ ROUNDS = 5
 PATIENCE_S = 60
 """How long another program (MPI's, the GPU driver's) may take to answer."""
 
-MPI_QUESTION = "from tutti.comm import mpi; print(mpi.library()); print(mpi.has_ulfm())"
+MPI_QUESTION = (
+    "from tutti.comm.mpi.communicator import has_ulfm, library; print(library()); print(has_ulfm())"
+)
 
 
 class Finding(NamedTuple):
