@@ -133,9 +133,6 @@ class ComparisonFolder:
     """The folder of a comparison.
 
     Every method raises `BadRunFolder` for a file that cannot be read or written.
-
-    Attributes:
-        path: its path.
     """
 
     path: Path

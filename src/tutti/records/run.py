@@ -225,14 +225,7 @@ class Summary(Record):
     def of(
         cls, history: list[EpochRecord], test: Evaluation | None, parameters: int, world: World
     ) -> Summary:
-        """Summarize a run that ends now.
-
-        Args:
-            history: the records of all its epochs.
-            test: the evaluation on the test part, if there is one.
-            parameters: the number of the model's trainable numbers.
-            world: its ranks, hosts and threads.
-        """
+        """Summarize a run that ends now, from the records of all its epochs."""
         samples = sum(record.train.samples for record in history)
         seconds = sum(record.seconds["total"] for record in history)
         training = seconds - sum(record.seconds["validation"] for record in history)

@@ -135,9 +135,6 @@ class RunFolder:
     """A run folder. Made by `create` and `open`.
 
     Every method raises `BadRunFolder` for a file that cannot be read or written.
-
-    Attributes:
-        path: its path.
     """
 
     path: Path

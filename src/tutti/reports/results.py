@@ -61,14 +61,10 @@ class Results:
 
 
 def read_results(paths: Sequence[Path], force: bool = False) -> Results:
-    """Read the results in the folder of a comparison, or in run folders.
-
-    Args:
-        paths: one folder that `tutti compare` wrote, or folders that `tutti train` wrote.
-        force: put runs of different data or models side by side all the same.
+    """Read the results in the one folder of a comparison, or in run folders.
 
     Raises:
-        BadRunFolder: they cannot be read, do not go together, or have no records.
+        BadRunFolder: they cannot be read, do not go together (unless `force`), or have no records.
     """
     compared = [path for path in paths if ComparisonFolder(path).begun]
     if not compared:
@@ -110,12 +106,9 @@ def read_comparison(folder: Path) -> Results:
 def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
     """Read runs that were made one by one, finished or not, as a comparison with one run of each.
 
-    Args:
-        paths: their folders.
-        force: take runs of different data or models too.
-
     Raises:
-        BadRunFolder: a folder has no records or no configuration, or the runs do not go together.
+        BadRunFolder: a folder has no records or no configuration, or the runs are of different data or models
+            (unless `force`).
     """
     paths = [*dict.fromkeys(paths)]
     found = [Run.read(path) for path in paths]

@@ -30,10 +30,6 @@ class HeartbeatThread(Progress):
 
     A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
     rank was stopped, or has died. For the training loop it is a `Progress`.
-
-    Args:
-        folder: the run's.
-        rank: this rank.
     """
 
     every_s = EVERY_S

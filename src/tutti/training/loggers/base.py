@@ -58,10 +58,6 @@ class Logbook:
 
     A logger that fails when the run begins is an error. One that fails later is warned of, once, and left
     out from then on: hours of training are worth more than a figure.
-
-    Args:
-        loggers: by name; none on ranks that log nothing.
-        config: the resolved configuration.
     """
 
     def __init__(self, loggers: Mapping[str, Logger], config: Json) -> None:
