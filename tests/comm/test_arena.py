@@ -229,5 +229,6 @@ def test_a_lock_of_a_dead_process_is_free(arena: Arena) -> None:
 
 
 def test_the_file_has_no_name(arena: Arena) -> None:
-    assert os.readlink(arena.address.path).startswith("/memfd:tutti")
+    process, descriptor = arena.address
+    assert os.readlink(f"/proc/{process}/fd/{descriptor}").startswith("/memfd:tutti")
     assert os.fstat(arena.fd).st_nlink == 0

@@ -23,10 +23,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import mmap
 import os
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from tutti.comm.shm import memfd
@@ -192,9 +192,7 @@ class Arena:
         """
         import torch
 
-        count = 1
-        for length in shape:
-            count *= length
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
         mapped = _map(self.fd, offset, count * dtype.itemsize)
@@ -224,9 +222,7 @@ class ByteLock:
     def __enter__(self) -> None:
         fcntl.lockf(self._arena.fd, fcntl.LOCK_EX, 1, self._offset)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         fcntl.lockf(self._arena.fd, fcntl.LOCK_UN, 1, self._offset)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -98,9 +99,7 @@ class HostCommunicator(BlockingCommunicator):
 
     @override
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        count = 1
-        for length in shape:
-            count *= length
+        count = math.prod(shape)
         offset = self._allocate(count * dtype.itemsize, Call.of(Kind.SHARED, dtype, count))
         return self._arena.tensor(offset, shape, dtype)
 

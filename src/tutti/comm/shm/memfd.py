@@ -51,11 +51,6 @@ class FileAddress(NamedTuple):
     def __str__(self) -> str:
         return f"{self.process} {self.descriptor}"
 
-    @property
-    def path(self) -> str:
-        """The path at which processes of this host can open the file, as long as that process has it open."""
-        return f"/proc/{self.process}/fd/{self.descriptor}"
-
     def open(self, flags: int = 0, seals: int = 0) -> int:
         """A descriptor of the file, to read and to write, with a file description of its own.
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from types import TracebackType
 from typing import TypeVar, cast
 
 import cloudpickle
@@ -375,7 +374,5 @@ class _VirtualLock(AbstractContextManager[None]):
         state.queue.append(task)
         comm._scheduler.block(task, Wait("lock", (), lambda: [state.owner.rank] if state.owner else []))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._state.release(self._comm._task)

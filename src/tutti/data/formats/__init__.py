@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -104,5 +105,9 @@ def nearest(path: Path) -> str:
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
     if near:
         return f"did you mean {folder / near[0]}?"
-    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
-    return f"{folder.resolve()} has: {listed}"
+    return f"{folder.resolve()} has: {listed(names) or 'nothing'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List the first of some names."""
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -19,7 +19,7 @@ import numpy as np
 
 from tutti.data.arrays import Array
 from tutti.data.contents import PARTS, Contents, pair_up
-from tutti.data.formats import nearest, open_data_file, read_start, refuse_larger_than_memory
+from tutti.data.formats import listed, nearest, open_data_file, read_start, refuse_larger_than_memory
 from tutti.errors import BadData
 from tutti.registry import part
 
@@ -129,10 +129,9 @@ def read_folder(folder: Path) -> Contents[object]:
             f"{folder} holds {len(sets)} data sets ({', '.join(sorted(sets))}); name one file with images "
             "instead"
         )
-    listed = ", ".join(there[:10]) + (", ..." if len(there) > 10 else "") or "no file"
     explained = (
-        f"it has: {listed}; expected train-images-idx3-ubyte and train-labels-idx1-ubyte (also as .gz, and "
-        "t10k-... for the test part)"
+        f"it has: {listed(there) or 'no file'}; expected train-images-idx3-ubyte and "
+        "train-labels-idx1-ubyte (also as .gz, and t10k-... for the test part)"
     )
     pairs = pair_up(found, ("images", "labels"), str(folder), explained)
     parts = {part: (read_idx(images), read_idx(labels)) for part, (images, labels) in pairs.items()}
