@@ -61,6 +61,8 @@ TESTS: Final = {
         *OWN_LOOPS,
         *(f"own_loop/test_strategies_of_{how}.py" for how in ("one", "several")),
     ),
+    "own_loop/fingerprints.py": ("own_loop/test_other_samples.py",),
+    "own_loop/meetings.py": (*OWN_LOOPS, "own_loop/test_ways_apart.py"),
     "own_loop/shard.py": (
         *OWN_LOOPS,
         "own_loop/test_strategies_of_several.py",

@@ -35,6 +35,19 @@ def vector(model: nn.Module) -> Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
+def test_adasum_takes_each_ranks_mean_over_its_own_samples(worlds: Worlds) -> None:
+    """Gradients of one weight are parallel: Adasum's combination is the mean of the ranks' own means."""
+
+    def work() -> float:
+        model = nn.Linear(1, 1, bias=False)
+        distribute.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), Sync(reduce="adasum"))
+        (inputs,) = next(iter(distribute.shard([(torch.tensor([[1.0], [2.0], [6.0]]),)])))
+        model(inputs).mean().backward()
+        return float(model.weight.grad.item())
+
+    assert worlds.run(2, work) == [pytest.approx((1.5 + 6) / 2)] * 2
+
+
 def test_the_mean_of_a_figure_counts_samples_and_leaves_out_ranks_without_any(worlds: Worlds) -> None:
     def work() -> tuple[float, Tensor, float]:
         rank = distribute.init().rank

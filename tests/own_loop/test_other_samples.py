@@ -102,6 +102,13 @@ def test_another_order_is_another_fingerprint(make: Callable[[int], Any]) -> Non
     assert mine.is_like(type(mine).of_words(mine.words()))
 
 
+@pytest.mark.parametrize("other", [[0.5, 1.75], [0.5, "1.5"], [0.5]], ids=str)
+def test_numbers_in_lists_are_compared(other: list[Any]) -> None:
+    known = of_dataset([0.5, 1.5], looked())
+    assert known.is_like(of_dataset([0.5, 1.5], looked()))
+    assert not known.is_like(of_dataset(other, looked()))
+
+
 def test_rounding_and_folders_make_no_other_fingerprint() -> None:
     known = samples()
     rounded = TensorDataset(known.tensors[0] * (1 + 1e-7), known.tensors[1])

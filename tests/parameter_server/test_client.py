@@ -25,6 +25,7 @@ from tutti.parameter_server import (
     join_centre,
     workers_of_centre,
 )
+from tutti.parameter_server.protocol import BODY, receive_all, send_all
 from tutti.parameter_server.rules import Hyperparameters
 from tutti.replica import Replica
 from tutti.strategies.base import Home
@@ -101,6 +102,36 @@ def pushing(comm: Communicator, make: object, pushes: int) -> tuple[set[float], 
 def test_every_message_is_applied(make: object, expected: float, servers: int) -> None:
     found = VirtualWorld(3, (2, 1), servers=servers).run(pushing, make, 4)
     assert found == [({expected}, 12)] * 3
+
+
+def begin(comm: Communicator) -> set[float]:
+    """What is in a centre of workers with other weights each."""
+    if comm.servers is not None and comm.servers.serving:
+        Server(comm.servers, Replica(TwoTypes()), AddRule()).run()
+        return set()
+    replica = Replica(TwoTypes(1.0 + comm.rank))
+    centre = join_centre(comm, replica, AddRule())
+    weights = [flat.weights for flat in replica.flats]
+    centre.read(weights)
+    centre.close()
+    return values(weights)
+
+
+def test_the_first_workers_weights_are_the_centres() -> None:
+    assert VirtualWorld(3, servers=1).run(begin) == [{1.0}] * 3
+
+
+def hand_over(comm: Communicator) -> list[float]:
+    vectors = [torch.zeros(0), torch.full((2,), float(comm.rank))]
+    if comm.rank == 0:
+        send_all(comm, vectors, 1, BODY)
+    else:
+        receive_all(comm, vectors, 0, BODY)
+    return vectors[1].tolist()
+
+
+def test_a_slice_without_elements_is_neither_sent_nor_waited_for() -> None:
+    assert VirtualWorld(2).run(hand_over) == [[0.0, 0.0]] * 2
 
 
 def by_processes(comm: Communicator, make: object, ranks: tuple[int, ...]) -> tuple[set[float], int]:

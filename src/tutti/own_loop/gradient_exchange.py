@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.own_loop.meetings import DETAILS, HEAD, Meetings, Purpose
+from tutti.own_loop.meetings import HEAD, Meetings, Purpose
 from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
 
 REDUCING: Final = (Purpose.REDUCE, Purpose.AGREE)
@@ -110,7 +110,7 @@ class GradientExchange:
             for number in range(self._first[at], self._first[at] + len(model.cells)):
                 if share != 1 or model.records:
                     self._weigh(number)
-                elif number in self._handles:
+                else:
                     self._handles.pop(number).remove()
 
     @torch.no_grad()
@@ -123,7 +123,7 @@ class GradientExchange:
             touched: the parameters that it brings gradients of.
 
         Returns:
-            Every rank's purpose and details, (ranks, 1 + DETAILS); empty if all are this rank's.
+            Every rank's words, (ranks, words); empty if all are this rank's.
 
         Raises:
             BadOption: the step is inside of a `backward()`.
@@ -141,7 +141,7 @@ class GradientExchange:
                     self._call_hooks(touched)
                 return torch.empty(0)
             if not bool((table[:, 0] <= Purpose.AGREE).any()):
-                return table[:, : 1 + DETAILS]
+                return table
             if purpose is Purpose.AGREE:
                 for model, own, share in self._by_model(touched):
                     model.bring_set(own, share)
