@@ -6,11 +6,16 @@ import argparse
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields
+from textwrap import fill
 from typing import Any, ClassVar
 
 from tutti.cli.options import Parser, split_dotted
 from tutti.errors import UnknownName
 from tutti.run.config import Options
+
+WIDTH = 100
+COLUMN = 30
 
 
 class Command(ABC):
@@ -42,10 +47,6 @@ class Command(ABC):
             dotted: the options of the parts that were given, by field.
         """
 
-    def more_help(self, words: Sequence[str]) -> str:
-        """What the help says beyond the options, given the words after the command's name."""
-        return ""
-
     def parser(self) -> Parser:
         """The parser of its options."""
         about, epilog = inspect.cleandoc(self.__doc__ or ""), f"example:\n  {self.example}"
@@ -61,8 +62,8 @@ class Command(ABC):
         """
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
-            more = self.more_help(words)
-            print(parser.format_help(), end="\n" + more if more else "")
+            more = "\n" + strategy_help(words) if "strategy" in parser.fields else ""
+            print(parser.format_help(), end=more)
             return 0
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
         parsed, unknown = parser.parse_known_args(rest)
@@ -75,3 +76,41 @@ class Command(ABC):
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
         return self.run(argparse.Namespace(**own), given, dotted)
+
+
+def strategy_help(words: Sequence[str]) -> str:
+    """The options of the strategy that `--strategy` names, or how to see those of one.
+
+    Args:
+        words: the command line.
+
+    Raises:
+        UnknownName: there is no such strategy.
+        BadOption: what is named cannot be imported, or is no strategy.
+    """
+    name = _value_of("--strategy", words)
+    if name is None:
+        return "'--strategy NAME --help' explains the options of a strategy.\n"
+    from tutti.strategies import named
+
+    kind = named(name)
+    lines = [f"options of strategy {kind.name}:"]
+    for field in fields(kind):
+        text = f"{field.metadata.get('help', 'no description')} (default: {field.default})"
+        flag = f"  --strategy.{field.name.replace('_', '-')} VALUE"
+        lead = f"{flag:{COLUMN - 2}}  " if len(flag) <= COLUMN - 2 else f"{flag}\n{'':{COLUMN}}"
+        lines.append(lead + fill(text, WIDTH - COLUMN, subsequent_indent=" " * COLUMN))
+    if len(lines) == 1:
+        lines.append("  it has none")
+    return "\n".join(lines) + "\n"
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """Return the word after the flag on the command line."""
+    for at, word in enumerate(words):
+        name, given, value = word.partition("=")
+        if name == flag and given:
+            return value
+        if name == flag and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            return words[at + 1]
+    return None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from
-from tutti.cli.strategy_help import strategy_help
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import MODELS
@@ -88,10 +86,6 @@ class Train(Command):
             said = advice(ranks, outcome.config.as_json(), outcome.strategy)
             print(f"where the time went: {said}; measuring took {measuring_share(ranks):.2%}")
         return 0
-
-    @override
-    def more_help(self, words: Sequence[str]) -> str:
-        return strategy_help(words)
 
 
 def config_of(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> TrainConfig:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from
-from tutti.cli.strategy_help import strategy_help
 from tutti.errors import TuttiError
 from tutti.registry import part
 from tutti.run.config import Options
@@ -55,7 +53,3 @@ class Verify(Command):
                 "--hosts, or run the command on the first host"
             )
         return 0 if getattr(verdict, "follows", False) else 1
-
-    @override
-    def more_help(self, words: Sequence[str]) -> str:
-        return strategy_help(words)

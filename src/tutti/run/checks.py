@@ -16,7 +16,6 @@ from tutti.load_object import names_object
 from tutti.optim.schedules import check_schedule
 from tutti.run.build import build_strategy
 from tutti.run.compatibility import check_pairing
-from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
@@ -83,14 +82,11 @@ def check_names(job: Job) -> None:
         if name is not None and field not in job.objects and not names_object(name):
             check(name)
     if "optimizer" not in job.objects and not names_object(config.optimizer):
-        _check_optimizer(config)
+        # An optimizer checks its options when it is made; some take matrices alone.
+        matrix = nn.Parameter(torch.zeros(2, 2))
+        optim.build(config.optimizer, [matrix], config.lr, config.optimizer_options)
 
 
 def _check_loss(name: str) -> None:
     if name != "auto":
         LOSSES.check(name)
-
-
-def _check_optimizer(config: TrainConfig) -> None:
-    # An optimizer checks its options when it is made; some take matrices alone.
-    optim.build(config.optimizer, [nn.Parameter(torch.zeros(2, 2))], config.lr, config.optimizer_options)

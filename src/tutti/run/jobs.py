@@ -150,13 +150,9 @@ def placement_for(config: TrainConfig) -> Placement:
     if config.parallel is not None:
         layout_of(config, placement.workers)
         return placement
-    split = config.strategy in ("auto", "sync")  # one batch over all workers: each needs a sample of it
-    if (
-        split
-        and workers == "auto"
-        and placement.workers > config.batch_size
-        and placement.launcher is Launcher.ALONE
-    ):
+    alone = workers == "auto" and placement.launcher is Launcher.ALONE
+    # One batch over all workers: each needs a sample of it.
+    if alone and config.strategy in ("auto", "sync") and placement.workers > config.batch_size:
         placement = place_ranks(config.batch_size, config.threads, servers=config.servers)
     if config.device == "cuda" and placement.workers > 1:
         raise BadOption(

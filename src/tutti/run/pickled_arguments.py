@@ -59,13 +59,10 @@ def name_of(value: object, field: str = "") -> str:
         return ",".join(name_of(item) for item in value)
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     by_class = field in ("optimizer", "schedule") and not isinstance(value, type)
-    if isinstance(module, str) and isinstance(name, str) and _can_be_imported(module, name) and not by_class:
+    known = isinstance(module, str) and module != "__main__" and isinstance(name, str) and "<" not in name
+    if known and not by_class:
         return f"{module}:{name}"
     return OBJECT + (name if isinstance(name, str) else type(value).__name__)
-
-
-def _can_be_imported(module: str, name: str) -> bool:
-    return module != "__main__" and "<" not in name
 
 
 def named_or_given(job: Job, field: str) -> Any:
