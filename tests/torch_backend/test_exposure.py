@@ -14,10 +14,11 @@ from torch.distributed import HashStore
 from tests.comm.ranks import World
 from tests.mpi.mpirun import mpirun, needs_mpirun
 from tutti.comm.base import Communicator
+from tutti.comm.mpi.discovery import join_host
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.torch_backend.errors import Unusable
-from tutti.torch_backend.rendezvous import GroupStore, share
+from tutti.torch_backend.rendezvous import GroupStore
 
 PROGRAM = Path(__file__).with_name("listening.py")
 LIMIT_S = 110
@@ -65,9 +66,10 @@ def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Pa
     store = HashStore()
     with open(theirs, "r+b") as file:
         group_store = GroupStore(store, 0, (0, 1), timeout_s=5)
-        group_store.tell("arena", f"{os.getpid()} {file.fileno()}")
-        group_store.tell("opened", "fine")
+        group_store.tell("0", f"{os.getpid()} {file.fileno()} 5")
+        group_store.tell("1", "0")
+        gather = GroupStore(store, 1, (0, 1), timeout_s=5).gather
         with pytest.raises(Unusable, match="theirs"):
-            share(GroupStore(store, 1, (0, 1), timeout_s=5), rank=1, size=2, members=[0, 1])
+            join_host(1, ["here", "here"], gather, (0, 1), unusable=Unusable)
     assert not theirs.read_bytes().strip(b"\0")
     assert "theirs" not in Path("/proc/self/maps").read_text()

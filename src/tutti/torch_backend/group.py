@@ -16,12 +16,12 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
-from tutti.comm.mpi.barrier import HostState
+from tutti.comm.mpi.barrier import HostState, host_state_bytes
 from tutti.comm.mpi.collectives import HierarchicalCollectives
-from tutti.comm.mpi.group import Membership
+from tutti.comm.mpi.discovery import host_key, join_host
+from tutti.comm.mpi.group import Membership, MpiGroup
 from tutti.comm.mpi.transport import MpiMessages
 from tutti.comm.shm.collectives import SHORT, HostCollectives
-from tutti.comm.shm.layout import HostGroup
 from tutti.comm.shm.liveness import Peers
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
@@ -31,7 +31,7 @@ from tutti.torch_backend.cpp_stub import register_stub
 from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
 from tutti.torch_backend.progress import ProgressEngine
-from tutti.torch_backend.rendezvous import GroupStore, host_key, join_by_mpi, share
+from tutti.torch_backend.rendezvous import GroupStore, join_by_mpi
 from tutti.torch_backend.staging import Staging
 from tutti.torch_backend.work import Operation
 
@@ -73,30 +73,25 @@ class TuttiGroup(GroupCollectives):
         self._stub = register_stub(self, timeout)
         self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
         group_store = GroupStore(store, rank, self._names, timeout.total_seconds())
-        keys = group_store.gather("host", host_key())
-        here = [other for other, key in enumerate(keys) if key == keys[rank]]
-        memory = share(group_store, rank, size, here)
-        named = [self._names[other] for other in here]
-        self._here = here
-        self._group = HostGroup(memory.arena, memory.block, here.index(rank), named, Mismatch)
+        keys = group_store.gather(host_key())
+        self._group, hosts = join_host(rank, keys, group_store.gather, self._names, Mismatch, Unusable)
         try:
             self._peers = Peers(self._group, timeout.total_seconds(), None)
         except PeerLost as error:
             raise RankLost(error.ranks, error.why) from error
         # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
         self._peers.crowded |= any(group._peers.crowded for group in _open)
-        if len(here) == size:
+        if len(hosts) == 1:
             self._connect_ranks()
         else:
-            state = HostState(memory.arena, memory.state, len(here), size)
-            self._connect_hosts(group_store, state, keys)
+            self._connect_hosts(join_by_mpi(group_store, self._names, keys), hosts)
         self._progress = ProgressEngine(
             self._peers,
             self._names,
             self._transport.absent,
             (self._membership or self._group).has_left,
             timeout.total_seconds(),
-            remote=len(here) < size,
+            remote=len(hosts) > 1,
         )
         _open.add(self)
 
@@ -106,9 +101,12 @@ class TuttiGroup(GroupCollectives):
         self._short = SHORT if self._size > 1 else -1
         self._messages = HostMessages(self._group)
 
-    def _connect_hosts(self, group_store: GroupStore, state: HostState, keys: Sequence[str]) -> None:
-        mpi = join_by_mpi(group_store, self._names, [key.split()[0] for key in keys])
-        hosts = [[rank for rank, its in enumerate(keys) if its == key] for key in dict.fromkeys(keys)]
+    def _connect_hosts(self, mpi: MpiGroup, hosts: Sequence[Sequence[int]]) -> None:
+        group, size = self._group, self._size
+        # It comes next in the arena, of which nobody else takes anything.
+        state = HostState(group.arena, group.block + group.layout.nbytes, group.size, size)
+        if group.rank == 0:
+            group.arena.allocate(host_state_bytes(group.size, size))
         self._membership = Membership(mpi, self._rank, self._names, self._peers, RankLost)
         rows = HostCollectives(self._group, self._peers.crowded)
         self._transport = HierarchicalCollectives(self._membership, rows, state, hosts, mismatch=Mismatch)

@@ -1,7 +1,4 @@
-"""The rendezvous of a group's ranks: through the store that torch gives them, then in shared memory.
-
-    rank 0   store: host, arena ──┐                          ┌── all could open it ──▶ go on
-    rank 1   store: host ─────────┴ opens /proc/PID/fd/N ────┴── somebody could not ─▶ all say so
+"""The rendezvous of a group's ranks, through the store that torch gives them.
 
 On one host the store is in an anonymous file (`tutti.comm.shm.memfd`). torch's TCPStore listens on all
 interfaces, whatever host it is given, and authenticates nobody. An anonymous file of this user needs no port,
@@ -12,13 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import NamedTuple
 
 from torch.distributed import (  # type: ignore[attr-defined]
     FileStore,
@@ -26,12 +20,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
     Store,
 )
 
-from tutti.comm.mpi.barrier import host_state_bytes
 from tutti.comm.mpi.communicator import group_of, world_place
 from tutti.comm.mpi.group import MpiGroup
-from tutti.comm.shm.arena import FIRST, PAGE, Arena
-from tutti.comm.shm.layout import control_bytes
-from tutti.comm.shm.memfd import FileAddress
 from tutti.torch_backend.errors import Absent, Unusable
 
 
@@ -45,17 +35,8 @@ def store_in(descriptor: int, size: int) -> FileStore:
     return FileStore(f"/proc/self/fd/{descriptor}", size)
 
 
-_FINE = "fine"
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
 _TAGS = 16_000
-
-
-class HostMemory(NamedTuple):
-    """The memory of a group on one host: the offsets in it of its control block and state."""
-
-    arena: Arena
-    block: int
-    state: int
 
 
 class GroupStore:
@@ -70,7 +51,7 @@ class GroupStore:
         self._store = PrefixStore(f"tutti/{self.generation}", store)
         self._rank, self._names = rank, tuple(names)
         self._deadline = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
+        self._timeout_s, self._gathered = timeout_s, 0
 
     def tell(self, what: str, value: str) -> None:
         """Publish a value of this rank."""
@@ -93,66 +74,26 @@ class GroupStore:
         found: bytes = self._store.get(key)
         return found.decode()
 
-    def gather(self, what: str, value: str) -> list[str]:
+    def gather(self, value: str) -> list[str]:
         """Publish a value, and wait for those of all ranks, in rank order."""
+        what, self._gathered = str(self._gathered), self._gathered + 1
         self.tell(what, value)
         return [self.ask(what, rank) for rank in range(len(self._names))]
 
 
-def host_key() -> str:
-    """Equal for processes that can share memory: one kernel, one view of its processes, one name."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def share(group_store: GroupStore, rank: int, size: int, members: Sequence[int]) -> HostMemory:
-    """Make or open the shared memory of the ranks of one host (collective over the group).
-
-    Args:
-        group_store: of the group.
-        rank: this process's number in the group.
-        size: how many ranks the group has.
-        members: the group's ranks on this host.
-
-    Raises:
-        Unusable: a rank cannot open the memory of another one.
-        Absent: a rank did not come.
-    """
-    local_size, leader, outcome = len(members), members[0], _FINE
-    # All ranks compute the offsets alike: the store, which others may write to, has none.
-    block, state = FIRST, FIRST + -(-control_bytes(local_size) // PAGE) * PAGE
-    if rank == leader:
-        arena = Arena.create()
-        arena.allocate(state + host_state_bytes(local_size, size) - FIRST)
-        group_store.tell("arena", str(arena.address))
-    else:
-        try:
-            arena = Arena.open(FileAddress.parse(group_store.ask("arena", leader)))
-        except (OSError, ValueError) as error:
-            arena, outcome = Arena.create(), str(error)
-    outcomes = group_store.gather("opened", outcome)
-    for other, said in enumerate(outcomes):
-        if said != _FINE:
-            arena.close()
-            raise Unusable(
-                f"rank {other} cannot open the shared memory of its host: {said}; start all ranks of a host "
-                "as one user, in one container"
-            )
-    return HostMemory(arena, block, state)
-
-
-def join_by_mpi(group_store: GroupStore, names: Sequence[int], hosts: Sequence[str]) -> MpiGroup:
+def join_by_mpi(group_store: GroupStore, names: Sequence[int], keys: Sequence[str]) -> MpiGroup:
     """Make the MPI communicators of ranks on several hosts (collective).
 
     Args:
         group_store: of the group.
         names: the ranks' numbers in the job.
-        hosts: a name of the host of each rank.
+        keys: the key of each rank's host, which begins with its name.
 
     Raises:
         Unusable: MPI did not start the ranks.
     """
-    places = group_store.gather("mpi", _mpi_place(len(names)))
+    hosts = [key.split()[0] for key in keys]
+    places = group_store.gather(_mpi_place(len(names)))
     for name, host, place in zip(names, hosts, places, strict=True):
         if not place.isdecimal():
             raise Unusable(

@@ -28,7 +28,7 @@ from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
 from tutti.comm.mpi.barrier import HostState, host_state_bytes
 from tutti.comm.mpi.collectives import HierarchicalCollectives
-from tutti.comm.mpi.discovery import join_host
+from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
 from tutti.comm.mpi.transport import MpiMessages, MpiRequests
 from tutti.comm.reductions import SUM
@@ -165,14 +165,14 @@ class MpiCommunicator(BlockingCommunicator):
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
         world = MPI.COMM_WORLD
-        if host is None:
-            sharing = world.Split_type(MPI.COMM_TYPE_SHARED)
-            host = str(sharing.bcast(world.Get_rank()))
-            sharing.Free()
-        node, hosts = join_host(world.Get_rank(), host, world.allgather)
+        ranks = range(world.Get_size())
+        group, hosts = join_host(
+            world.Get_rank(), world.allgather(host or host_key()), world.allgather, ranks
+        )
+        node = HostCommunicator(group)
         if len(hosts) == 1:
             return node
-        return MpiCommunicator(MpiWorld(MPI, has_ulfm()), range(world.Get_size()), node, hosts)
+        return MpiCommunicator(MpiWorld(MPI, has_ulfm()), ranks, node, hosts)
 
     def _make_cross(self) -> MpiCommunicator | None:
         if self.size == self.hosts:
