@@ -257,22 +257,17 @@ class ReducedGradients(JointGradients):
         self, replica: Replica, comm: Communicator, make: MakeReduction, between: bool, whole: bool = False
     ) -> None:
         super().__init__(replica, comm)
-        self._rows = [flat.rows.unbind() for flat in self.flats] if between else []
         self._out: dict[int, Tensor] = {}
         over = comm.cross if between else comm
-        lanes = lanes_of(comm) if between else 1
-        self._owned: list[tuple[int, slice]] = []
-        for number, flat in enumerate(self.flats):
-            own = equal_slices(flat, lanes, whole)
-            if not between:
-                self._owned.append((number, own[0]))
-            elif comm.node.rank < lanes and own[comm.node.rank].start < own[comm.node.rank].stop:
-                self._owned.append((number, own[comm.node.rank]))
-        self._reductions = (
-            [make(over, GradientLayout.of(self.flats[number], own)) for number, own in self._owned]
-            if over is not None and over.size > 1
-            else []
-        )
+        lanes, lane = (lanes_of(comm), comm.node.rank) if between else (1, 0)
+        self._pieces: list[list[Tensor]] = []
+        self._reductions: list[GradientReduction] = []
+        for flat in self.flats if lane < lanes else ():
+            own = equal_slices(flat, lanes, whole)[lane]
+            if own.start < own.stop:
+                self._pieces.append([row[own] for row in (flat.rows if between else [flat.grads])])
+                if over is not None and over.size > 1:
+                    self._reductions.append(make(over, GradientLayout.of(flat, own)))
 
     @override
     def forget(self) -> None:
@@ -305,15 +300,14 @@ class ReducedGradients(JointGradients):
 
     @override
     def reduce(self, numbers: Sequence[int]) -> None:
-        for number, own in self._owned:
-            for other in self._rows[number][1:] if self._rows else ():
-                self._rows[number][0][own].add_(other[own])
-        for (number, own), reduction in zip(self._owned, self._reductions, strict=False):
-            first = self._rows[number][0] if self._rows else self.flats[number].grads
-            reduction.all_reduce(first[own], self.share)
-        for number, own in self._owned:
-            for other in self._rows[number][1:] if self._rows else ():
-                other[own].copy_(self._rows[number][0][own])
+        for total, *others in self._pieces:
+            for other in others:
+                total.add_(other)
+        for (total, *_), reduction in zip(self._pieces, self._reductions, strict=False):
+            reduction.all_reduce(total, self.share)
+        for total, *others in self._pieces:
+            for other in others:
+                other.copy_(total)
         self.comm.node.barrier()
         for number in numbers:
             self._add(number)
