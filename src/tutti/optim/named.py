@@ -56,7 +56,8 @@ def build(
     try:
         optimizer = call_with_options(kind, given, "optimizer", name, {"params": parameters})
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadOption(f"optimizer '{name}' cannot be made with {_written(given)}: {error}") from error
+        written = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "its own options"
+        raise BadOption(f"optimizer '{name}' cannot be made with {written}: {error}") from error
     assert isinstance(optimizer, Optimizer)
     return optimizer
 
@@ -74,7 +75,3 @@ def _named(name: str) -> type[Optimizer]:
         raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
     check_usable(kind)
     return kind
-
-
-def _written(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "its own options"

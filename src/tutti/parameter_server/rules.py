@@ -112,14 +112,12 @@ class Hyperparameters:
 
     def write(self, values: list[float]) -> None:
         """Set them; a number keeps its type, and a tensor its identity."""
-        at = 0
+        rest = iter(values)
         for number, name in self._names:
             group = self._optimizer.param_groups[number]
             old = group[name]
-            numbers = _numbers(old)
-            new = [_like(a, b) for a, b in zip(numbers, values[at : at + len(numbers)], strict=True)]
+            new = [_like(one, next(rest)) for one in _numbers(old)]
             group[name] = type(old)(new) if isinstance(old, tuple | list) else new[0]
-            at += len(numbers)
 
 
 def _numbers(value: Any) -> list[Any]:
