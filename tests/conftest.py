@@ -45,6 +45,10 @@ LONGEST_FIRST = (
     "docs/test_types_of_examples.py",
     "gpu/test_benchmark.py",
     "comm/test_interleavings.py",
+    "watching/test_watch",
+    "records/test_hostile.py",
+    "training/test_validation.py",
+    "reports/test_browser.py",
 )
 """The files that take longest: beside the last of them a core has nothing to do."""
 

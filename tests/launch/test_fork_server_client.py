@@ -40,6 +40,16 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
     assert not lives(server)
 
 
+def test_training_again_gives_the_same_bits() -> None:
+    def train() -> dict[str, torch.Tensor]:
+        options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}
+        return tutti.train("mlp", "digits", workers=2, epochs=1, **options).model.state_dict()
+
+    fork_server_client.end_ranks()
+    cold, warm = train(), train()
+    assert all(torch.equal(cold[name], warm[name]) for name in cold)
+
+
 def test_ranks_do_not_look_for_garbage_in_what_was_imported_before_them() -> None:
     assert start("tests.launch.entries:watches_for_garbage", b"", TWO) == (True, False, True)
 
@@ -78,6 +88,15 @@ def test_another_environment_takes_another_server_and_so_does_another_number_of_
     assert circumstances()[0]["server"] == now["server"]
     assert start("tests.launch.entries:sum_of_ranks", b"", Placement(2, 2)) == 1
     assert not lives(now["server"])
+
+
+def test_a_server_outlives_the_thread_that_started_it() -> None:
+    fork_server_client.end_ranks()
+    servers: list[object] = []
+    thread = threading.Thread(target=lambda: servers.append(circumstances()[0]["server"]))
+    thread.start()
+    thread.join()
+    assert circumstances()[0]["server"] == servers[0]
 
 
 def test_a_job_that_fails_leaves_a_server_for_the_next(tmp_path: Path) -> None:
@@ -135,25 +154,6 @@ def test_jobs_of_two_threads_run_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert outcomes == [3, 3]
-
-
-def test_a_server_outlives_the_thread_that_started_it() -> None:
-    fork_server_client.end_ranks()
-    servers: list[object] = []
-    thread = threading.Thread(target=lambda: servers.append(circumstances()[0]["server"]))
-    thread.start()
-    thread.join()
-    assert circumstances()[0]["server"] == servers[0]
-
-
-def test_training_again_gives_the_same_bits() -> None:
-    def train() -> dict[str, torch.Tensor]:
-        options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}
-        return tutti.train("mlp", "digits", workers=2, epochs=1, **options).model.state_dict()
-
-    fork_server_client.end_ranks()
-    cold, warm = train(), train()
-    assert all(torch.equal(cold[name], warm[name]) for name in cold)
 
 
 def test_a_server_that_cannot_be_started_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:

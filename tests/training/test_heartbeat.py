@@ -20,7 +20,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
 from tutti.training import heartbeat as module
 from tutti.training.heartbeat import HeartbeatThread
-from tutti.training.progress import Moment, Progress
+from tutti.training.progress import Moment
 
 PATIENCE_S = 60.0
 
@@ -60,11 +60,6 @@ def wait_until(run: Path, state: str) -> Heartbeat:
         if beats and beats[0].state == state:
             return beats[0]
         assert time.monotonic() < deadline
-
-
-def test_a_heart_is_a_progress(run: Path) -> None:
-    progress: Progress = HeartbeatThread(RunFolder(run), 0)
-    progress.end()
 
 
 @pytest.mark.usefixtures("fast")
