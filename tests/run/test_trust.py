@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,15 @@ def test_a_run_is_sealed_evaluated_and_after_a_change_only_with_trust(
     (tmp_path / "run" / SEAL).write_text("another\n")
     assert main(["evaluate", "run", "-n", "1"]) == 2
     assert main(["evaluate", "run", "-n", "1", "--trust"]) == 0
+
+
+def test_a_run_with_a_strategy_of_the_users_is_repeated_by_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--strategy", "tests.run.strategies:Alone", "--strategy.every", "2"]
+    assert main(["train", "mlp", *words, "-n", "1", "--steps", "2", "--out", "run"]) == 0
+    assert main(["train", "--config", "run", "--out", "again"]) == 0
+    first, second = (TrainConfig.read(Path(name)) for name in ("run", "again"))
+    assert (first.strategy, first.strategy_options) == (words[1], {"every": 2})
+    assert second == replace(first, out=second.out)

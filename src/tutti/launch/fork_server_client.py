@@ -153,12 +153,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
-    """Yield a fork server for one job: the kept one, if it suits, else a new one; it is kept afterwards.
-
-    Args:
-        threads: how many threads a rank has.
-        crowded: whether ranks share cores.
-    """
+    """Yield a fork server for one job: the kept one, if it suits, else a new one; it is kept afterwards."""
     server = _take()
     if server is not None and not server.suits(threads, crowded):
         server.close()

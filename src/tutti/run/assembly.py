@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from tutti.comm.base import Communicator
+from tutti.load_object import names_object
 from tutti.model_parallel.base import Portion
 from tutti.run.build import build_optimizer, build_schedule, deal
 from tutti.run.config import TrainConfig
@@ -84,7 +85,8 @@ def resolved(
     names = ",".join(metric.name for metric in task.objective.metrics) or "none"
     return replace(
         config,
-        strategy=strategy.name,
+        # A class of the user's is found again by its file or package, not by its name.
+        strategy=config.strategy if names_object(config.strategy) else strategy.name,
         strategy_options=strategy.options(),
         workers=str(comm.size),
         threads=torch.get_num_threads(),
