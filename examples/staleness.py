@@ -46,7 +46,7 @@ def run(comm, strategy, data, epochs, lr):
     batches = Batches(data.train, 4, comm.rank, comm.size, own=True)
     history = Trainer(workers, objective, Schedule(batches, epochs)).fit()
     stale = [rank.staleness_mean or 0.0 for record in history for rank in record.ranks]
-    accuracy = evaluate(model, data.test, comm, objective).metrics["accuracy"]
+    accuracy = evaluate(model, data.test, comm, objective).total(comm).metrics["accuracy"]
     return accuracy, sum(stale) / len(stale)
 
 
