@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute, shard
-from tutti.own_loop.fingerprints import looked, of_dataset
+from tutti.own_loop.fingerprints import Fingerprint, looked, of_dataset
 
 Make = Callable[[int], Iterable[Any]]
 """What a rank gives `shard`, by the seed of its split."""
@@ -107,6 +107,24 @@ def test_numbers_in_lists_are_compared(other: list[Any]) -> None:
     known = of_dataset([0.5, 1.5], looked())
     assert known.is_like(of_dataset([0.5, 1.5], looked()))
     assert not known.is_like(of_dataset(other, looked()))
+
+
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [([{"a": 1.0}], [{"a": 2.0}]), (torch.tensor([10**9]), torch.tensor([10**9 + 1]))],
+    ids=["dicts", "integers"],
+)
+def test_dicts_and_integers_are_compared(known: object, other: object) -> None:
+    assert of_dataset(known, looked()).is_like(of_dataset(known, looked()))
+    assert not of_dataset(known, looked()).is_like(of_dataset(other, looked()))
+
+
+def test_indices_that_are_no_numbers_are_compared() -> None:
+    found = [Fingerprint(), Fingerprint(), Fingerprint()]
+    for one, indices in zip(found, (["a", "b"], ["a", "b"], ["a", "c"]), strict=True):
+        one.note_indices(cast("list[int]", indices))
+    assert found[0].is_like(found[1])
+    assert not found[0].is_like(found[2])
 
 
 def test_rounding_and_folders_make_no_other_fingerprint() -> None:
