@@ -165,13 +165,15 @@ def wait(
         peers: the job's processes.
         group: the ranks of the communicator that waits.
         needed: tells those of them without all of which `ready` cannot become true.
-        remote: as in `Peers.nap`.
+        remote: as in `Peers.nap`; naps also begin earlier.
 
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
     """
-    started, yield_s = time.monotonic(), CROWDED_YIELD_S if peers.crowded else YIELD_S
-    if not peers.crowded:
+    # A network takes longer than it pays to spin, and its driver may need this core.
+    started, nap_soon = time.monotonic(), peers.crowded or remote
+    yield_s = CROWDED_YIELD_S if nap_soon else YIELD_S
+    if not nap_soon:
         # [1] By time as well as by number: `ready` may cost microseconds, and somebody may need this core.
         for _ in range(SPINS):
             if ready():
