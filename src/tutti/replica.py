@@ -25,12 +25,7 @@ ALIGNMENT = 16
 """Every parameter begins at a multiple of this many elements: in fp32, at a cache line."""
 
 
-def _own_weights(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(length, dtype=dtype, device=device)
-
-
-def _own_gradients(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(1, length, dtype=dtype, device=device)
+Vectors = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,8 @@ class Memory:
             weights one does.
     """
 
-    weights: Callable[[int, torch.dtype, torch.device], Tensor] = _own_weights
-    gradients: Callable[[int, torch.dtype, torch.device], Tensor] = _own_gradients
+    weights: Vectors = lambda length, dtype, device: torch.zeros(length, dtype=dtype, device=device)
+    gradients: Vectors = lambda length, dtype, device: torch.zeros(1, length, dtype=dtype, device=device)
     row: int = 0
     fill: bool = True
 
@@ -284,7 +279,9 @@ def _refuse_overlaps(module: nn.Module, laid_out: list[tuple[str, nn.Parameter]]
         for start, _, other, behind in stretches[number + 1 :]:
             if start >= stop:
                 break
-            if not moved.isdisjoint((name, other)) and _share_elements(tensor, behind):
+            if not moved.isdisjoint((name, other)) and bool(
+                torch.isin(_addresses(tensor), _addresses(behind)).any()
+            ):
                 raise BadModel(
                     f"'{name}' and '{other}' of the model are two tensors in the same memory, which training "
                     "would part; to tie them use one parameter in both places (b.weight = a.weight, or "
@@ -303,10 +300,6 @@ def _reach(tensor: Tensor) -> tuple[int, int]:
     """The first byte of a tensor, and the one behind its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
-
-
-def _share_elements(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.isin(_addresses(one), _addresses(other)).any())
 
 
 def _addresses(tensor: Tensor) -> Tensor:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tests.own_loop.loops.base import FEATURES, fit, net, samples, sgd
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute, shard
-from tutti.own_loop.fingerprints import Fingerprint, looked, of_dataset
+from tutti.own_loop.fingerprints import Fingerprint, of_dataset
 
 Make = Callable[[int], Iterable[Any]]
 """What a rank gives `shard`, by the seed of its split."""
@@ -96,7 +97,7 @@ DATASETS = [tensors, inputs_alone, subset, nested, around, joined, names, arrays
 
 @pytest.mark.parametrize("make", DATASETS)
 def test_another_order_is_another_fingerprint(make: Callable[[int], Any]) -> None:
-    mine, same, other = (of_dataset(make(seed), looked()) for seed in (1, 1, 2))
+    mine, same, other = (of_dataset(make(seed), WeakIdKeyDictionary()) for seed in (1, 1, 2))
     assert mine.is_like(same)
     assert not mine.is_like(other)
     assert mine.is_like(type(mine).of_words(mine.words()))
@@ -104,9 +105,9 @@ def test_another_order_is_another_fingerprint(make: Callable[[int], Any]) -> Non
 
 @pytest.mark.parametrize("other", [[0.5, 1.75], [0.5, "1.5"], [0.5]], ids=str)
 def test_numbers_in_lists_are_compared(other: list[Any]) -> None:
-    known = of_dataset([0.5, 1.5], looked())
-    assert known.is_like(of_dataset([0.5, 1.5], looked()))
-    assert not known.is_like(of_dataset(other, looked()))
+    known = of_dataset([0.5, 1.5], WeakIdKeyDictionary())
+    assert known.is_like(of_dataset([0.5, 1.5], WeakIdKeyDictionary()))
+    assert not known.is_like(of_dataset(other, WeakIdKeyDictionary()))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,8 @@ def test_numbers_in_lists_are_compared(other: list[Any]) -> None:
     ids=["dicts", "integers"],
 )
 def test_dicts_and_integers_are_compared(known: object, other: object) -> None:
-    assert of_dataset(known, looked()).is_like(of_dataset(known, looked()))
-    assert not of_dataset(known, looked()).is_like(of_dataset(other, looked()))
+    assert of_dataset(known, WeakIdKeyDictionary()).is_like(of_dataset(known, WeakIdKeyDictionary()))
+    assert not of_dataset(known, WeakIdKeyDictionary()).is_like(of_dataset(other, WeakIdKeyDictionary()))
 
 
 def test_indices_that_are_no_numbers_are_compared() -> None:
@@ -130,19 +131,19 @@ def test_indices_that_are_no_numbers_are_compared() -> None:
 def test_rounding_and_folders_make_no_other_fingerprint() -> None:
     known = samples()
     rounded = TensorDataset(known.tensors[0] * (1 + 1e-7), known.tensors[1])
-    assert of_dataset(rounded, looked()).is_like(of_dataset(known, looked()))
+    assert of_dataset(rounded, WeakIdKeyDictionary()).is_like(of_dataset(known, WeakIdKeyDictionary()))
     here, there = (
         Listed([f"{folder}/a-{at}" for at in range(11)], np.zeros((11, 1))) for folder in ("/x", "/y/z")
     )
-    assert of_dataset(here, looked()).is_like(of_dataset(there, looked()))
+    assert of_dataset(here, WeakIdKeyDictionary()).is_like(of_dataset(there, WeakIdKeyDictionary()))
 
 
 def test_what_a_data_set_keeps_of_samples_it_has_read_is_not_compared() -> None:
-    dataset, known = Listed(["a-1"] * 11, np.zeros((11, 2))), looked()
+    dataset, known = Listed(["a-1"] * 11, np.zeros((11, 2))), WeakIdKeyDictionary()
     before, untouched = of_dataset(dataset, known), of_dataset(Around(dataset), known)
     dataset.inputs[:4] = 1.0
     assert untouched.is_like(of_dataset(Around(dataset), known))
-    assert before.is_like(of_dataset(Listed(["a-1"] * 11, np.zeros((11, 2))), looked()))
+    assert before.is_like(of_dataset(Listed(["a-1"] * 11, np.zeros((11, 2))), WeakIdKeyDictionary()))
 
 
 def train(comm: Communicator, make: Make, split: bool) -> str:

@@ -37,7 +37,8 @@ from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
-from tutti.training.validation import Background, ValidationTask, named_validation
+from tutti.training.validation import VALIDATIONS, ValidationTask
+from tutti.training.validation.background import Background
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 LOSS = LOSSES["cross_entropy"]
@@ -145,7 +146,7 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
         one = task(replica, comm)
         expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss, []
         comm.barrier()
-        validation = named_validation(validate)(one)
+        validation = VALIDATIONS[validate](one)
         for turn in range(2):
             comm.compute(0.1 * comm.rank)
             validation.begin()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,20 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
+from tutti.errors import BadOption
 from tutti.model_parallel.layout import Layout
+from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.records.pipeline import PipelineRecord
-from tutti.replica import Replica
-from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.replica import Replica, local
+from tutti.strategies.base import Clip, NormShare, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.training.losses import Loss
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Compute
+
+if TYPE_CHECKING:
+    # Imported where it is used: torch.distributed's parts take a second.
+    from tutti.model_parallel.group import TeamMesh
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,7 @@ class LayoutRanks:
 
 @dataclass(frozen=True)
 class Workload:
-    """The samples, the loss and the arithmetic of a training run.
-
-    Attributes:
-        samples: of the training part.
-        batch_size: samples behind one update, over all ranks.
-        loss: of the run.
-        arithmetic: how the model computes; it was prepared by it.
-    """
+    """The samples, the loss and the arithmetic of a run: all ranks have `batch_size` samples of an update."""
 
     samples: Part
     batch_size: int
@@ -138,12 +138,7 @@ class Portion(ABC):
 
 
 class Whole(Portion):
-    """The whole model on every rank: data parallelism.
-
-    Args:
-        module: the model.
-        comm: all ranks that train.
-    """
+    """The whole model on every rank: data parallelism."""
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
         self.module, self.peers, self.data, self.parameters = module, comm, comm, count_of(module)
@@ -159,6 +154,116 @@ class Whole(Portion):
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
         return taken(self.module, of)
+
+
+class Gradients:
+    """The gradients that this rank holds.
+
+    Args:
+        module: this rank's portion of the model.
+        team: the ranks that hold it together.
+        counts: whether this rank counts a parameter in the norm of the whole: every element of the model is
+            counted by one rank of the team.
+    """
+
+    def __init__(self, module: nn.Module, team: Communicator, counts: Callable[[nn.Parameter], bool]) -> None:
+        self._module, self._team, self.counts = module, team, counts
+
+    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
+        """Each gradient, and whether it counts."""
+        for parameter in self._module.parameters():
+            if parameter.grad is not None:
+                yield local(parameter.grad), self.counts(parameter)
+
+    def add_up(self, squares: float) -> float:
+        """The sum of a number over the ranks of the team (collective)."""
+        total = torch.tensor([squares], dtype=torch.float64)
+        self._team.all_reduce(total)
+        return total.item()
+
+    @torch.no_grad()
+    def clip(self, clip: Clip) -> None:
+        """Clip them (collective over the team, when there is a limit for the norm)."""
+        if clip.value is not None:
+            clip_values([gradient for gradient, _ in self], clip.value)
+        if clip.norm is None:
+            return
+        squares = squared_norm(gradient for gradient, counts in self if counts)
+        scale = scale_for(math.sqrt(self.add_up(squares)), clip.norm)
+        if scale != 1:
+            for gradient, _ in self:
+                gradient.mul_(scale)
+
+
+class _Clipped(Worker):
+    """A worker that clips, and has another worker move the portion."""
+
+    def __init__(self, inner: Worker, gradients: Gradients, clip: Clip) -> None:
+        super().__init__()
+        self.traffic, self.updating = inner.traffic, inner.updating
+        self._inner, self._gradients, self._clip = inner, gradients, clip
+
+    @override
+    def step(self) -> None:
+        self._gradients.clip(self._clip)
+        self._inner.step()
+
+    @override
+    def finish(self) -> None:
+        self._inner.finish()
+
+
+class TeamPortion(Portion):
+    """One rank's portion of a model that a team holds together.
+
+    Args:
+        module: the portion, or the model that is to become it.
+        ranks: who holds what.
+        counts: whether this rank counts a parameter in the norm of the whole, as in `Gradients`.
+        group: torch.distributed among the ranks, where that is used.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: LayoutRanks,
+        counts: Callable[[nn.Parameter], bool],
+        group: TeamMesh | None = None,
+    ) -> None:
+        self.module, self.peers, self.data = module, ranks.data, ranks.data
+        self.parameters, self.ranks, self._group = count_of(module), ranks, group
+        self.gradients = Gradients(module, ranks.team, counts)
+
+    @override
+    def place(self, strategy: Strategy) -> Replica:
+        return place(self.module, self.ranks.data, strategy.home)
+
+    @override
+    def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        """Make the strategy's worker among those that hold the same portion.
+
+        Of one team the gradient is clipped before the strategy sees it. Those of several are added up by the
+        strategy, so it must clip the sum, by the norm over the team.
+        """
+        ranks = self.ranks
+        if clip.norm is None:
+            return strategy.worker(replica, ranks.data, optimizer, clip)
+        if ranks.data.size == 1:
+            inner = strategy.worker(replica, ranks.data, optimizer, Clip())
+            return _Clipped(inner, self.gradients, clip)
+        if not strategy.joint_norm:
+            raise BadOption(
+                f"--clip-norm limits the gradient of the whole model, of which the {ranks.data.size} teams "
+                f"of strategy '{strategy.name}' have portions only; leave it out, or use --strategy sync"
+            )
+        division = NormShare(self.gradients.counts, self.gradients.add_up)
+        return strategy.worker(replica, ranks.data, optimizer, replace(clip, divided=division))
+
+    @override
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self.ranks.close()
 
 
 def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:

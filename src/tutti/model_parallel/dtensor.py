@@ -18,9 +18,8 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object
-from tutti.model_parallel.base import LayoutRanks, Of, taken, values_of
+from tutti.model_parallel.base import Gradients, LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.group import TeamMesh
-from tutti.model_parallel.updates import Gradients, TeamPortion
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Strategy, Worker
 
@@ -42,14 +41,7 @@ class DTensorPortion(TeamPortion):
 
 
 class DTensorWorker(Worker):
-    """The worker of parameters that torch.distributed has placed: DTensors, and others among them.
-
-    Args:
-        data: the ranks over which gradients are added up.
-        optimizer: moves them.
-        clip: the limits of the gradient.
-        gradients: this rank's.
-    """
+    """The worker of parameters that torch.distributed has placed: DTensors, and others among them."""
 
     def __init__(self, data: Communicator, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
         super().__init__()
@@ -98,8 +90,6 @@ class PlannedPortion(DTensorPortion):
 
     Args:
         module: the model, alike on all ranks. Its parameters are divided in place.
-        ranks: who holds what.
-        group: torch.distributed among them.
         spec: file.py:function or package.module:function, called with the module; returns the plan.
 
     Raises:

@@ -38,14 +38,7 @@ from tutti.training.trainer import Computed
 
 
 class ShardedPortion(DTensorPortion):
-    """The slices that one rank has of a model's parameters.
-
-    Args:
-        module: the model, alike on all ranks. Its parameters are sharded in place.
-        ranks: who holds what.
-        group: torch.distributed among them.
-        workload: the loss, and how the model computes.
-    """
+    """The slices that one rank has of a model's parameters."""
 
     def __init__(self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, workload: Workload) -> None:
         super().__init__(module, ranks, lambda _: True, group)
@@ -85,7 +78,6 @@ class LayerCheck:
     Args:
         module: the model, sharded. Its forward passes are watched from now on.
         layers: those of its layers that are gathered by themselves.
-        group: torch.distributed among the ranks.
     """
 
     def __init__(self, module: nn.Module, layers: Iterable[nn.Module], group: TeamMesh) -> None:
@@ -113,9 +105,6 @@ class LayerCheck:
     def together(self, way: str) -> Iterator[None]:
         """Translate the error if ranks call different collectives inside.
 
-        Args:
-            way: "forward" or "backward".
-
         Raises:
             BadModel: they do.
         """
@@ -127,9 +116,6 @@ class LayerCheck:
 
     def compare(self, names: list[str]) -> None:
         """Refuse that the ranks have come to different layers, or have gradients of different parameters.
-
-        Args:
-            names: of these (collective over the team).
 
         Raises:
             BadModel: they have.

@@ -27,11 +27,7 @@ TEAM: Final = "team"
 
 
 class TeamMesh:
-    """The process group of all ranks, and its mesh of (teams, ranks of a team).
-
-    Args:
-        layout: who holds what.
-        comm: all ranks of the job (collective).
+    """The process group of all ranks, and its mesh of (teams, ranks of a team); made together (collective).
 
     Attributes:
         mesh: its dimensions are `data` and `team`.
@@ -64,12 +60,8 @@ class TeamMesh:
 
 def _store(comm: Communicator) -> Store:
     """The place where ranks find each other: on one host in a file, else at a port of rank 0's."""
-    if comm.hosts > 1:
-        return _tcp_store(comm)
-    return store_in(make_for_all("store", comm), comm.size)
-
-
-def _tcp_store(comm: Communicator) -> Store:
+    if comm.hosts == 1:
+        return store_in(make_for_all("store", comm), comm.size)
     host = socket.gethostname()
     server = TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
     found = comm.broadcast_object(None if server is None else (host, server.port))

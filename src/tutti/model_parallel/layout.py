@@ -63,7 +63,11 @@ class Layout:
             raise BadOption(f"--parallel {text} leaves both numbers open; give one, as in data=2,{way}")
         team = ranks // (data or 1) if team is None else team
         data = ranks // team if data is None else data
-        layout = cls(way, team, data, _options(way, options))
+        known = options_of(way)
+        for key in options:
+            if key not in known:
+                raise UnknownName("option", key, known, of=f"--parallel {way}")
+        layout = cls(way, team, data, WAYS[way](**options))
         if layout.ranks != ranks or team < 1:
             raise BadOption(
                 f"--parallel {text} does not fit {ranks} rank{'' if ranks == 1 else 's'}: "
@@ -122,14 +126,6 @@ def _way(text: str, sizes: Mapping[str, int | None]) -> str:
             f"and data beside it, as in data=2,{ways[0]}=2"
         )
     return ways[0]
-
-
-def _options(way: str, given: Mapping[str, Any]) -> Way:
-    known = options_of(way)
-    for key in given:
-        if key not in known:
-            raise UnknownName("option", key, known, of=f"--parallel {way}")
-    return WAYS[way](**given)
 
 
 def _hint(way: str, team: int, data: int, ranks: int) -> str:

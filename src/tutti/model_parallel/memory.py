@@ -100,11 +100,7 @@ def _rearranged(gradient: Tensor, inputs: Tensor) -> int:
 
 
 def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
-    """The bytes of state that an optimizer keeps for each byte of parameters.
-
-    Args:
-        make: the optimizer over the parameters of a module.
-    """
+    """The bytes of state that an optimizer keeps for each byte of parameters."""
     module = nn.Linear(PROBE, PROBE, bias=False)
     probe = module.weight
     probe.grad = torch.zeros_like(probe)
@@ -142,14 +138,13 @@ def needs(
 def _whole(ranks: int, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     """Data parallelism on one host: weights once for all, gradients for each, state in slices."""
     model = on_meta(module)
-    weights, gradients = held(model)
     peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
-    return MemoryNeed(weights // ranks, gradients, int(state * gradients) // ranks, peak)
+    return of_teams(ranks, *held(model), state, peak)
 
 
-def of_teams(layout: Layout, weights: int, gradients: int, state: float, peak: int) -> MemoryNeed:
+def of_teams(teams: int, weights: int, gradients: int, state: float, peak: int) -> MemoryNeed:
     """The need of a rank of teams on one host: holders of the same portion share one copy of its weights."""
-    return MemoryNeed(weights // layout.data, gradients, int(state * gradients) // layout.data, peak)
+    return MemoryNeed(weights // teams, gradients, int(state * gradients) // teams, peak)
 
 
 def on_meta(module: nn.Module) -> nn.Module:

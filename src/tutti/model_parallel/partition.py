@@ -45,11 +45,6 @@ def boundaries(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) 
 
     Random numbers and buffers are as before afterwards.
 
-    Args:
-        blocks: with their weights.
-        inputs: some samples, as the model wants them.
-        arithmetic: how the model computes.
-
     Raises:
         BadModel: a block does not keep samples apart.
     """
@@ -71,11 +66,6 @@ def measure(blocks: Sequence[Block], inputs: Tensor, arithmetic: Arithmetic) -> 
     """Measure the cost of each block for a microbatch.
 
     Random numbers, buffers and gradients are as before afterwards.
-
-    Args:
-        blocks: with their weights.
-        inputs: a microbatch, as the model wants it.
-        arithmetic: how the model computes.
     """
     costs, values = [], inputs
     with undone(block.module for block in blocks):

@@ -32,14 +32,13 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
-from tutti.model_parallel.base import LayoutRanks, Of, Workload, count_of, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, Workload, count_of, values_of
 from tutti.model_parallel.fx_blocks import Block, blocks_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
 from tutti.model_parallel.partition import balance, boundaries, measure
 from tutti.model_parallel.schedules import PLACES_KEPT, MicrobatchPasses, check_microbatches, order, owners
-from tutti.model_parallel.updates import TeamPortion
 from tutti.model_parallel.ways.pipeline import Pipeline
 from tutti.records.pipeline import FORWARD, INPUTS, PipelineRecord, PipelineSpan, since_the_first
 from tutti.training.precision import Arithmetic
@@ -72,14 +71,7 @@ def divide(
     workload: Workload,
     comm: Communicator | None = None,
 ) -> StageDivision:
-    """Divide a model into stages.
-
-    Args:
-        module: the model; it is left as it is.
-        options: the schedule and the microbatches.
-        layout: who holds what.
-        workload: the samples and the loss.
-        comm: ranks that agree on what rank 0 has measured (collective); None: there is one rank.
+    """Divide a model, which stays as it is, into stages by what rank 0 of `comm`, if given, has measured.
 
     Raises:
         BadModel, BadOption: as `PipelinePortion`.
@@ -130,7 +122,7 @@ def need_of_rank(
                 gradient = None if action.stage == last else _received(shapes[action.stage + 1], True)
                 torch.autograd.backward(flying.pop(key), gradient)
                 del gradient
-    return of_teams(layout, *held(nn.ModuleList(own.values())), state, ledger.peak + fixed)
+    return of_teams(layout.data, *held(nn.ModuleList(own.values())), state, ledger.peak + fixed)
 
 
 def _received(shape: Tensor, from_a_rank: bool) -> Tensor:
@@ -142,13 +134,6 @@ def _received(shape: Tensor, from_a_rank: bool) -> Tensor:
 
 class PipelinePortion(TeamPortion):
     """The stages that one rank has of a model.
-
-    Args:
-        module: the model, alike on all ranks. Its other layers are given back.
-        options: the schedule and the microbatches.
-        layout: who holds what.
-        comm: all ranks of the job (collective).
-        workload: the samples and the loss.
 
     Raises:
         BadModel: the model's operations cannot be written down, or there are fewer blocks than stages.
@@ -216,9 +201,8 @@ class PipelinePortion(TeamPortion):
                 weight = batch.share * (part.stop - part.start) / count / microbatches
                 found = self._passes.run(inputs[part], targets[part], microbatches, weight)
                 if found is not None:
-                    loss += found.loss / batch.share
-                    denominator += found.denominator
-                    outputs[part] = found.outputs
+                    weighted, amount, outputs[part] = found
+                    loss, denominator = loss + weighted / batch.share, denominator + amount
         last = self._division.owners[-1]
         message = torch.cat([outputs.new_tensor([loss, denominator]), outputs.view(-1)])
         self.ranks.team.broadcast(message, last)
@@ -229,10 +213,6 @@ class PipelinePortion(TeamPortion):
 
 class Stage(nn.Module):
     """Consecutive blocks of a model.
-
-    Args:
-        blocks: what they are.
-        arithmetic: how they compute; what leaves the stage is in full precision.
 
     Attributes:
         layers: modules, parameters and buffers by their names in the model.
@@ -265,14 +245,7 @@ def state_by_stage(module: nn.Module, stages: Sequence[Stage]) -> list[dict[str,
 
 
 class _Pipe(nn.Module):
-    """The whole model, for evaluation: samples go from stage to stage, and the outputs to all.
-
-    Args:
-        own: this rank's stages by number.
-        owners: the rank of each stage.
-        shapes: what goes into each stage, and comes out of the last, for some number of samples.
-        team: the ranks that have the stages.
-    """
+    """The whole model, for evaluation: samples go from stage to stage, and the outputs to all."""
 
     def __init__(
         self, own: dict[int, Stage], owners: Sequence[int], shapes: Sequence[Tensor], team: Communicator

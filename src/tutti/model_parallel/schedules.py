@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from types import SimpleNamespace
@@ -72,12 +72,7 @@ def fits(schedule: str, ranks: int, microbatches: int) -> bool:
 
 
 def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
-    """The number of microbatches into which a team cuts its batch.
-
-    Args:
-        options: what the user says.
-        ranks: of the team.
-        batch: samples of a team.
+    """The number of microbatches into which a team of `ranks` cuts its batch, of `batch` samples.
 
     Raises:
         BadOption: there are too few samples, or the schedule does not allow this number.
@@ -139,30 +134,8 @@ def order(schedule: str, ranks: int, microbatches: int, rank: int) -> list[Actio
     ]
 
 
-@dataclass(frozen=True)
-class BatchResult:
-    """The results of the last stage of a pipeline for a batch.
-
-    Attributes:
-        loss: the weighted sum of the microbatches' losses.
-        denominator: of the losses themselves, summed over the microbatches.
-        outputs: of the model.
-    """
-
-    loss: float
-    denominator: float
-    outputs: Tensor
-
-
 class MicrobatchPasses:
     """The passes of batches through the stages of a team.
-
-    Args:
-        schedule: its name.
-        stages: this rank's stages by number.
-        shapes: what goes into each stage, and comes out of the last, for some number of samples.
-        group: the ranks of the team.
-        loss: of the run.
 
     Attributes:
         spans: what this rank did in the last step that had all microbatches.
@@ -188,7 +161,9 @@ class MicrobatchPasses:
         """The share of this rank's time in steps, but for the first, that no forward and backward took."""
         return max(0.0, 1 - self._computing_s / self._total_s) if self._total_s else 0.0
 
-    def run(self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float) -> BatchResult | None:
+    def run(
+        self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float
+    ) -> tuple[float, float, Tensor] | None:
         """Forward and backward of equal microbatches (collective over the team).
 
         Args:
@@ -198,7 +173,8 @@ class MicrobatchPasses:
             weight: what each microbatch's loss counts for; gradients are added to those that are there.
 
         Returns:
-            What was found, on the rank with the last stage; None elsewhere.
+            On the rank with the last stage the weighted sum of the microbatches' losses, the sum of their
+            denominators, and the outputs; None elsewhere.
         """
         if not self._latest:
             self._began = monotonic()
@@ -214,7 +190,7 @@ class MicrobatchPasses:
         outputs = schedule.step(*first, target=targets if last else None, losses=losses)
         if not last:
             return None
-        return BatchResult(sum(loss.item() for loss in losses), self._denominator, outputs.detach())
+        return sum(loss.item() for loss in losses), self._denominator, outputs.detach()
 
     def done(self) -> dict[str, float]:
         """End a step: add up what it took; returns its seconds forward, and those that this rank waited."""
@@ -248,9 +224,17 @@ class MicrobatchPasses:
 
     def _stage(self, number: int, size: int) -> PipelineStage:
         before, after = (self._example(at, size) for at in (number, number + 1))
-        return _TimedStage(
-            self._stages[number], number, len(self._shapes) - 1, before, after, self._group, self._note
+        stage = _TimedStage(
+            self._stages[number],
+            number,
+            len(self._shapes) - 1,
+            torch.device("cpu"),
+            input_args=before,
+            output_args=after,
+            group=self._group,
         )
+        stage.note = self._note
+        return stage
 
     def _example(self, edge: int, size: int) -> Tensor:
         """An example of the tensor between two stages. All but the inputs of the model have a gradient."""
@@ -264,17 +248,13 @@ class MicrobatchPasses:
 class _TimedStage(PipelineStage):
     """A stage that notes what it does when."""
 
-    def __init__(self, module, number, count, before, after, group, note) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(
-            module, number, count, torch.device("cpu"), input_args=before, output_args=after, group=group
-        )
-        self._note = note
+    note: Callable[[int, str, int, float], None]
 
     @override
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **more: Any) -> Any:
         start = monotonic()
         outputs = super().forward_one_chunk(fwd_chunk_id, *args, **more)
-        self._note(self.stage_index, FORWARD, fwd_chunk_id, start)
+        self.note(self.stage_index, FORWARD, fwd_chunk_id, start)
         return outputs
 
     @override
@@ -283,10 +263,10 @@ class _TimedStage(PipelineStage):
     ) -> None:
         start = monotonic()
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        self._note(self.stage_index, BACKWARD if full_backward else INPUTS, bwd_chunk_id, start)
+        self.note(self.stage_index, BACKWARD if full_backward else INPUTS, bwd_chunk_id, start)
 
     @override
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         start = monotonic()
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        self._note(self.stage_index, WEIGHTS, bwd_chunk_id, start)
+        self.note(self.stage_index, WEIGHTS, bwd_chunk_id, start)

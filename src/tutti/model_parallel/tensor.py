@@ -35,9 +35,8 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
-from tutti.model_parallel.base import LayoutRanks, Of, taken, values_of
+from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.shares import Cut, TensorShare, for_shares, kept_as_share, whole
-from tutti.model_parallel.updates import TeamPortion
 
 SPLIT: Final[dict[type[nn.Module], int]] = {nn.Linear: -1, nn.Conv2d: -3}
 """The layers that can be cut, and which dimension of their outputs the cut runs through."""
@@ -54,10 +53,6 @@ REPLICATED: Final = (
 
 class TensorPortion(TeamPortion):
     """The shares that one rank has of a model's layers.
-
-    Args:
-        module: the model, alike on all ranks. Its layers are cut in place.
-        ranks: who holds what.
 
     Raises:
         BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
@@ -79,10 +74,6 @@ def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
 
     It takes whole inputs and gives whole outputs afterwards, and so does each of its layers when called.
 
-    Args:
-        module: alike on all ranks.
-        team: the ranks.
-
     Returns:
         The parameters that are shares now, and how they were cut.
 
@@ -100,7 +91,8 @@ def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
         outputs = Cut.of(len(layer.get_parameter("weight")), team, 0)
         for name, parameter in list(layer.named_parameters(recurse=False)):
             if parameter not in shares:
-                shares[parameter] = _share(parameter, outputs)
+                own = outputs.own(parameter.detach()).clone(memory_format=torch.preserve_format)
+                shares[parameter] = nn.Parameter(own, parameter.requires_grad)
                 found[shares[parameter]] = outputs
             setattr(layer, name, shares[parameter])
         layer.forward = CutLayer(layer, outputs)
@@ -108,11 +100,6 @@ def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
         if type(part).forward is nn.Sequential.forward:
             part.forward = CutSequential(cast("nn.Sequential", part))
     return found
-
-
-def _share(parameter: nn.Parameter, outputs: Cut) -> nn.Parameter:
-    own = outputs.own(parameter.detach())
-    return nn.Parameter(own.clone(memory_format=torch.preserve_format), parameter.requires_grad)
 
 
 class ShareForward(ABC):
@@ -128,12 +115,7 @@ class ShareForward(ABC):
 
 
 class CutLayer(ShareForward):
-    """The forward pass of a layer of whose outputs each rank computes its share.
-
-    Args:
-        layer: it has its share of the weights.
-        outputs: how they were cut.
-    """
+    """The forward pass of a layer of whose outputs each rank computes its share."""
 
     def __init__(self, layer: nn.Module, outputs: Cut) -> None:
         self._compute, self._outputs, self._dim = layer.forward, outputs, SPLIT[type(layer)]

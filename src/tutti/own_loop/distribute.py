@@ -93,7 +93,8 @@ def distribute(
             ranks, or another model of this program is trained at another pace, or this one already is.
         UnknownName: there is no strategy of this name.
     """
-    chosen = _strategy(strategy)
+    chosen = strategies.named(strategy)() if isinstance(strategy, str) else strategy or strategies.Sync()
+    refuse_other(chosen, Strategy, "strategy", "tutti.Sync()")
     refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
     refuse_other(optimizer, Optimizer, "optimizer", "torch.optim.Adam(model.parameters())")
     if reduction not in ("mean", "sum"):
@@ -120,13 +121,6 @@ def distribute(
     return model, optimizer
 
 
-def _strategy(strategy: Strategy | str | None) -> Strategy:
-    if isinstance(strategy, str):
-        return strategies.named(strategy)()
-    refuse_other(strategy or strategies.Sync(), Strategy, "strategy", "tutti.Sync()")
-    return strategy or strategies.Sync()
-
-
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
     if Centre in strategy.needs and comm.hosts > 1:
         raise BadOption(
@@ -150,7 +144,7 @@ def _apart(
     for parameter, gradient in own:
         parameter.grad = gradient
     _watch_loading(model, worker.adopt)
-    return WorkerStepper(replica, optimizer, worker, strategy, sums, loop)
+    return WorkerStepper(replica, optimizer, strategy, sums, loop, worker)
 
 
 def _joint(
@@ -191,7 +185,7 @@ def _joint(
             f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
             f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
         )
-    return JointStepper(replica, optimizer, strategy, clip, sums, loop, copies, gradients)
+    return JointStepper(replica, optimizer, strategy, sums, loop, clip, copies, gradients)
 
 
 def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:

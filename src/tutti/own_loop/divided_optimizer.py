@@ -186,14 +186,7 @@ class DividedOptimizer:
         self._node.barrier()
 
     def step(self, native: Callable[[], object]) -> object:
-        """Move the weights of all ranks (collective).
-
-        Args:
-            native: the optimizer's own step.
-
-        Returns:
-            What it returns.
-        """
+        """Move the weights of all ranks (collective); `native` is the optimizer's own step."""
         self._bring_gradients()
         division = self._division()
         if division.new or not all(division.kernels) or self._is_watched(native):

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
-from torch.utils.weak import WeakIdKeyDictionary
 
 ROWS: Final = 64
 """Samples that are looked at, evenly spread."""
@@ -125,11 +124,6 @@ class Fingerprint:
 
 Looked = MutableMapping[object, bool]
 """Data sets whose samples have been looked at before."""
-
-
-def looked() -> Looked:
-    """An empty set of data sets, which keeps none of them alive."""
-    return cast("Looked", WeakIdKeyDictionary())
 
 
 def of_dataset(dataset: object, looked: Looked) -> Fingerprint:

@@ -16,9 +16,9 @@ Where `torch.autograd.grad` asks for a parameter's gradient nothing is exchanged
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 from zlib import crc32
 
@@ -41,11 +41,25 @@ OURS: Final = -1
 """The key of our own hook; torch's count from 0."""
 
 
+@dataclass
+class ExchangedModel:
+    """A model whose gradients are exchanged.
+
+    Attributes:
+        gradients: of this rank.
+        first: the number of its first cell among those of all models.
+        sums: losses are sums over samples, not means.
+        share: the weight of this rank's gradients.
+    """
+
+    gradients: JointGradients
+    first: int
+    sums: bool
+    share: float = 1.0
+
+
 class GradientExchange:
     """The exchange of gradients: those of distributed models become those of all ranks as `backward()` ends.
-
-    Args:
-        comm: all ranks.
 
     Attributes:
         meetings: of the ranks.
@@ -56,36 +70,25 @@ class GradientExchange:
     def __init__(self, comm: Communicator) -> None:
         self._comm, self.passes, self.unused = comm, 0, False
         self.meetings = Meetings(comm)
-        self._models: list[JointGradients] = []
+        self._models: list[ExchangedModel] = []
         self._cells: list[Cell] = []
-        self._first: list[int] = []
         self._numbers: set[int] = set()
         self._nodes: list[Any] = []
         self._hooks: list[LateHooks] = []
         self._touched: dict[int, None] = {}
         self._task = -1
-        self._sums: list[bool] = []
-        self._shares: list[float] = []
         self._handles: dict[int, Any] = {}
 
     def add(self, model: JointGradients, sums: bool = False) -> None:
-        """Exchange the gradients of another model, too (collective).
-
-        Args:
-            model: its gradients.
-            sums: they are added up over the ranks; else averaged over the samples.
-        """
-        first = len(self._cells)
-        self._models.append(model)
-        self._first.append(first)
-        self._sums.append(sums)
-        self._shares.append(1.0)
+        """Exchange the gradients of another model, too (collective): their mean over the samples, or sum."""
+        one = ExchangedModel(model, len(self._cells), sums)
+        self._models.append(one)
         self._cells.extend(model.cells)
         self._numbers.update(id(cell.parameter) for cell in model.cells)
-        for number, cell in enumerate(model.cells, first):
+        for number, cell in enumerate(model.cells, one.first):
             self._watch(number, cell.parameter)
             if model.records:
-                self._weigh(number)
+                self._weigh(one, number)
         self.meetings.widen(len(self._cells))
 
     def knows(self, parameter: nn.Parameter) -> bool:
@@ -93,34 +96,25 @@ class GradientExchange:
         return id(parameter) in self._numbers
 
     def weigh(self, own: int, whole: int) -> None:
-        """Set the weight of this rank's gradients from now on.
-
-        Args:
-            own: how many samples it has of the batch.
-            whole: how many all ranks have.
-        """
+        """Weigh this rank's gradients from now on by its `own` samples among the `whole` batch's."""
         size, self.unused = self._comm.size, True
-        for at, (model, sums) in enumerate(zip(self._models, self._sums, strict=True)):
+        for one in self._models:
+            model = one.gradients
             # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
-            share = float(size if own else 0) if sums else size * own / whole if whole else 0.0
+            share = float(size if own else 0) if one.sums else size * own / whole if whole else 0.0
             model.share = own / whole if whole else 0.0
-            if share == self._shares[at] == 1 and not model.records:
+            if share == one.share == 1 and not model.records:
                 continue
-            self._shares[at] = share
-            for number in range(self._first[at], self._first[at] + len(model.cells)):
+            one.share = share
+            for number in range(one.first, one.first + len(model.cells)):
                 if share != 1 or model.records:
-                    self._weigh(number)
+                    self._weigh(one, number)
                 else:
                     self._handles.pop(number).remove()
 
     @torch.no_grad()
     def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
-        """Wait for all ranks (collective); those that reduce gradients are helped first.
-
-        Args:
-            purpose: what this rank comes for.
-            details: at most `DETAILS` integers for the others.
-            touched: the parameters that it brings gradients of.
+        """Wait for all ranks, as `Meetings.come` does (collective); those that reduce are helped first.
 
         Returns:
             Every rank's words, (ranks, words); empty if all are this rank's.
@@ -143,8 +137,8 @@ class GradientExchange:
             if not bool((table[:, 0] <= Purpose.AGREE).any()):
                 return table
             if purpose is Purpose.AGREE:
-                for model, own, share in self._by_model(touched):
-                    model.bring_set(own, share)
+                for one, own in self._by_model(touched):
+                    one.gradients.bring_set(own, one.share)
             self._help(table, touched)
             if purpose in REDUCING:
                 return torch.empty(0)
@@ -155,11 +149,7 @@ class GradientExchange:
 
         Those that are the same on all ranks are left as they are.
         """
-        unseen = tuple(
-            first + at
-            for first, model in zip(self._first, self._models, strict=True)
-            for at in model.unseen()
-        )
+        unseen = tuple(one.first + at for one in self._models for at in one.gradients.unseen())
         if unseen:
             self.meet(Purpose.AGREE, [self._checksum(unseen)], unseen)
 
@@ -178,17 +168,17 @@ class GradientExchange:
 
         def arrived(_: Tensor) -> None:
             self._touched[number] = None
-            # A pass that failed has not come to its end: each pass asks for its own.
+            # The last thing that a pass does. One that failed has not come to its end: each asks for its own.
             task = torch._C._current_graph_task_id()
             if task != self._task:
                 self._task = task
-                at_end_of_backward(self._end)
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
         self._hooks.append(LateHooks(parameter, arrived))
         self._nodes.append(adder(parameter))
         parameter.requires_grad_(trained)
 
-    def _weigh(self, number: int) -> None:
+    def _weigh(self, one: ExchangedModel, number: int) -> None:
         """Weigh, and note, what comes for a parameter, before it is added to what is there.
 
         Only gradients that are added to `.grad` come here, not those that `torch.autograd.grad` returns.
@@ -197,15 +187,13 @@ class GradientExchange:
         if number in self._handles and node is self._nodes[number]:
             return
         self._nodes[number] = node
-        of = bisect_right(self._first, number) - 1
-        model, at = self._models[of], number - self._first[of]
+        model, at = one.gradients, number - one.first
         parameter = model.cells[at].parameter
 
         def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             (gradient,) = gradients
-            share = self._shares[of]
-            if share != 1:
-                gradient = gradient * share if share else torch.zeros_like(gradient)
+            if one.share != 1:
+                gradient = gradient * one.share if one.share else torch.zeros_like(gradient)
             if model.records:
                 known = model.incoming.get(at)
                 # Without a gradient it is what is left of a pass that has failed.
@@ -241,21 +229,21 @@ class GradientExchange:
 
     def _refuse_sums_with_set(self, numbers: Sequence[int]) -> None:
         """Refuse gradients of which hooks are to see a part only, and the rest differs between ranks."""
-        for model, own, _ in self._by_model(numbers) if numbers else ():
-            for number in set(own).intersection(model.unseen()):
-                shape = tuple(model.cells[number].view.shape)
+        for one, own in self._by_model(numbers) if numbers else ():
+            for number in set(own).intersection(one.gradients.unseen()):
+                shape = tuple(one.gradients.cells[number].view.shape)
                 raise BadOption(
                     f"backward() adds to a gradient of shape {shape} that the loop has set, and a hook of "
                     "register_hook is to see what it adds; step, or set gradients to zero, in between"
                 )
 
     def _bring(self, numbers: Sequence[int]) -> None:
-        for model, own, _ in self._by_model(numbers):
-            model.bring(own)
+        for one, own in self._by_model(numbers):
+            one.gradients.bring(own)
 
     def _reduce(self, numbers: Sequence[int]) -> None:
-        for model, own, _ in self._by_model(numbers):
-            model.reduce(own)
+        for one, own in self._by_model(numbers):
+            one.gradients.reduce(own)
 
     def _call_hooks(self, numbers: Sequence[int]) -> None:
         """Call the program's hooks behind gradients of a backward pass, in one order on all ranks."""
@@ -263,15 +251,15 @@ class GradientExchange:
         for number in sorted(watched, reverse=True):
             self._hooks[number].call()
 
-    def _by_model(self, numbers: Sequence[int]) -> list[tuple[JointGradients, list[int], float]]:
-        """The models that have some cells, each with its own numbers of them, and its share."""
+    def _by_model(self, numbers: Sequence[int]) -> list[tuple[ExchangedModel, list[int]]]:
+        """The models that have some cells, each with its own numbers of them."""
         if len(self._models) == 1:
-            return [(self._models[0], list(numbers), self._shares[0])]
+            return [(self._models[0], list(numbers))]
         parts = []
-        for model, first, share in zip(self._models, self._first, self._shares, strict=True):
-            own = [n - first for n in numbers if first <= n < first + len(model.cells)]
+        for one in self._models:
+            own = [n - one.first for n in numbers if 0 <= n - one.first < len(one.gradients.cells)]
             if own:
-                parts.append((model, own, share))
+                parts.append((one, own))
         return parts
 
     @torch.no_grad()
@@ -291,11 +279,6 @@ class GradientExchange:
 def _numbers_of(table: Tensor) -> list[int]:
     """The parameters that ranks bring, by their rows of words."""
     return cast("list[int]", table[:, HEAD:].any(dim=0).nonzero().view(-1).tolist())
-
-
-def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Call `function` as the last thing that the backward pass under way does."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 class HookRegistry(OrderedDict[int, Hook]):
@@ -335,12 +318,7 @@ class HookRegistry(OrderedDict[int, Hook]):
 
 
 class LateHooks:
-    """All of the program's hooks on the gradient of one parameter.
-
-    Args:
-        parameter: it.
-        arrived: is called whenever something has been added to its gradient.
-    """
+    """All of the program's hooks on the gradient of one parameter; `arrived` is ours, behind its sum."""
 
     def __init__(self, parameter: nn.Parameter, arrived: Callable[[Tensor], None]) -> None:
         self._parameter = parameter

@@ -32,48 +32,26 @@ if TYPE_CHECKING:
 
 
 class Purpose(IntEnum):
-    """A rank's reason to come to a meeting."""
+    """A rank's reason to come to a meeting, with the call of the program that it is in."""
 
-    REDUCE = 1
-    """Gradients of a backward pass become those of all ranks."""
+    place: str
 
-    AGREE = 2
-    """Gradients that the loop has set itself do so, too, unless they are the same on all ranks."""
+    def __new__(cls, number: int, place: str = "") -> Purpose:
+        """Make a member of its number and its place."""
+        purpose = int.__new__(cls, number)
+        purpose._value_, purpose.place = number, place
+        return purpose
 
-    STEP = 3
-    """An optimizer moves the weights."""
+    REDUCE = 1, "backward()"  # gradients of a backward pass become those of all ranks
+    AGREE = 2, "optimizer.step()"  # so do those that the loop has set, unless they are alike on all ranks
+    STEP = 3, "optimizer.step()"  # an optimizer moves the weights
+    DEAL = 4, "tutti.shard()"  # rank 0 says which samples the next batches have
+    MEAN = 5, "tutti.mean()"  # a figure is averaged
+    TOTAL = 6, "tutti.total()"  # a figure is added up
+    DISTRIBUTE = 7, "tutti.distribute()"  # a model and an optimizer are distributed
+    SETTLE = 8, "tutti.settled()"  # a model gets the weights to be evaluated
+    FINISH = 9, "tutti.finish()"  # a model gets its final weights
 
-    DEAL = 4
-    """Rank 0 says which samples the next batches have."""
-
-    MEAN = 5
-    """A figure is averaged."""
-
-    TOTAL = 6
-    """A figure is added up."""
-
-    DISTRIBUTE = 7
-    """A model and an optimizer are distributed."""
-
-    SETTLE = 8
-    """A model gets the weights to be evaluated."""
-
-    FINISH = 9
-    """A model gets its final weights."""
-
-
-PLACES: Final = {
-    Purpose.REDUCE: "backward()",
-    Purpose.AGREE: "optimizer.step()",
-    Purpose.STEP: "optimizer.step()",
-    Purpose.DEAL: "tutti.shard()",
-    Purpose.MEAN: "tutti.mean()",
-    Purpose.TOTAL: "tutti.total()",
-    Purpose.DISTRIBUTE: "tutti.distribute()",
-    Purpose.SETTLE: "tutti.settled()",
-    Purpose.FINISH: "tutti.finish()",
-}
-"""The call of the program that a rank is in, by its purpose."""
 
 UPDATING: Final = (Purpose.REDUCE, Purpose.AGREE, Purpose.STEP)
 """Ranks that have come for one of these may meet others that have come for another."""
@@ -101,9 +79,6 @@ MOST_KNOWN: Final = 256
 
 class Meetings:
     """The meetings of all ranks.
-
-    Args:
-        comm: the ranks.
 
     Attributes:
         iterations: how many iterations over `shard` this rank has begun, to train.
@@ -169,7 +144,7 @@ class Meetings:
             purpose: what this rank has come for.
         """
         steps = f"{_count(self.steps, 'step')} of its own"
-        here = f"rank {self._comm.rank} is in {PLACES[purpose]} ({_line()}) after {steps}"
+        here = f"rank {self._comm.rank} is in {purpose.place} ({_line()}) after {steps}"
         if isinstance(error, PeerLost):
             must = "make the same steps" if purpose in UPDATING else "begin the same epochs over shard()"
             why = f"{error.why}; {here}, and every rank must {must}, and come to mean() and finish()"
@@ -182,7 +157,7 @@ class Meetings:
         places: dict[str, list[int]] = {}
         for rank, (row, line) in enumerate(zip(table.tolist(), lines, strict=True)):
             batch = f", training batch {row[BATCH]}" if row[BATCH] else ""
-            places.setdefault(f"in {PLACES[Purpose(row[0])]} ({line}{batch})", []).append(rank)
+            places.setdefault(f"in {Purpose(row[0]).place} ({line}{batch})", []).append(rank)
         where = "; ".join(f"{_ranks(ranks)} {place}" for place, ranks in places.items())
         raise BadOption(f"{APART} after {_count(self.steps, 'step')}: {where}. {REMEDY}")
 

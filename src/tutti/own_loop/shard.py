@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
-from tutti.own_loop.fingerprints import Fingerprint, looked, of_dataset
+from tutti.own_loop.fingerprints import Fingerprint, Looked, of_dataset
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import DETAILS, Purpose
 from tutti.strategies.base import Pace
@@ -41,6 +41,12 @@ Values = Tensor | list[Any] | tuple[Any, ...]
 
 PLAIN = (int, float, str, bytes)
 """What a program may have as a list beside the tensors of a batch."""
+
+LOADER_OPTIONS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers"),
+)
+"""The options of a loader that the loader of a rank's part has, too."""
 
 AHEAD = 32
 """Batches of indices that are drawn from a loader's sampler at a time, if it draws no random numbers then."""
@@ -109,7 +115,7 @@ class OwnLoop:
         self.exchange = GradientExchange(self.comm)
         self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
-        self.looked = looked()
+        self.looked = cast("Looked", WeakIdKeyDictionary())
         self._looking: set[nn.Module] = set()
         self._noted: list[SampleCounts] | None = None
         self._differentiated = (-1, 0)
@@ -255,11 +261,7 @@ class OwnLoop:
 
 
 class ModuleHook:
-    """A hook of a module, of which copies of the module have none: they are not trained here.
-
-    Args:
-        call: what is called.
-    """
+    """A hook of a module, of which copies of the module have none: they are not trained here."""
 
     def __init__(self, call: Callable[..., None] | None) -> None:
         self._call = call
@@ -357,19 +359,8 @@ def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
             "or another sampler of all samples"
         )
     sampler = ShardSampler(cast("Iterable[list[Any]]", loader.batch_sampler), loader.dataset, loop)
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=cast("BatchSampler", sampler),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+    kept: dict[str, Any] = {option: getattr(loader, option) for option in LOADER_OPTIONS}
+    return DataLoader(loader.dataset, batch_sampler=cast("BatchSampler", sampler), **kept)
 
 
 def _is_alike(mine: Fingerprint, loop: OwnLoop) -> bool:

@@ -32,11 +32,6 @@ Closure = Callable[[], Tensor]
 class Stepper(ABC):
     """Steps of all ranks, made of the calls of a user's loop.
 
-    Args:
-        replica: the model.
-        strategy: how it is trained.
-        sums: losses are sums over samples, not means.
-
     Attributes:
         replica: the model.
         pace: how the ranks' steps relate to each other.
@@ -45,9 +40,12 @@ class Stepper(ABC):
         latest: the number of the latest of them, counted over all steppers of the loop.
     """
 
-    def __init__(self, replica: Replica, strategy: Strategy, sums: bool) -> None:
-        self.replica, self.pace = replica, strategy.pace
-        self._passes, self.sums = strategy.passes, sums
+    def __init__(
+        self, replica: Replica, optimizer: Optimizer, strategy: Strategy, sums: bool, loop: OwnLoop
+    ) -> None:
+        self.replica, self._optimizer, self._strategy, self._loop = replica, optimizer, strategy, loop
+        self.pace, self._passes, self.sums = strategy.pace, strategy.passes, sums
+        self._number = len(loop.steppers)
         self._calls, self._own, self._samples = 0, 0, 0
         self._pending: dict[nn.Parameter, Tensor] = {}
         self.steps = self.latest = 0
@@ -63,16 +61,11 @@ class Stepper(ABC):
 
     @abstractmethod
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
-        """One call of the user's `optimizer.step()`.
+        """One call of the user's `optimizer.step()`, which was `native` before."""
 
-        Args:
-            native: what that was before.
-            closure: what it was given.
-        """
-
-    @abstractmethod
     def skip(self) -> None:
         """Take part in a step for which the other ranks have a batch, and this one has none."""
+        return
 
     def settle(self) -> None:
         """Give the replica the weights to be evaluated (collective)."""
@@ -116,12 +109,6 @@ class JointStepper(Stepper):
     """The optimizer's own steps, on each rank, by gradients that are the same on all of them.
 
     Args:
-        replica: the model.
-        optimizer: the user's.
-        strategy: how many passes are behind a step.
-        clip: gradient clipping.
-        sums: losses are sums over samples, not means.
-        loop: the ranks.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
         gradients: a vector of gradients for each of them, for the optimizer.
     """
@@ -131,16 +118,14 @@ class JointStepper(Stepper):
         replica: Replica,
         optimizer: Optimizer,
         strategy: Strategy,
-        clip: Clip,
         sums: bool,
         loop: OwnLoop,
+        clip: Clip,
         copies: list[list[Tensor]],
         gradients: list[Tensor],
     ) -> None:
-        super().__init__(replica, strategy, sums)
-        self._optimizer, self._clip, self._loop = optimizer, clip, loop
-        self.copies, self.gradients = copies, gradients
-        self._number = len(loop.steppers)
+        super().__init__(replica, optimizer, strategy, sums, loop)
+        self._clip, self.copies, self.gradients = clip, copies, gradients
         self._native: Callable[..., Any] = optimizer.step
         self._divided = DividedOptimizer(optimizer, replica, copies, gradients, loop.comm.node)
         self._fits = False
@@ -184,10 +169,6 @@ class JointStepper(Stepper):
         loss = _evaluate(closure)  # these optimizers want it once, at the beginning
         found = self._divided.step(native)
         return found if closure is None else loss
-
-    @override
-    def skip(self) -> None:
-        """All ranks have a part of every batch."""
 
     @override
     def settle(self) -> None:
@@ -255,30 +236,26 @@ class WorkerStepper(Stepper):
     """The steps of a strategy's worker, by this rank's own gradients.
 
     Between the steps the parameters' gradients are the user's: added up, zeroed and looked at as in torch.
-
-    Args:
-        replica: the model.
-        optimizer: the user's.
-        worker: this rank's part in the strategy.
-        strategy: it.
-        sums: losses are sums over samples, not means.
-        loop: the ranks.
     """
 
     def __init__(
         self,
         replica: Replica,
         optimizer: Optimizer,
-        worker: Worker,
         strategy: Strategy,
         sums: bool,
         loop: OwnLoop,
+        worker: Worker,
     ) -> None:
-        super().__init__(replica, strategy, sums)
-        self.worker, self._optimizer, self._loop = worker, optimizer, loop
-        self._strategy, self._number = strategy, len(loop.steppers)
+        super().__init__(replica, optimizer, strategy, sums, loop)
+        self.worker = worker
         self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
         self._inside, self._skipped = False, 0
+        self._refusal = (
+            f"strategy '{strategy.name}' does not exchange: it was frozen, or not there, when distribute() "
+            "was given the model; make the model whole and unfreeze it before, or use the default strategy, "
+            "Sync()"
+        )
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         optimizer.register_load_state_dict_post_hook(lambda _: worker.adopt_state())
@@ -291,13 +268,7 @@ class WorkerStepper(Stepper):
         self.steps += 1
         self.latest = max(stepper.latest for stepper in self._loop.steppers) + 1
         if self._loop.comm.size > 1:
-            _refuse_strangers(
-                self._optimizer,
-                self._known.__contains__,
-                f"strategy '{self._strategy.name}' does not exchange: it was frozen, or not there, when "
-                "distribute() was given the model; make the model whole and unfreeze it before, or use the "
-                "default strategy, Sync()",
-            )
+            _refuse_strangers(self._optimizer, self._known.__contains__, self._refusal)
         self._meet(Purpose.STEP)
         with self._stepping(Purpose.STEP), _unscaled(self._optimizer) as overflown:
             if overflown and self._passes == 1:
@@ -430,7 +401,7 @@ def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
     """The numbers among the optimizer's options, group by group."""
     return [
         {
-            name: _number(value)
+            name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             for name, value in group.items()
             if isinstance(value, (int, float, tuple, Tensor))
         }
@@ -438,20 +409,9 @@ def _options_of(optimizer: Optimizer) -> list[dict[str, object]]:
     ]
 
 
-def _number(value: object) -> object:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-
-
 def _hash_of(optimizer: Optimizer) -> int:
     """A hash of the optimizer's options, the same in every process."""
-    return hash(
-        tuple(
-            _number(value)
-            for group in optimizer.param_groups
-            for value in group.values()
-            if isinstance(value, (int, float, tuple, Tensor))
-        )
-    )
+    return hash(tuple(value for group in _options_of(optimizer) for value in group.values()))
 
 
 def _refuse_other_optimizers(table: Tensor) -> None:

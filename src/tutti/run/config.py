@@ -74,6 +74,7 @@ _FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file fo
 _LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
 _METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
 _STRATEGIES: Final[Registry[object]] = Registry("tutti.strategies", "strategy")
+_VALIDATIONS: Final[Registry[object]] = Registry("tutti.training.validation", "way to validate")
 
 
 def _options_of_models() -> str:
@@ -110,9 +111,11 @@ class TrainConfig:
     validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
     validate: str = option(
         "pause",
-        "when to validate: all workers pause; each evaluates its share and trains on (distributed); or "
-        "beside training (background)",
-        ("pause", "distributed", "background"),
+        lambda: (
+            "when to validate; "
+            + "; ".join(f"{name}: {_VALIDATIONS.summary(name).rstrip('.')}" for name in _VALIDATIONS)
+        ),
+        tuple(_VALIDATIONS),
     )
     strategy: str = option(
         "auto",

@@ -59,12 +59,7 @@ class FlatLayout(NamedTuple):
 
 
 class SnapshotLayout:
-    """The tensors of a module that training changes: its weights, as flat vectors, and its buffers.
-
-    Args:
-        module: the model, or its copy in another process.
-        flats: the vectors of its trainable parameters.
-    """
+    """The tensors of a module that training changes: its weights, as flat vectors, and its buffers."""
 
     def __init__(self, module: nn.Module, flats: Sequence[FlatLayout]) -> None:
         known = dict(module.named_parameters(remove_duplicate=False))
@@ -105,15 +100,7 @@ class SnapshotLayout:
 
 @dataclass(frozen=True)
 class Work:
-    """All that the other process must know.
-
-    Attributes:
-        module: the model.
-        flats: the vectors of its weights.
-        evaluate: evaluates the module as it is.
-        floats: torch's default dtype.
-        matmul: torch's precision of matrix products in fp32.
-    """
+    """All that the other process must know."""
 
     module: nn.Module
     flats: list[FlatLayout]

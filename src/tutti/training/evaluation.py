@@ -217,13 +217,13 @@ def evaluate(
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put `module` into evaluation mode; afterwards each of its parts is in its mode of before."""
-    training = [part for part in module.modules() if part.training]
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part in training:
-            part.training = True
+        for part, mode in modes:
+            part.training = mode
 
 
 def average_buffers(replica: Replica, comm: Communicator) -> None:

@@ -44,9 +44,6 @@ class FiniteCheck:
         GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
 
     The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead.
-
-    Args:
-        every: steps from one look to the next.
     """
 
     def __init__(self, every: int = EVERY) -> None:

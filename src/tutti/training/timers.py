@@ -20,9 +20,6 @@ _LAPS: Final = 100
 class StageTimer:
     """Seconds by stage since they were last taken.
 
-    Args:
-        clock: what it looks at, in seconds.
-
     Attributes:
         last: the time of the last lap.
         trace: where each lap is noted; None: nowhere.

@@ -29,7 +29,7 @@ from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment, Progress
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
-from tutti.training.validation import Validation, ValidationPlan, ValidationTask, named_validation
+from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
 
 FORWARD: Final = 1 / 3
 """The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
@@ -219,7 +219,8 @@ class Trainer:
         plan = self._validation_plan
         if plan is None:
             return None
-        return named_validation(plan.how)(ValidationTask(self.replica, plan.part, self.comm, self._objective))
+        task = ValidationTask(self.replica, plan.part, self.comm, self._objective)
+        return VALIDATIONS.named(plan.how)(task)
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""

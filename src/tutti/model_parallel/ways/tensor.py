@@ -59,4 +59,4 @@ class Tensor(Way):
         # Rank 0 of a team that does not exist: on the meta device nothing is exchanged.
         split(model, cast("Communicator", SimpleNamespace(rank=0, size=layout.team)))
         peak = peak_of_step(model, workload, -(-workload.batch_size // layout.data))
-        return of_teams(layout, *held(model), state, peak)
+        return of_teams(layout.data, *held(model), state, peak)

@@ -1,0 +1,84 @@
+"""`--validate background`: processes beside the ranks evaluate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
+
+from torch import nn
+from typing_extensions import override
+
+from tutti.comm.base import Communicator, cut
+from tutti.data.parts import Part
+from tutti.errors import BadOption
+from tutti.records.run import Evaluation
+from tutti.registry import part
+from tutti.training.background import BackgroundEvaluator
+from tutti.training.evaluation import Objective, Tally, evaluate
+from tutti.training.validation import Validation, ValidationTask
+
+
+@dataclass(frozen=True)
+class ShareEvaluation:
+    """The evaluation of a module on one rank's share of the samples; other processes can be sent it."""
+
+    module: nn.Module
+    share: Part
+    objective: Objective
+
+    def __call__(self) -> Tally:
+        """The sums over the share."""
+        alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
+        return evaluate(self.module, self.share, alone, self.objective)
+
+    def __getstate__(self) -> dict[str, object]:
+        # A view would be pickled with all that it is a view of.
+        share = replace(self.share, inputs=self.share.inputs.clone(), targets=self.share.targets.clone())
+        return {**vars(self), "share": share}
+
+
+@part("background")
+class Background(Validation):
+    """A process beside each rank evaluates its share of a snapshot, on time that training leaves.
+
+    What is left at the end the ranks evaluate themselves.
+
+    Raises:
+        BadOption: the model is not in the CPU's memory.
+    """
+
+    def __init__(self, task: ValidationTask) -> None:
+        super().__init__(task)
+        device = task.objective.arithmetic.device
+        if device != "cpu":
+            raise BadOption(
+                f"--validate background evaluates on the CPU, but the model lies on {device}; "
+                "use --validate pause"
+            )
+        mine = cut(len(task.part), task.comm.size)[task.comm.rank]
+        share = replace(task.part, inputs=task.part.inputs[mine], targets=task.part.targets[mine])
+        evaluation = ShareEvaluation(task.replica.module, share, task.objective)
+        self._evaluator = BackgroundEvaluator(task.replica, evaluation)
+
+    @override
+    def begin(self) -> None:
+        self._evaluator.snapshot()
+
+    @override
+    def collect(self, everything: bool) -> list[Evaluation]:
+        """The results that are ready on all ranks; or all."""
+        task, evaluator = self._task, self._evaluator
+        if everything:
+            evaluator.finish()
+        ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
+        found, objective = [], task.objective
+        for _ in range(ready):
+            tally = Tally(objective.metrics, objective.classes, objective.loss.ignored)
+            tally.take_in(*evaluator.take())
+            found.append(tally.total(task.comm))
+        return found
+
+    @override
+    def close(self) -> None:
+        self._evaluator.close()
