@@ -5,6 +5,7 @@ Runs on every rank. `tutti.model_parallel.memory` says so beforehand; this is wh
 
 from __future__ import annotations
 
+import gc
 import pickle
 from typing import cast
 
@@ -47,6 +48,8 @@ def measure(comm: Communicator, job: TrainJob) -> int:
         held = [*portion.module.parameters(), *portion.module.buffers()]
         before = sum(local(x.detach()).nbytes for x in held)
         before += sum(flat.grads.nbytes for flat in trainer.replica.flats)
+        # What an earlier run has left would count as freed by this one, whenever the collector came to it.
+        gc.collect()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
             trainer.fit()
         portion.close()

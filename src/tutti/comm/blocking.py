@@ -18,7 +18,7 @@ from typing_extensions import override
 from tutti.comm.base import ANY, Communicator, cut
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.barrier import Call, Kind
-from tutti.comm.shm.liveness import Peers, wait
+from tutti.comm.shm.liveness import SLOWEST_BYTES_PER_S, Peers, wait
 from tutti.comm.shm.point_to_point import Receiving, run_together
 
 if TYPE_CHECKING:
@@ -45,21 +45,28 @@ class BlockingCommunicator(Communicator):
     _remote = False
     _next_check_s = 0.0
 
-    def _run(self, steps: Generator[bool, None, T], absent: Callable[[], Sequence[int]] | None = None) -> T:
+    def _run(
+        self,
+        steps: Generator[bool, None, T],
+        absent: Callable[[], Sequence[int]] | None = None,
+        nbytes: int = 0,
+    ) -> T:
         """Run an operation to its end.
 
         Args:
             steps: the operation.
             absent: tells the ranks that it waits for; without, those of a collective.
+            nbytes: how much it moves.
 
         Returns:
             The operation's result.
         """
         missing, go_on = absent or self._collectives.absent, steps.__next__
+        moving_s = nbytes / SLOWEST_BYTES_PER_S if self._remote else None
         try:
             while True:
                 if not go_on():
-                    wait(go_on, self._peers, self._group, missing, self._remote)
+                    wait(go_on, self._peers, self._group, missing, moving_s)
         except StopIteration as end:
             return cast("T", end.value)
 
@@ -69,19 +76,19 @@ class BlockingCommunicator(Communicator):
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         self._check(vector)
         self._check_rank(root)
-        self._run(self._collectives.broadcast(vector, root))
+        self._run(self._collectives.broadcast(vector, root), nbytes=vector.nbytes)
 
     @override
     def all_gather(self, vector: Tensor) -> None:
         self._check(vector)
         parts = [vector[part] for part in cut(len(vector), self.size)]
-        self._run(self._collectives.all_gather(parts[self.rank], parts))
+        self._run(self._collectives.all_gather(parts[self.rank], parts), nbytes=vector.nbytes)
 
     @override
     def reduce_scatter(self, vector: Tensor) -> None:
         self._check(vector)
         parts = [vector[part] for part in cut(len(vector), self.size)]
-        self._run(self._collectives.reduce_scatter(parts, parts[self.rank], SUM))
+        self._run(self._collectives.reduce_scatter(parts, parts[self.rank], SUM), nbytes=vector.nbytes)
 
     @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
@@ -91,7 +98,7 @@ class BlockingCommunicator(Communicator):
         vector = (
             _as_vector(data) if self.rank == root else torch.empty(length, dtype=torch.uint8, device="cpu")
         )
-        self._run(self._collectives.broadcast(vector, root))
+        self._run(self._collectives.broadcast(vector, root), nbytes=vector.nbytes)
         return value if self.rank == root else pickle.loads(vector.numpy().data)
 
     @override
@@ -100,7 +107,7 @@ class BlockingCommunicator(Communicator):
         lengths = self._tell(len(mine), Call.of(Kind.ALL_GATHER_OBJECTS))
         vectors = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
         vectors[self.rank] = mine
-        self._run(self._collectives.all_gather(mine, vectors))
+        self._run(self._collectives.all_gather(mine, vectors), nbytes=sum(lengths))
         return [pickle.loads(vector.numpy().data) for vector in vectors]
 
     def _tell(self, number: int, call: Call) -> list[int]:
@@ -118,7 +125,7 @@ class BlockingCommunicator(Communicator):
         """
         self._check(vector)
         self._check_rank(to)
-        self._run(self._messages.send(vector, to, tag), lambda: [to])
+        self._run(self._messages.send(vector, to, tag), lambda: [to], vector.nbytes)
 
     @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
@@ -126,7 +133,7 @@ class BlockingCommunicator(Communicator):
         if source != ANY:
             self._check_rank(source)
         receiving = Receiving(source, tag)
-        self._run(self._messages.recv(vector, receiving), lambda: self._senders(receiving))
+        self._run(self._messages.recv(vector, receiving), lambda: self._senders(receiving), vector.nbytes)
         return receiving.sender
 
     def _senders(self, receiving: Receiving) -> list[int]:
@@ -148,7 +155,7 @@ class BlockingCommunicator(Communicator):
         going = self._messages.send(outgoing, to, tag)
         coming = self._messages.recv(incoming, Receiving(source, tag))
         both = [(going, to), (coming, source)]
-        self._run(run_together(both), lambda: [rank for _, rank in both])
+        self._run(run_together(both), lambda: [rank for _, rank in both], outgoing.nbytes + incoming.nbytes)
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:

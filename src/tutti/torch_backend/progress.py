@@ -59,6 +59,9 @@ SPIN_S: Final = 200e-6
 CHECK_S: Final = LONGEST_NAP_S / NAP_SHARE
 """How long a wait takes before it begins to look for dead ranks."""
 
+MOVING_S: Final = 10.0
+"""How long data from another host may be on their way: a gigabyte at a gigabit per second."""
+
 
 _Returned = TypeVar("_Returned", bound="Operation | None")
 
@@ -470,7 +473,8 @@ class _Backoff:
     """Short naps at first, longer ones later, as in `tutti.comm.shm.liveness`."""
 
     def __init__(self, peers: Peers, remote: bool) -> None:
-        self._peers, self._remote, self._started = peers, remote, time.monotonic()
+        self._peers, self._started = peers, time.monotonic()
+        self._moving_s = MOVING_S if remote else 0.0
         self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
 
     def rest(self) -> bool:
@@ -479,5 +483,5 @@ class _Backoff:
         if waited_s < self._yield_s:
             os.sched_yield()
             return False
-        self._peers.nap(waited_s, self._remote)
+        self._peers.nap(waited_s, self._moving_s)
         return waited_s > CHECK_S

@@ -183,9 +183,14 @@ class MpiCommunicator(BlockingCommunicator):
         names = [self._group.global_ranks[ranks[lane]] for ranks in self._members]
         return MpiCommunicator(self._world, names, self._node.cross, [[host] for host in range(self.hosts)])
 
-    def _run(self, steps: Generator[bool, None, T], absent: Callable[[], Sequence[int]] | None = None) -> T:
+    def _run(
+        self,
+        steps: Generator[bool, None, T],
+        absent: Callable[[], Sequence[int]] | None = None,
+        nbytes: int = 0,
+    ) -> T:
         try:
-            return super()._run(steps, absent)
+            return super()._run(steps, absent, nbytes)
         except PeerLost as error:
             self._world.leave(error.ranks)
             raise
@@ -201,7 +206,7 @@ class MpiCommunicator(BlockingCommunicator):
     @override
     def all_reduce(self, vector: Tensor) -> None:
         self._check(vector)
-        self._run(self._collectives.all_reduce(vector.detach(), SUM))
+        self._run(self._collectives.all_reduce(vector.detach(), SUM), nbytes=vector.nbytes)
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:

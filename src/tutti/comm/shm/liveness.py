@@ -45,8 +45,8 @@ NAP_SHARE: Final = 0.1
 REMOTE_NAP_S: Final = 100e-6
 """The longest nap while data may come from another host: MPI moves them only when it is called."""
 
-ON_THE_WAY_S: Final = 10.0
-"""How long data may take that are on their way: a gigabyte at a gigabit per second."""
+SLOWEST_BYTES_PER_S: Final = 1e8
+"""While a transfer between hosts may still go on at this speed, a gigabit per second, naps stay short."""
 
 LEFT_EARLY: Final = "it left while others still waited for it"
 """The reason for which a rank is lost that ended, or closed its communicator, in an orderly way."""
@@ -123,14 +123,14 @@ class Peers:
         if not self._words[LOST]:
             self._words[LOST] = -(1 + global_rank)
 
-    def nap(self, waited_s: float, remote: bool = False) -> None:
+    def nap(self, waited_s: float, moving_s: float = 0.0) -> None:
         """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile.
 
         Args:
             waited_s: that time.
-            remote: whether something may be on its way from another host: naps stay short for a time.
+            moving_s: for how long data may be on their way from another host: naps stay short until then.
         """
-        longest_s = REMOTE_NAP_S if remote and waited_s < ON_THE_WAY_S else LONGEST_NAP_S
+        longest_s = REMOTE_NAP_S if waited_s < moving_s else LONGEST_NAP_S
         nap_s = min(max(SHORTEST_NAP_S, NAP_SHARE * waited_s), longest_s)
         if nap_s < LONGEST_NAP_S:
             time.sleep(nap_s)
@@ -156,7 +156,7 @@ def wait(
     peers: Peers,
     group: Group,
     needed: Callable[[], Sequence[int]],
-    remote: bool = False,
+    moving_s: float | None = None,
 ) -> None:
     """Return as soon as `ready` is true.
 
@@ -165,13 +165,13 @@ def wait(
         peers: the job's processes.
         group: the ranks of the communicator that waits.
         needed: tells those of them without all of which `ready` cannot become true.
-        remote: as in `Peers.nap`; naps also begin earlier.
+        moving_s: as in `Peers.nap`, and naps begin earlier; None: all comes from this host.
 
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
     """
     # A network takes longer than it pays to spin, and its driver may need this core.
-    started, nap_soon = time.monotonic(), peers.crowded or remote
+    started, nap_soon = time.monotonic(), peers.crowded or moving_s is not None
     yield_s = CROWDED_YIELD_S if nap_soon else YIELD_S
     if not nap_soon:
         # [1] By time as well as by number: `ready` may cost microseconds, and somebody may need this core.
@@ -186,7 +186,7 @@ def wait(
         if ready():
             return
     while not ready():  # [3], [4]
-        peers.nap(waited_s, remote)
+        peers.nap(waited_s, moving_s or 0.0)
         waited_s = time.monotonic() - started
         if waited_s <= LONGEST_NAP_S / NAP_SHARE:
             continue
