@@ -15,11 +15,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 from typing_extensions import override
 
@@ -42,21 +43,28 @@ def part(name: str) -> Callable[[T], T]:
     return named
 
 
+_DEFINITION: Final = re.compile(r'^@part\("([^"]+)"\)$.*?^(?:class|def) (\w+)', re.MULTILINE | re.DOTALL)
+"""A part's name for users and in Python. A file is parsed for its docstrings alone: that takes longer."""
+
+
 @dataclass(frozen=True)
 class _Place:
-    """The place of a part.
+    """The place of a part: the file and the module that define it, and its name there."""
 
-    Attributes:
-        module: the module that defines it.
-        attribute: its name there.
-        summary: the first line of its docstring, or of its module's.
-        options: the names of a function's parameters that have a default.
-    """
-
+    file: Path
     module: str
     attribute: str
-    summary: str
-    options: tuple[str, ...]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.file.read_text(encoding="utf-8"))
+
+    @property
+    def definition(self) -> ast.ClassDef | ast.FunctionDef:
+        kinds = ast.ClassDef | ast.FunctionDef
+        return next(
+            node for node in self.tree.body if isinstance(node, kinds) and node.name == self.attribute
+        )
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -80,11 +88,9 @@ class Registry(Mapping[str, T], Generic[T]):
         folder = Path(next(iter(spec.submodule_search_locations or ())), *below)
         found: dict[str, _Place] = {}
         for file in sorted(folder.glob("*.py")):
-            for name, place in _parts(file, f"{self._package}.{file.stem}"):
-                assert name not in found, (
-                    f"two parts are called {name}: in {place.module} and {found[name].module}"
-                )
-                found[name] = place
+            for name, attribute in _DEFINITION.findall(file.read_text(encoding="utf-8")):
+                assert name not in found, f"two parts are called {name}: in {file} and {found[name].file}"
+                found[name] = _Place(file, f"{self._package}.{file.stem}", attribute)
         return found
 
     @override
@@ -134,33 +140,16 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def summary(self, name: str) -> str:
         """Return the first line of the part's docstring, or else of its file's."""
-        return self._places[name].summary
+        place = self._places[name]
+        said = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
+        return said.partition("\n")[0]
 
     def options(self, name: str) -> tuple[str, ...]:
-        """Return the names of the parameters of the part, a function, that have a default."""
-        return self._places[name].options
-
-
-def _parts(file: Path, module: str) -> Iterator[tuple[str, _Place]]:
-    """Yield the parts that a file defines, by name."""
-    text = file.read_text(encoding="utf-8")
-    if "@part(" not in text:
-        return
-    tree = ast.parse(text)
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-            continue
-        said = ast.get_docstring(node) or ast.get_docstring(tree) or ""
-        for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "part":
-                name = ast.literal_eval(decorator.args[0])
-                yield name, _Place(module, node.name, said.partition("\n")[0], _options(node))
-
-
-def _options(node: ast.ClassDef | ast.FunctionDef) -> tuple[str, ...]:
-    if isinstance(node, ast.ClassDef):
-        return ()
-    positional = [*node.args.posonlyargs, *node.args.args]
-    optional = positional[len(positional) - len(node.args.defaults) :]
-    named = [a for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]
-    return tuple(argument.arg for argument in (*optional, *named))
+        """Return the names of those parameters of a function that have a default; none of a class."""
+        node = self._places[name].definition
+        if isinstance(node, ast.ClassDef):
+            return ()
+        positional = [*node.args.posonlyargs, *node.args.args]
+        optional = positional[len(positional) - len(node.args.defaults) :]
+        named = [a for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]
+        return tuple(argument.arg for argument in (*optional, *named))
