@@ -64,7 +64,7 @@ def delivered(batches: Callable[[], Iterable[tuple[int, object]]]) -> float:
 
 
 def by_tutti(part: Part) -> Iterable[tuple[int, object]]:
-    return ((update.samples, update.passes) for update in Batches(part, BATCH_SIZE).epoch(0))
+    return ((len(batch.targets), batch) for _, (batch,) in Batches(part, BATCH_SIZE).epoch(0))
 
 
 def by_loader(part: Part, workers: int) -> Iterable[tuple[int, object]]:

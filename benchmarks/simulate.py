@@ -76,8 +76,7 @@ def simulate(strategy: Strategy, part: Part, args: argparse.Namespace) -> tuple[
         updates = _updates(batches, args.steps)
         comm.barrier()
         moments.append(perf_counter())
-        for update in updates:
-            (batch,) = update.passes
+        for _, (batch,) in updates:
             loss = nn.functional.cross_entropy(module(batch.inputs), batch.targets)
             (loss * batch.share).backward()
             comm.compute(COMPUTE_S * (1 + 0.5 * comm.rank / comm.size))

@@ -350,8 +350,7 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
     for epoch in range(given["epochs"]):
         comm.barrier()
         began = perf_counter()
-        for update in batches.epoch(epoch):
-            (batch,) = update.passes
+        for _, (batch,) in batches.epoch(epoch):
             # DDP averages the ranks' gradients, so that each counts for its share of the samples.
             outputs = arithmetic.forward(wrapped, batch.inputs)
             (loss(outputs, batch.targets) * (batch.share * comm.size)).backward()

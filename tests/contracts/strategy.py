@@ -345,8 +345,8 @@ def _gathered(run: Run, ranks: int) -> list[torch.Tensor]:
         for dealt in batches:
             norm.running_mean.copy_(mean[0])
             norm.running_var.copy_(mean[1])
-            for update in dealt.epoch(epoch):
-                for batch in update.passes:
+            for _, passes in dealt.epoch(epoch):
+                for batch in passes:
                     if batch.share:
                         module(batch.inputs)
             found.append(torch.cat([norm.running_mean.double(), norm.running_var.double()]))

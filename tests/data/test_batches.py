@@ -29,8 +29,8 @@ def test_all_ranks_together_take_every_sample_once(cut, epoch, shuffle):
     seen = []
     for rank in range(size):
         batches = Batches(numbered(count), batch_size, rank, size, passes, shuffle=shuffle)
-        for update in batches.epoch(epoch):
-            for batch in update.passes:
+        for _, taken in batches.epoch(epoch):
+            for batch in taken:
                 assert torch.equal(batch.inputs[:, 0].long(), batch.targets)
                 seen += batch.targets.tolist()
     assert sorted(seen) == list(range(count))
@@ -40,11 +40,12 @@ def test_all_ranks_together_take_every_sample_once(cut, epoch, shuffle):
 @given(cuts())
 def test_shares_of_all_ranks_and_passes_sum_to_one(cut):
     count, batch_size, size, passes = cut
-    ranks = [list(Batches(numbered(count), batch_size, r, size, passes).epoch(0)) for r in range(size)]
-    for k, updates in enumerate(zip(*ranks, strict=True)):
+    ranks = [Batches(numbered(count), batch_size, r, size, passes) for r in range(size)]
+    for k, updates in enumerate(zip(*(rank.epoch(0) for rank in ranks), strict=True)):
         samples = min(batch_size, count - k * batch_size)
-        assert {update.samples for update in updates} == {samples}
-        batches = [batch for update in updates for batch in update.passes]
+        assert ranks[0].samples_of(k) == ranks[0].samples_of(3 * ranks[0].updates + k) == samples
+        assert ranks[0].samples(k + 1) == k * batch_size + samples
+        batches = [batch for _, taken in updates for batch in taken]
         assert all(batch.share == len(batch.targets) / samples for batch in batches)
         assert sum(batch.share for batch in batches) == pytest.approx(1)
 
@@ -53,14 +54,14 @@ def test_shares_of_all_ranks_and_passes_sum_to_one(cut):
 @given(cuts(), st.integers(0, 1000))
 def test_an_update_has_the_same_samples_in_the_same_order_on_any_number_of_ranks(cut, seed):
     count, batch_size, size, passes = cut
-    alone = [u.passes[0].targets for u in Batches(numbered(count), batch_size, seed=seed).epoch(1)]
+    alone = [batch.targets for _, (batch,) in Batches(numbered(count), batch_size, seed=seed).epoch(1)]
     ranks = [
         list(Batches(numbered(count), batch_size, rank, size, passes, seed=seed).epoch(1))
         for rank in range(size)
     ]
     assert len(alone) == Batches(numbered(count), batch_size).updates
     for k, whole in enumerate(alone):
-        together = [ranks[rank][k].passes[p].targets for p in range(passes) for rank in range(size)]
+        together = [ranks[rank][k][1][p].targets for p in range(passes) for rank in range(size)]
         assert torch.equal(torch.cat(together), whole)
 
 
@@ -75,32 +76,22 @@ def test_order_depends_on_seed_and_epoch_and_on_nothing_else():
     assert not any(torch.equal(batches.order(2), other) for other in others)
 
 
-def test_skipped_updates_are_left_out_and_the_rest_is_unchanged():
-    batches = Batches(numbered(45), 10)
-    whole, rest = list(batches.epoch(4)), list(batches.epoch(4, skip=3))
-    assert [u.samples for u in rest] == [10, 5]
-    for one, other in zip(whole[3:], rest, strict=True):
-        assert torch.equal(one.passes[0].targets, other.passes[0].targets)
-    assert list(batches.epoch(4, skip=5)) == []
-
-
 def test_a_rank_without_samples_gets_an_empty_batch_of_the_right_shape():
-    updates = list(Batches(numbered(9), 4, rank=2, size=4).epoch(0))
-    empty = updates[-1].passes[0]
-    assert updates[-1].samples == 1
+    *_, (number, (empty,)) = Batches(numbered(9), 4, rank=2, size=4).epoch(0)
+    assert number == 2
     assert empty.inputs.shape == (0, 1)
     assert empty.targets.shape == (0,)
     assert empty.share == 0.0
 
 
 def test_a_batch_larger_than_the_part_is_the_whole_part():
-    updates = list(Batches(numbered(7), 100).epoch(0))
-    assert len(updates) == 1
-    assert updates[0].samples == 7
+    batches = Batches(numbered(7), 100)
+    ((_, (batch,)),) = batches.epoch(0)
+    assert len(batch.targets) == batches.samples_of(0) == 7
 
 
 def test_stored_order_is_kept_without_shuffling():
-    taken = [u.passes[0].targets for u in Batches(numbered(10), 4, shuffle=False).epoch(5)]
+    taken = [batch.targets for _, (batch,) in Batches(numbered(10), 4, shuffle=False).epoch(5)]
     assert torch.cat(taken).tolist() == list(range(10))
 
 
@@ -114,19 +105,19 @@ def test_a_batch_with_fewer_samples_than_ranks_is_refused():
 
 
 def test_a_part_is_cut_for_the_first_rank_where_none_is_named():
-    (update,) = Batches(numbered(4), 4, size=2, shuffle=False).epoch(0)
-    assert update.passes[0].targets.tolist() == [0, 1]
+    ((_, (batch,)),) = Batches(numbered(4), 4, size=2, shuffle=False).epoch(0)
+    assert batch.targets.tolist() == [0, 1]
 
 
 def test_rounds_are_counted_from_the_beginning_of_the_run():
     batches = Batches(numbered(45), 10)
-    assert [update.round for epoch in range(2) for update in batches.epoch(epoch)] == list(range(10))
+    assert [number for epoch in range(2) for number, _ in batches.epoch(epoch)] == list(range(10))
 
 
-def test_an_epoch_can_be_cut_short_behind_skipped_updates():
+def test_an_epoch_can_be_cut_short():
     batches = Batches(numbered(45), 10)
-    assert [update.round for update in batches.epoch(2, skip=1, rounds=2)] == [11, 12]
-    assert [update.round for update in batches.epoch(2, skip=3, rounds=9)] == [13, 14]
+    assert [number for number, _ in batches.epoch(2, rounds=2)] == [10, 11]
+    assert [number for number, _ in batches.epoch(2, rounds=9)] == [10, 11, 12, 13, 14]
 
 
 def test_an_order_that_was_prepared_is_taken_and_not_drawn_again(monkeypatch):
@@ -135,16 +126,16 @@ def test_an_order_that_was_prepared_is_taken_and_not_drawn_again(monkeypatch):
     drawn = batches.order(1)
     monkeypatch.setattr(batches, "order", lambda _: pytest.fail("it is drawn again"))
     batches.prepare(1)
-    (update,) = batches.epoch(1)
-    assert torch.equal(update.passes[0].targets, drawn)
+    ((_, (batch,)),) = batches.epoch(1)
+    assert torch.equal(batch.targets, drawn)
 
 
 def test_an_order_that_was_taken_is_not_kept(monkeypatch):
     batches = Batches(numbered(6), 6)
     list(batches.epoch(0))
     monkeypatch.setattr(batches, "order", lambda _: torch.arange(5, -1, -1))
-    (update,) = batches.epoch(0)
-    assert update.passes[0].targets.tolist() == [5, 4, 3, 2, 1, 0]
+    ((_, (batch,)),) = batches.epoch(0)
+    assert batch.targets.tolist() == [5, 4, 3, 2, 1, 0]
 
 
 def test_the_seed_is_0_where_none_is_given():

@@ -115,7 +115,7 @@ def test_batches_are_dealt_as_the_pace_and_the_balance_say(
 ) -> None:
     def work(comm: Communicator) -> tuple[int, int, bool, bool]:
         batches, speed = deal(TrainConfig(batch_size=10, balance=balance), strategy, PART, comm)
-        assert sum(len(p.targets) for update in batches.epoch(0) for p in update.passes) <= 50
+        assert sum(len(p.targets) for _, passes in batches.epoch(0) for p in passes) <= 50
         return batches.updates, batches.batch_size, batches.own, speed is not None
 
     assert VirtualWorld(2).run(work) == [found] * 2

@@ -98,7 +98,7 @@ def test_a_rank_that_recovers_gets_its_part_back() -> None:
         balance = SpeedBalance(batches, comm, first=2, every=2)
         updates, parts = batches.epoch(0), []
         for turn in range(12):
-            samples = len(next(updates).passes[0].targets)
+            samples = len(next(updates)[1][0].targets)
             parts.append(samples)
             balance.note(samples, samples * (3.0 if comm.rank and turn < 6 else 1.0))
         return parts

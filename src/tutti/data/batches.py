@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -37,20 +37,9 @@ class Batch:
     share: float
 
 
-@dataclass(frozen=True)
-class Update:
-    """One rank's part of one weight update, or of one round of updates where each rank makes its own.
-
-    Attributes:
-        samples: how many samples stand behind it, over all ranks and passes.
-        passes: what this rank computes, one after the other.
-        round: its number since the run began, from 0.
-    """
-
-    samples: int
-    passes: tuple[Batch, ...]
-    round: int
-
+Round: TypeAlias = tuple[int, tuple[Batch, ...]]
+"""An update, or a round of them where each rank makes its own: its number since the run began, from 0; and
+what one rank computes for it, one pass after the other."""
 
 _Span = tuple[int, int, float]
 """The beginning and end of a rank's pass in a round, and its share."""
@@ -161,22 +150,28 @@ class Batches:
             order = order.pin_memory().to(self.part.device, non_blocking=True)
         self._orders = {epoch: order}
 
-    def epoch(self, epoch: int, skip: int = 0, rounds: int | None = None) -> Iterator[Update]:
-        """The updates of one epoch, this rank's part of each.
+    def samples(self, rounds: int) -> int:
+        """The samples of the first rounds of an epoch, over all ranks and passes."""
+        return min(rounds * self.round_size, len(self.part))
+
+    def samples_of(self, number: int) -> int:
+        """The samples of a round, over all ranks and passes, by its number since the run began."""
+        return self._last_size if (number + 1) % self.updates == 0 else self.round_size
+
+    def epoch(self, epoch: int, rounds: int | None = None) -> Iterator[Round]:
+        """The rounds of one epoch, this rank's passes of each.
 
         Args:
             epoch: its number, from 0.
-            skip: how many updates to leave out at its beginning (they were done before).
-            rounds: how many updates to make at most.
+            rounds: how many of them to make at most.
         """
         self.prepare(epoch)
-        order, count, take = self._orders.pop(epoch), len(self.part), self.take
-        stop = self.updates if rounds is None else min(self.updates, skip + rounds)
-        for update in range(skip, stop):
+        order, take = self._orders.pop(epoch), self.take
+        for update in range(self.updates if rounds is None else min(self.updates, rounds)):
             start = update * self.round_size
             spans = self._last if update == self.updates - 1 else self._full
             batches = tuple(Batch(*take(order[start + a : start + b]), share) for a, b, share in spans)
-            yield Update(min(self.round_size, count - start), batches, epoch * self.updates + update)
+            yield epoch * self.updates + update, batches
 
     def _spans(self, samples: int, speeds: Sequence[float] = ()) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
@@ -220,8 +215,7 @@ class Queue(Batches):
         super().__init__(batches.part, batches.batch_size, batches.rank, batches.size, *order, own=True)
         self._draw = draw
         self._count = -(-len(batches.part) // batches.batch_size)
-        self._first: int | None = None
-        self._held: int | None = None
+        self._ticket: int | None = None
 
     @property
     @override
@@ -234,37 +228,22 @@ class Queue(Batches):
         """Do nothing: the samples of an epoch are looked up batch by batch."""
 
     @override
-    def epoch(self, epoch: int, skip: int = 0, rounds: int | None = None) -> Iterator[Update]:
-        """The batches of one epoch that this rank gets. Epochs are asked for in order, without gaps.
+    def epoch(self, epoch: int, rounds: int | None = None) -> Iterator[Round]:
+        """The batches of one epoch that this rank gets. Epochs are asked for in order, without gaps, from 0.
 
         Args:
             epoch: its number, from 0.
-            skip: rounds to leave out at its beginning (they were done before); for the first epoch asked for.
             rounds: how many rounds the epoch is cut short to.
-
-        Yields:
-            One update for each batch that this rank gets. Its `samples` are those that all ranks were dealt
-            since this rank's last.
         """
-        size, start = self.size, epoch * self._count
-        if self._first is None:
-            self._first = start + min(self._count, skip * size)
-        stop = start + (self._count if rounds is None else min(self._count, (skip + rounds) * size))
-        order, known = self.order(epoch), max(start, self._first)
-        while (ticket := self._next(self._first)) < stop:
-            self._held = None
-            number = ticket - start
-            first, last = number * self.batch_size, min((number + 1) * self.batch_size, len(self.part))
-            passes = self._passes(order[first:last])
-            dealt = last - (known - start) * self.batch_size
-            known = ticket + 1
-            yield Update(dealt, passes, epoch * self.updates + number // size)
-
-    def _next(self, first: int) -> int:
-        """The rank's ticket, counted from the beginning of epoch 0; it stays its own until it is used."""
-        if self._held is None:
-            self._held = first + self._draw()
-        return self._held
+        start, order = epoch * self._count, self.order(epoch)
+        stop = start + (self._count if rounds is None else min(self._count, rounds * self.size))
+        if self._ticket is None:
+            self._ticket = self._draw()
+        while self._ticket < stop:
+            number = self._ticket - start
+            passes = self._passes(order[number * self.batch_size : (number + 1) * self.batch_size])
+            yield epoch * self.updates + number // self.size, passes
+            self._ticket = self._draw()
 
     def _passes(self, indices: Tensor) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
-from tutti.data.batches import Batch, Batches, Update
+from tutti.data.batches import Batch, Batches
 from tutti.errors import BadOption, NotFinite
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
@@ -272,32 +272,31 @@ class Trainer:
 
     def _train(self, epoch: int, last: int, tally: Tally) -> None:
         """Make the updates of one epoch, up to update number `last` of the run."""
-        stages, dealt, on_step = self._stages, 0, self._hooks.on_step
+        stages, on_step, first = self._stages, self._hooks.on_step, self._step
         began = stages.start()
         report = began + self._progress.every_s
-        for update in self._batches.epoch(epoch, rounds=last - self._step):
+        for made, passes in self._batches.epoch(epoch, rounds=last - first):
             stages.lap("data")
             if on_step is not None:
-                on_step(update.round)
+                on_step(made)
                 stages.start()
-            loaded = self._schedule_until(update.round)
+            loaded = self._schedule_until(made)
             late = self.worker.is_late()
-            samples, weight = (0, 0.0) if late else self._compute(update, epoch, tally)
+            samples, weight = (0, 0.0) if late else self._compute(passes, epoch, tally)
             computed = stages.last
             self._lr = self._optimizer.param_groups[0]["lr"]
             if not late and (samples or not self._batches.own):
-                self._divide(update, samples, weight)
+                self._divide(made, passes, samples, weight)
                 self.worker.step()
                 self._steps += 1
             else:
                 self.worker.skip()
             if self._balance is not None:
                 self._balance.note(samples, computed - loaded)
-            self._step = update.round + 1
-            dealt += update.samples
+            self._step = made + 1
             now = stages.lap(EXCHANGE)
             if now >= report:
-                rate = _rate(dealt, now - began)
+                rate = _rate(self._batches.samples(self._step - first), now - began)
                 self._progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
                 report = stages.start() + self._progress.every_s
         self._step = last
@@ -315,10 +314,10 @@ class Trainer:
             self._scheduled += 1
         return self._stages.lap("update")
 
-    def _compute(self, update: Update, epoch: int, tally: Tally) -> tuple[int, float]:
+    def _compute(self, passes: Sequence[Batch], epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
         before, weight = tally.samples, 0.0
-        for batch in update.passes:
+        for batch in passes:
             if batch.share or self._collective:
                 weight += self._pass(batch, epoch, tally)
         if isinstance(tally.loss, Tensor):
@@ -327,19 +326,19 @@ class Trainer:
         self._charge(tally.samples - before)
         return tally.samples - before, weight
 
-    def _divide(self, update: Update, samples: int, weight: float) -> None:
+    def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
         """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
         worker, own = self.worker, self._batches.own
         if not own:
-            worker.share = sum(batch.share for batch in update.passes)
+            worker.share = sum(batch.share for batch in passes)
         if not self._loss.weighed:
             return
         if own:
             divide_by_weight(self.replica, None, weight, samples)
         elif worker.divides:
-            worker.weight = weight / update.samples
+            worker.weight = weight / self._batches.samples_of(made)
         else:
-            whole = divide_by_weight(self.replica, self.comm, weight, update.samples)
+            whole = divide_by_weight(self.replica, self.comm, weight, self._batches.samples_of(made))
             worker.share = weight / whole if whole else 0.0
 
     def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from itertools import count, islice, repeat
+from itertools import chain, count, islice
 from typing import cast
 
 import torch
@@ -20,7 +20,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
-from tutti.data import Batch, Batches, Update
+from tutti.data import Batch, Batches, Round
 from tutti.errors import BadOption
 from tutti.model_parallel.base import Of, gradient_of, portion_of, taken, values_of
 from tutti.model_parallel.layout import Layout
@@ -115,9 +115,9 @@ class Parallel:
         self.replica, self.worker = parts.workers.replica, parts.workers.worker
         self.task.module.train()
 
-    def step(self, update: Update) -> State:
+    def step(self, number: int, passes: Sequence[Batch]) -> State:
         """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
-        loss = self._forward_backward(update)
+        loss = self._forward_backward(number, passes)
         gradient = end_to_end(self.portion.state(gradient_of), self._names)
         self.portion.data.all_reduce(gradient)
         self.worker.step()
@@ -125,11 +125,11 @@ class Parallel:
             self._schedule.step()
         return State(loss, gradient, end_to_end(self.portion.state(), self._names))
 
-    def _forward_backward(self, update: Update) -> float:
+    def _forward_backward(self, number: int, passes: Sequence[Batch]) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
-        self.worker.share = sum(batch.share for batch in update.passes)
+        self.worker.share = sum(batch.share for batch in passes)
         total, weight = torch.zeros(1, dtype=torch.float64), 0.0
-        for batch in update.passes:
+        for batch in passes:
             if self.portion.compute is not None:
                 computed = self.portion.compute(batch)
                 found = computed.loss, len(computed.targets) if computed.weight is None else computed.weight
@@ -144,9 +144,10 @@ class Parallel:
         self.portion.peers.all_reduce(total)
         if not self.task.objective.loss.weighed:
             return total.item()
-        whole = divide_by_weight(self.replica, self.portion.peers, weight, update.samples)
+        samples = self.batches.samples_of(number)
+        whole = divide_by_weight(self.replica, self.portion.peers, weight, samples)
         self.worker.share = weight / whole if whole else 0.0
-        return total.item() * update.samples / whole if whole else 0.0
+        return total.item() * samples / whole if whole else 0.0
 
 
 class _Runs:
@@ -169,18 +170,20 @@ class _Runs:
     """
 
     def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
-        first = next(Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed).epoch(0))
-        self._random = is_random(task.objective, task.module, first.passes[0])
+        whole = Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed)
+        _, (first,) = next(whole.epoch(0))
+        self._rounds = _rounds(whole)
+        self._random = is_random(task.objective, task.module, first)
         self.reasons: tuple[str, ...] = ()
         self.causes: tuple[str, ...] = ()
         if part is not None:
-            self.reasons = tuple(by_design(task.objective, task.module, first.passes[0], parts, part))
+            self.reasons = tuple(by_design(task.objective, task.module, first, parts, part))
         self._task, self._part, self._parts = task, part, parts
         self.plain, self.reversed, self.added_up = (Sequential(job, task, updates) for _ in range(3))
 
-    def backward(self, update: Update) -> None:
-        """Forward and backward of all."""
-        (batch,) = update.passes
+    def backward(self) -> None:
+        """Forward and backward of all with the samples of the next update."""
+        _, (batch,) = next(self._rounds)
         if self._part is not None and not self.causes:
             found = of_the_loss(self._task.objective, self.plain.module, batch, self._parts)
             self.causes = () if found is None else (found,)
@@ -275,17 +278,15 @@ def _compare(
 ) -> Verdict:
     """Train both ways; the verdict is equal on all ranks (collective)."""
     config, peers = job.config, parallel.portion.peers
-    whole = Batches(parallel.task.dataset.train, config.batch_size, seed=config.seed)
     clip = Clip(config.clip_norm, config.clip_value)
     found = deviations(job.dtype)
-    pairs = islice(_pairs(parallel.batches, whole, comm.rank == 0), config.steps)
-    for step, (mine, all_of_it) in enumerate(pairs, start=1):
-        reseed(config.seed, step * peers.size + peers.rank)
-        if sequential is not None and all_of_it is not None:
-            sequential.backward(all_of_it)
-        state = parallel.step(mine)
+    for number, passes in islice(_rounds(parallel.batches), config.steps):
+        reseed(config.seed, (number + 1) * peers.size + peers.rank)
         if sequential is not None:
-            sequential.step(clip, state, found, step)
+            sequential.backward()
+        state = parallel.step(number, passes)
+        if sequential is not None:
+            sequential.step(clip, state, found, number + 1)
     parallel.worker.finish()
     verdict = None
     if sequential is not None:
@@ -311,11 +312,9 @@ def _note(distances: dict[str, Distance], step: int, one: State, other: State) -
     distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
 
 
-def _pairs(mine: Batches, whole: Batches, with_whole: bool) -> Iterator[tuple[Update, Update | None]]:
-    """The rank's part of each update, and on the rank that trains sequentially all of it."""
-    for epoch in count():
-        others = whole.epoch(epoch) if with_whole else repeat(None)
-        yield from zip(mine.epoch(epoch), others, strict=False)
+def _rounds(batches: Batches) -> Iterator[Round]:
+    """The rounds of all epochs, without an end."""
+    return chain.from_iterable(map(batches.epoch, count()))
 
 
 def _print(job: VerifyJob, size: int, task: Task, way: str, verdict: Verdict) -> None:
