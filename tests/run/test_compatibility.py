@@ -13,7 +13,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Part
 from tutti.errors import BadOption
 from tutti.run.build import deal
-from tutti.run.compatibility import check_pairing
+from tutti.run.checks import check_pairing
 from tutti.run.config import TrainConfig
 from tutti.strategies import EASGD, Strategy, Sync
 

@@ -69,7 +69,7 @@ def _taken(passed: Any) -> int:
 def _serve(start: Start, *descriptors: int) -> None:
     there = replace(start, parent=os.getppid(), **dict(zip(DESCRIPTORS, descriptors, strict=True)))
     sys.argv[1:] = [json.dumps(asdict(there))]
-    background_process.main()
+    background.serve(background_process.settle_in())
 
 
 DESCRIPTORS = ("connection", "work", "memory")

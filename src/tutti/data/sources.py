@@ -17,7 +17,8 @@ from pathlib import Path
 from tutti.data.arrays import Array, part_arrays, stored_dtype
 from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import Contents, contents_of
-from tutti.data.formats import read_path
+from tutti.data.formats import FORMATS, nearest, read_start
+from tutti.data.formats.idx import read_folder
 from tutti.data.targets import with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
@@ -89,6 +90,27 @@ def check_word(data: str) -> None:
     path = Path(data).expanduser()
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)
+
+
+def read_path(path: Path) -> Contents[object]:
+    """Read the data set in a file, or in a folder with IDX files.
+
+    Raises:
+        BadData: it is missing, empty, broken or of another kind, or files that belong to it are missing.
+    """
+    if not path.exists():
+        raise BadData(f"there is no {path}; {nearest(path)}")
+    if path.is_dir():
+        return read_folder(path)
+    start = read_start(path)
+    for form in FORMATS.values():
+        if start.startswith(form.start):
+            return form.read(path)
+    known = ", ".join(f"{name} ({form.start.hex(' ')} ...)" for name, form in FORMATS.items())
+    raise BadData(
+        f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "
+        f"formats: {known}"
+    )
 
 
 def _classes(value: object) -> int | None:

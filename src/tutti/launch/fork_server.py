@@ -21,10 +21,11 @@ import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Final
 
 from tutti.launch.guard import signal_all
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
+from tutti.launch.rank_main import Descriptors, RankPlace, run
 from tutti.launch.signals import SignalWatch
 
 IDLE_S: Final = 300.0
@@ -37,45 +38,6 @@ _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8
 _POLL_S: Final = 0.01
 _OWN: Final = "tutti."
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """Fork a rank: its place in the job. The descriptors are sent with it.
-
-    Attributes:
-        rank: this rank.
-        size: the number of ranks.
-        entry: the function to run, as "package.module:function".
-        block: the offset of the world's control block in the arena.
-        threads: how many threads torch may use.
-        cores: the logical CPUs to run on.
-    """
-
-    rank: int
-    size: int
-    entry: str
-    block: int
-    threads: int
-    cores: tuple[int, ...]
-
-
-class Descriptors(NamedTuple):
-    """The open files that a rank gets.
-
-    Attributes:
-        arena: the host's shared memory.
-        job: the file with the pickled `tutti.launch.rank_main.RankJob`.
-        reports: the pipe for its report.
-        output: what becomes its standard output.
-        errors: what becomes its standard error.
-    """
-
-    arena: int
-    job: int
-    reports: int
-    output: int
-    errors: int
 
 
 @dataclass(frozen=True)
@@ -152,8 +114,6 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
     found = ForkServerProcess(supervisor, control, idle_s).serve()
     if found is not None:
         gc.enable()
-        from tutti.launch.rank_main import run
-
         run(*found)
     else:
         # There is nothing to clean up, and taking torch down takes time.

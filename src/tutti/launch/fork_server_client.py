@@ -19,16 +19,15 @@ from typing import Final
 from tutti.launch.fork_server import (
     GRACE_S,
     IDLE_S,
-    Descriptors,
     EndRanks,
     RankEnded,
-    RankPlace,
     Ready,
     receive,
     send,
 )
 from tutti.launch.guard import JOB, end_processes_of
 from tutti.launch.orphans import command_of
+from tutti.launch.rank_main import Descriptors, RankPlace
 from tutti.launch.signals import held_back
 
 VOLATILE: Final = ("PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "_")

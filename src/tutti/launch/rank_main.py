@@ -11,16 +11,54 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tutti.launch import launcher
 from tutti.launch.exit_reports import Report, done, encode, failure, without_launcher
-from tutti.launch.fork_server import Descriptors, RankPlace
 from tutti.launch.malloc import keep_memory
 from tutti.terminal import identity, lasting_output, say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Fork a rank: its place in the job. The descriptors are sent with it.
+
+    Attributes:
+        rank: this rank.
+        size: the number of ranks.
+        entry: the function to run, as "package.module:function".
+        block: the offset of the world's control block in the arena.
+        threads: how many threads torch may use.
+        cores: the logical CPUs to run on.
+    """
+
+    rank: int
+    size: int
+    entry: str
+    block: int
+    threads: int
+    cores: tuple[int, ...]
+
+
+class Descriptors(NamedTuple):
+    """The open files that a rank gets.
+
+    Attributes:
+        arena: the host's shared memory.
+        job: the file with the pickled `RankJob`.
+        reports: the pipe for its report.
+        output: what becomes its standard output.
+        errors: what becomes its standard error.
+    """
+
+    arena: int
+    job: int
+    reports: int
+    output: int
+    errors: int
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.layout import control_bytes
 from tutti.errors import TuttiError
 from tutti.launch.exit_reports import Death, Report, cause, decode
-from tutti.launch.fork_server import Descriptors, RankEnded, RankPlace
+from tutti.launch.fork_server import RankEnded
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
-from tutti.launch.rank_main import RankJob
+from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
 from tutti.launch.signals import SignalWatch, act_on
 
 CAUSE_S: Final = 1.0

@@ -6,21 +6,50 @@ started them, nobody else has.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 import torch
 from torch import nn
 
 from tutti import models, optim
 from tutti.data.batches import check_split
 from tutti.data.sources import check_word
+from tutti.errors import BadOption
 from tutti.load_object import names_object
 from tutti.optim.schedules import check_schedule
+from tutti.parameter_server.base import Centre
 from tutti.run.build import build_strategy
-from tutti.run.compatibility import check_pairing
+from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job, layout_of
-from tutti.strategies import Strategy
+from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
+from tutti.strategies.centred import Centred
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import check_metrics
+
+PACES: Final[dict[str, dict[str, Pace]]] = {
+    "balance": {"speed": Pace.TOGETHER, "queue": Pace.FREE},
+    "validate": {"distributed": Pace.FREE, "background": Pace.FREE},
+}
+"""The pace of workers that the values of an option need; others go with any."""
+
+REMEDIES: Final[dict[str, dict[Pace, str]]] = {
+    "balance": {
+        Pace.TOGETHER: "--balance speed",
+        Pace.ABREAST: "--balance none",
+        Pace.FREE: "--balance queue",
+    },
+    "validate": dict.fromkeys(Pace, "--validate pause"),
+}
+"""The value of an option that goes with a pace."""
+
+WORKERS: Final = {
+    Pace.TOGETHER: "make each update together, from one batch",
+    Pace.ABREAST: "have batches of their own and make every step at the same time",
+    Pace.FREE: "have batches of their own and wait for nobody",
+}
+"""The workers of a pace, in words."""
 
 
 def check_job(job: Job, ranks: int, hosts: int = 1) -> None:
@@ -59,6 +88,62 @@ def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
     if strategy.pace is Pace.TOGETHER:
         check_split(config.batch_size, workers)
     return strategy
+
+
+def check_pairing(strategy: Strategy, config: TrainConfig, compared: bool = False) -> None:
+    """Refuse a strategy that does not go with the options of the run; `compared`: with one process.
+
+    Raises:
+        BadOption: the message names what goes together.
+    """
+    for message in refused_strategy(strategy, config, compared):
+        raise BadOption(message)
+
+
+def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool) -> Iterator[str]:
+    """Describe what of a run does not go with its strategy.
+
+    Args:
+        strategy: of the workers.
+        c: the configuration of the run.
+        compared: the run is compared with that of one process.
+    """
+    name, together = f"'{strategy.name}'", strategy.pace is Pace.TOGETHER
+    if compared and not together:
+        yield (
+            f"strategy {name} gives every worker batches of its own, so it does not follow sequential "
+            "training; compare one that makes each update together, such as '--strategy sync'"
+        )
+    for option in () if compared else ("balance", "validate"):
+        needed = PACES[option].get(getattr(c, option), strategy.pace)
+        if needed != strategy.pace:
+            yield _unfit(strategy, c, option, needed)
+    if c.parallel is not None and not together:
+        yield (
+            "--parallel needs a strategy whose workers make each update together, and those of "
+            f"{name} do not; leave --strategy out, or use sync"
+        )
+    if c.servers > 0 and not isinstance(strategy, Centred):
+        yield (
+            f"strategy {name} cannot run on servers: only strategies derived from "
+            "tutti.strategies.centred.Centred say what a server does; leave --servers out"
+        )
+    if c.device != "cpu" and Centre in strategy.needs:
+        yield (
+            f"strategy {name} keeps its centre in the CPU's memory, and --device is '{c.device}'; use "
+            "--strategy solo there, or --device cpu"
+        )
+
+
+def _unfit(strategy: Strategy, config: TrainConfig, option: str, needed: Pace) -> str:
+    pace, whole = strategy.pace, config.parallel is None
+    fit = ", ".join(sorted(name for name, kind in STRATEGIES.items() if kind.pace == needed))
+    given = f"'{strategy.name}'" if whole else f"--parallel {config.parallel}"
+    return (
+        f"--{option} {getattr(config, option)} is for strategies whose workers {WORKERS[needed]} "
+        f"({fit}), but those of {given} {WORKERS[pace]}; use {REMEDIES[option][pace]}"
+        f"{', or such a strategy' if whole else ''}"
+    )
 
 
 def check_names(job: Job) -> None:

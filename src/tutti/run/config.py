@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,17 @@ from tutti.models import MODELS
 from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
-from tutti.run.compatibility import refused_options
 from tutti.run.trust import check as check_trust
 from tutti.training.loggers import optional_loggers
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
 
+
+NEEDS_GPU_SAMPLES: Final = (
+    "--cuda-graph on is for samples that lie on a GPU; use --device cuda, a data set that takes at "
+    "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
+)
 
 MOST_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
@@ -293,6 +297,27 @@ def _check_option(name: str, value: object) -> None:
         raise BadOption(f"{name} is {value!r}; give a number, a text, true, false, null, or a list of these")
 
 
+def _refused_options(c: TrainConfig) -> Iterator[str]:
+    """Describe the options of a configuration that do not go together, whatever the strategy."""
+    if c.epochs is not None and c.steps is not None:
+        yield "both --epochs and --steps are given; give one of them"
+    if c.levels == 2 and not c.servers:
+        yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
+    if c.levels == 1 and c.climb_every is not None:
+        yield "--climb-every is for two levels of centres; give --levels 2, or leave it out"
+    if c.parallel is None and c.parallel_options:
+        given = f"--parallel.{next(iter(c.parallel_options))}"
+        yield f"{given} is given, but no --parallel; name a way, such as --parallel pipeline"
+    if c.parallel is not None and c.servers > 0:
+        yield "--servers keep the centre of whole models; leave them out, or --parallel"
+    if c.parallel is not None and c.balance != "none":
+        yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
+    if c.parallel is not None and c.device == "cuda":
+        yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
+    if c.cuda_graph == "on" and (c.device == "cpu" or c.balance == "queue"):
+        yield NEEDS_GPU_SAMPLES
+
+
 def _check(config: TrainConfig) -> None:
     _check_types(config)
     if config.device.startswith("cuda:"):
@@ -316,7 +341,7 @@ def _check(config: TrainConfig) -> None:
         )
     if config.levels not in (1, 2):
         raise BadOption(f"--levels is {config.levels}; give 1 or 2")
-    for message in refused_options(config):
+    for message in _refused_options(config):
         raise BadOption(message)
     for f in fields(config):
         value, least, most = getattr(config, f.name), f.metadata["least"], f.metadata["most"]

@@ -27,8 +27,7 @@ from tutti.run import summary_lines
 from tutti.run.assembly import Assembly, assemble
 from tutti.run.build import default_floats, open_config_data, outputs_for, reseed, seeded
 from tutti.run.checks import check_strategy
-from tutti.run.compatibility import NEEDS_GPU_SAMPLES
-from tutti.run.config import TrainConfig
+from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.recording import Recording, crew_of, observed
 from tutti.run.rollback import take_back_after_me

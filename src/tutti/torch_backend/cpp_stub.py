@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import Backend, Reducer, Work
 from torch.distributed import ProcessGroup
 
-from tutti.torch_backend.registration import NAME
+from tutti.torch_backend import NAME
 from tutti.torch_backend.work import Operation
 
 

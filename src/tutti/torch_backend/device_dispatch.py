@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import PrefixStore, ProcessGroup, Store  # type: ignore[attr-defined]
 
+from tutti.torch_backend import NAME
 from tutti.torch_backend.errors import Unusable
-from tutti.torch_backend.registration import NAME
 
 
 class DeviceDispatch:

@@ -44,8 +44,8 @@ from torch.autograd.profiler import record_function
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.liveness import CROWDED_YIELD_S, LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
 from tutti.errors import PeerLost
+from tutti.torch_backend import NAME
 from tutti.torch_backend.errors import Absent, Closed, RankLost
-from tutti.torch_backend.registration import NAME
 from tutti.torch_backend.work import Operation
 
 if TYPE_CHECKING:

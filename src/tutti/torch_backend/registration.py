@@ -18,6 +18,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tutti.torch_backend import NAME
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
@@ -27,7 +29,6 @@ Rendezvous = Callable[[float], int | None]
 Returns the descriptor of the file that holds their store, or None: the environment says where they meet.
 """
 
-NAME = "tutti"
 _HOME = "torch.distributed.distributed_c10d"
 _RENDEZVOUS_MODULE = "torch.distributed.rendezvous"
 _TRACE_RULES = "torch._dynamo.trace_rules"

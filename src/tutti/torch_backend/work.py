@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,16 @@ from torch.futures import Future
 if TYPE_CHECKING:
     from tutti.comm.shm.barrier import Steps
     from tutti.comm.shm.point_to_point import Receiving
-    from tutti.torch_backend.progress import ProgressEngine
+
+
+class Progress(Protocol):
+    """The engine that runs a group's operations, as far as they know it."""
+
+    lock: Lock
+    """Held by the thread that runs operations."""
+
+    def finish(self, operation: Operation, timeout_s: float = 0.0) -> None:
+        """Wait until an operation is over."""
 
 
 class Operation(Work):
@@ -39,7 +49,7 @@ class Operation(Work):
     done = False
     error: BaseException | None = None
     deadline_s = 0.0
-    _progress: ProgressEngine | None = None
+    _progress: Progress | None = None
     _steps: Steps | None = None
     _receiving: Receiving | None = None
     _future: Future[Any] | None = None
@@ -47,7 +57,7 @@ class Operation(Work):
 
     def __init__(
         self,
-        progress: ProgressEngine,
+        progress: Progress,
         steps: Steps,
         outputs: Sequence[Tensor],
         what: str,

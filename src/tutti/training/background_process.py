@@ -12,7 +12,8 @@ from typing import Final
 
 PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
-    "from tutti.training.background_process import main; main()"
+    "from tutti.training.background_process import settle_in; start = settle_in(); "
+    "from tutti.training.background import serve; serve(start)"
 )
 """The program of the process: with the rank's search path it finds the same modules."""
 
@@ -41,19 +42,11 @@ class Start:
     memory: int
 
 
-def main() -> None:
-    """Evaluate what the rank asks for."""
+def settle_in() -> Start:
+    """Be quiet, be last, and be gone when the parent is; return the argument of the process."""
     start = Start(**json.loads(sys.argv[1]))
-    _settle_in(start.parent)
-    from tutti.training.background import serve
-
-    serve(start)
-
-
-def _settle_in(parent: int) -> None:
-    """Be quiet, be last, and be gone when the parent is."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != start.parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -61,3 +54,4 @@ def _settle_in(parent: int) -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
         os.nice(_NICEST)
+    return start

@@ -36,29 +36,6 @@ FORMATS: Final[Registry[Format]] = Registry("tutti.data.formats", "data file for
 """The formats by name."""
 
 
-def read_path(path: Path) -> Contents[object]:
-    """Read the data set in a file, or in a folder with IDX files.
-
-    Raises:
-        BadData: it is missing, empty, broken or of another kind, or files that belong to it are missing.
-    """
-    if not path.exists():
-        raise BadData(f"there is no {path}; {nearest(path)}")
-    if path.is_dir():
-        from tutti.data.formats.idx import read_folder
-
-        return read_folder(path)
-    start = read_start(path)
-    for form in FORMATS.values():
-        if start.startswith(form.start):
-            return form.read(path)
-    known = ", ".join(f"{name} ({form.start.hex(' ')} ...)" for name, form in FORMATS.items())
-    raise BadData(
-        f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "
-        f"formats: {known}"
-    )
-
-
 def read_start(path: Path, count: int = 4) -> bytes:
     """Read the first bytes of a file.
 
