@@ -19,8 +19,8 @@ from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.launch.placement import Host
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import run
 from tutti.run.rollback import take_back_after_me
+from tutti.run.start import run
 from tutti.run.train_job import TrainJob
 
 KILLED = """
@@ -99,7 +99,7 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
     monkeypatch.chdir(tmp_path)
     Path("full").mkdir()
     Path("full/other.txt").write_text("something")
-    monkeypatch.setattr("tutti.run.jobs.start", start)
+    monkeypatch.setattr("tutti.run.start.start", start)
     importlib.import_module("torch")  # Without it the ranks would have to find out.
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.run import jobs
+from tutti.run import start
 from tutti.run.config import TrainConfig
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -56,9 +56,9 @@ def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(
 def test_what_does_not_fit_is_refused_before_any_rank_starts(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "start", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr(start, "start", lambda *_, **__: pytest.fail("ranks were started"))
     with pytest.raises(tutti.UserError) as caught:
-        jobs.run(job(**options))
+        start.run(job(**options))
     assert message in str(caught.value)
 
 

@@ -100,7 +100,7 @@ def test_ranks_under_mpirun_learn_and_end_with_the_same_weights() -> None:
 def test_an_unfit_world_is_refused_before_any_rank_starts(
     strategy: str, world: dict[str, object], remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tutti.run.jobs.start", _no_start)
+    monkeypatch.setattr("tutti.run.start.start", _no_start)
     with pytest.raises(BadOption, match=remedy):
         tutti.train(strategy=strategy, quiet=True, **world)
 

@@ -173,7 +173,7 @@ def caught(
             [Contender(one, Fate.RACING, Timing(1, 32, 1.0), rates, 9) for one, rates in turns]
         )
 
-    monkeypatch.setattr("tutti.run.jobs.start", start)
+    monkeypatch.setattr("tutti.run.start.start", start)
     monkeypatch.setattr(planning, "allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
     return jobs
 

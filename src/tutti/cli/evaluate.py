@@ -13,7 +13,7 @@ from tutti.launch.cores import allowed_cores
 from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
-from tutti.run.jobs import run as run_job
+from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS, EvaluateJob
 
 

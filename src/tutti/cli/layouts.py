@@ -14,7 +14,7 @@ from tutti.launch.cores import allowed_cores
 from tutti.model_parallel.layout import ranks_of
 from tutti.registry import part
 from tutti.run.config import Options
-from tutti.run.jobs import run as run_job
+from tutti.run.start import run as run_job
 from tutti.studies.layouts_job import LayoutsJob
 
 USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", "precision", "seed")

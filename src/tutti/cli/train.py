@@ -15,7 +15,7 @@ from tutti.models import MODELS
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
-from tutti.run.jobs import run as run_job
+from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
 from tutti.studies.autotune.plan import planned
 

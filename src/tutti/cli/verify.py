@@ -12,7 +12,7 @@ from tutti.cli.options import Parser, config_from
 from tutti.errors import TuttiError
 from tutti.registry import part
 from tutti.run.config import Options
-from tutti.run.jobs import run as run_job
+from tutti.run.start import run as run_job
 from tutti.studies.verify.tolerance import DTYPES, VerifyJob
 
 

@@ -19,8 +19,8 @@ from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
-from tutti.run.jobs import run
 from tutti.run.pickled_arguments import by_name, named_or_given
+from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output

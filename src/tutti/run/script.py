@@ -20,7 +20,7 @@ from tutti.launch.launcher import LaunchContext, started_by
 from tutti.launch.placement import place_ranks
 from tutti.launch.rendezvous import LOOPBACK, reserved_port, set_rendezvous_file, variables
 from tutti.launch.start import start
-from tutti.run.jobs import announce
+from tutti.run.start import announce
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator

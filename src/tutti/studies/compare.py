@@ -25,7 +25,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.run import summary_lines
 from tutti.run.checks import check_names, check_strategy
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import run
+from tutti.run.start import run
 from tutti.run.train_job import TrainJob
 
 CROSSED: Final = {

@@ -15,7 +15,8 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import Job, announce, run
+from tutti.run.jobs import Job
+from tutti.run.start import announce, run
 from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
 
