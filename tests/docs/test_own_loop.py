@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import tutti
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 
 DOCS = Path(__file__).parents[2] / "docs"
 COUNT = 23
@@ -93,7 +94,7 @@ def ended(found: dict[str, Any]) -> tuple[list[Tensor], float]:
 
 
 def _on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], float]:
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     try:
         return ended(run(program))
     finally:

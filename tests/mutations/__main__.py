@@ -63,6 +63,11 @@ TESTS: Final = {
     ),
     "own_loop/fingerprints.py": ("own_loop/test_other_samples.py",),
     "own_loop/meetings.py": (*OWN_LOOPS, "own_loop/test_ways_apart.py"),
+    "own_loop/loop.py": (
+        *OWN_LOOPS,
+        "own_loop/test_strategies_of_several.py",
+        "own_loop/test_ways_apart.py",
+    ),
     "own_loop/shard.py": (
         *OWN_LOOPS,
         "own_loop/test_strategies_of_several.py",

@@ -10,7 +10,8 @@ import torch
 
 from tests.comm.ranks import World
 from tutti.comm.base import Communicator
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 
 
 class Worlds:
@@ -41,9 +42,9 @@ class Worlds:
 
 
 @contextmanager
-def job(comm: Communicator) -> Iterator[shard.OwnLoop]:
+def job(comm: Communicator) -> Iterator[OwnLoop]:
     """This process is a rank of a job that has just begun."""
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     try:
         yield distribute._loop
     finally:

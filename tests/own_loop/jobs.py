@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from tutti import errors
 from tutti.comm.base import Communicator
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.strategies import Strategy
 
 Outcome: TypeAlias = Any
@@ -84,7 +85,7 @@ class Distributed(_Watched):
 
     def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
         super().__init__()
-        distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
         self.rank = comm.rank
         self.strategy = strategy
 

@@ -15,7 +15,8 @@ from tests.run.strategies import Alone, Free, Together
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.strategies import Strategy, Sync
 
 SAMPLES = TensorDataset(torch.randn(23, 5, generator=torch.Generator().manual_seed(1)), torch.arange(23) % 3)
@@ -24,9 +25,9 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def job_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> dict[object, shard.OwnLoop]:
+def job_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> dict[object, OwnLoop]:
     """Each greenlet sees its own job."""
-    jobs: dict[object, shard.OwnLoop] = {}
+    jobs: dict[object, OwnLoop] = {}
     monkeypatch.setattr(distribute, "_current", lambda: jobs[greenlet.getcurrent()])
     monkeypatch.setattr(distribute, "init", lambda: jobs[greenlet.getcurrent()].comm)
     return jobs
@@ -64,7 +65,7 @@ def loader(shuffle: bool = False) -> DataLoader:
 @pytest.mark.parametrize("from_loader", [True, False])
 def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, from_loader) -> None:
     def work(comm: Communicator) -> tuple[list[Tensor], list[str], Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(strategy)
         dealt = distribute.shard(loader() if from_loader else list(loader()))
         assert len(dealt) == [2, 2, 1, 1][comm.rank]
@@ -87,7 +88,7 @@ def test_each_rank_trains_on_whole_batches_in_turn(job_of_each_rank, strategy, f
 
 def test_a_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(job_of_each_rank) -> None:
     def work(comm: Communicator) -> list[Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Free())
         return train(model, optimizer, distribute.shard(loader(shuffle=True)))
 
@@ -98,7 +99,7 @@ def test_a_shuffled_loader_deals_each_sample_once_in_the_order_of_rank_0(job_of_
 
 def test_an_accumulated_batch_that_some_rank_lacks_is_the_mean_of_what_it_had(job_of_each_rank) -> None:
     def work(comm: Communicator) -> tuple[list[str], Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Alone(every=2))
         train(model, optimizer, distribute.shard(loader()))
         return distribute._current().steppers[0].worker.calls, vector(model)
@@ -113,7 +114,7 @@ def test_an_accumulated_batch_that_some_rank_lacks_is_the_mean_of_what_it_had(jo
 
 def test_settled_weights_are_the_same_everywhere_and_training_goes_on_from_the_own(job_of_each_rank) -> None:
     def work(comm: Communicator) -> tuple[Tensor, Tensor, Tensor]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Alone())
         train(model, optimizer, distribute.shard(loader()))
         before = vector(model)
@@ -130,7 +131,7 @@ def test_settled_weights_are_the_same_everywhere_and_training_goes_on_from_the_o
 
 def test_evaluation_without_gradients_skips_nothing(job_of_each_rank) -> None:
     def work(comm: Communicator) -> tuple[int, list[str]]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         make(Alone())
         with torch.no_grad():
             samples = sum(len(inputs) for inputs, _ in distribute.shard(loader()))
@@ -141,7 +142,7 @@ def test_evaluation_without_gradients_skips_nothing(job_of_each_rank) -> None:
 
 def test_two_models_at_two_paces_are_refused(job_of_each_rank) -> None:
     def work(comm: Communicator) -> None:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         make(Alone())
         second = nn.Linear(5, 3)
         distribute.distribute(second, torch.optim.SGD(second.parameters()), Sync())
@@ -152,7 +153,7 @@ def test_two_models_at_two_paces_are_refused(job_of_each_rank) -> None:
 
 def test_a_model_that_is_not_trained_here_is_refused(job_of_each_rank) -> None:
     def work(comm: Communicator) -> None:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         distribute.finish(nn.Linear(5, 3))
 
     with pytest.raises(BadOption, match=r"give it to distribute\(\) first"):
@@ -161,7 +162,7 @@ def test_a_model_that_is_not_trained_here_is_refused(job_of_each_rank) -> None:
 
 def test_an_optimizer_without_a_step_in_an_epoch_skips_no_round_of_it(job_of_each_rank) -> None:
     def work(comm: Communicator) -> list[list[str]]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Alone())
         make(Alone())
         train(model, optimizer, distribute.shard(loader()))
@@ -172,7 +173,7 @@ def test_an_optimizer_without_a_step_in_an_epoch_skips_no_round_of_it(job_of_eac
 
 def test_workers_that_wait_for_nobody_may_step_as_often_as_they_like(job_of_each_rank) -> None:
     def work(comm: Communicator) -> list[str]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Free())
         for batch in distribute.shard(loader()):
             train(model, optimizer, [batch, batch])
@@ -185,7 +186,7 @@ def test_the_rounds_of_a_rank_without_a_batch_are_completed_in_the_end(job_of_ea
     """Of two passes behind a step the first two ranks have one, and the others none."""
 
     def work(comm: Communicator) -> list[str]:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Alone(every=2))
         train(model, optimizer, distribute.shard(list(loader())[:2]))
         distribute.finish(model)
@@ -196,7 +197,7 @@ def test_the_rounds_of_a_rank_without_a_batch_are_completed_in_the_end(job_of_ea
 
 def test_passes_are_gathered_without_gradients_being_zeroed(job_of_each_rank) -> None:
     def work(comm: Communicator) -> Tensor:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Alone(every=2))
         for inputs, targets in distribute.shard(list(loader())[:4]):
             nn.functional.cross_entropy(model(inputs.double()), targets).backward()
@@ -213,7 +214,7 @@ def test_passes_are_gathered_without_gradients_being_zeroed(job_of_each_rank) ->
 
 def test_one_rank_alone_may_give_its_optimizer_new_parameters(job_of_each_rank) -> None:
     def work(comm: Communicator) -> bool:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         _, optimizer = make(Alone())
         new = nn.Parameter(torch.ones(2))
         optimizer.add_param_group({"params": [new]})
@@ -226,8 +227,8 @@ def test_one_rank_alone_may_give_its_optimizer_new_parameters(job_of_each_rank) 
 
 def test_batches_are_noted_for_the_innermost_closure_alone() -> None:
     def work(comm: Communicator) -> None:
-        loop = shard.OwnLoop(comm, shard.SampleCounts(1, 1))
-        counts = [shard.SampleCounts(number, number) for number in range(4)]
+        loop = OwnLoop(comm, SampleCounts(1, 1))
+        counts = [SampleCounts(number, number) for number in range(4)]
         with loop.noting() as outer:
             loop.begin_batch(counts[0])
             with loop.noting() as inner:
@@ -244,7 +245,7 @@ def test_the_share_of_gathered_passes_is_that_of_their_samples(job_of_each_rank)
     """The last two batches have seven samples, of which the first rank has two of each."""
 
     def work(comm: Communicator) -> float:
-        job_of_each_rank[greenlet.getcurrent()] = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        job_of_each_rank[greenlet.getcurrent()] = OwnLoop(comm, SampleCounts(1, comm.size))
         model, optimizer = make(Together(every=2))
         train(model, optimizer, distribute.shard(loader()))
         return distribute._current().steppers[0].worker.share

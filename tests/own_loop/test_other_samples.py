@@ -18,8 +18,9 @@ from tests.own_loop.loops.base import FEATURES, fit, net, samples, sgd
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 
 Make = Callable[[int], Iterable[Any]]
 """What a rank gives `shard`, by the seed of its split."""
@@ -148,7 +149,7 @@ def test_what_a_data_set_keeps_of_samples_it_has_read_is_not_compared() -> None:
 
 def train(comm: Communicator, make: Make, split: bool) -> str:
     """What a rank is told, and whether it has moved the weights."""
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model))
     before = model[0].weight.detach().clone()

@@ -11,7 +11,8 @@ from tests.own_loop.jobs import differences
 from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.strategies import Sync
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3])
@@ -38,7 +39,7 @@ def plain(batches: list[tuple[Tensor, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def _settled(comm: Communicator) -> list[list[dict[str, Tensor]]]:
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model))
     inside = []
@@ -60,7 +61,7 @@ def test_settled_and_finished_weights_are_those_of_the_updates_so_far(worlds: Wo
 
 
 def _accumulated(comm: Communicator) -> list[dict[str, Tensor]]:
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(model, sgd(model), Sync(every=EVERY))
     for batch in distribute.shard(loader()):
@@ -80,7 +81,7 @@ def test_the_passes_that_are_left_over_make_the_last_update(worlds: Worlds, size
 
 def _scaled(comm: Communicator) -> list[dict[str, Tensor]]:
     """The scale doubles from pass to pass, and the second pass overflows."""
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     model = net()
     model, optimizer = distribute.distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), Sync(every=EVERY)

@@ -16,7 +16,8 @@ from tests.own_loop.loops.base import fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 
 
 def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[str, Tensor]]:
@@ -24,7 +25,7 @@ def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[
     optimizers = [sgd(first), sgd(second)]
     loader = DataLoader(samples(count), batch_size)
     if comm is not None:
-        distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
         distribute.distribute(first, optimizers[0])
         distribute.distribute(second, optimizers[1], reduction="sum")
     for inputs, targets in loader if comm is None else distribute.shard(loader):
@@ -54,7 +55,7 @@ def _search(comm: Communicator | None, count: int, averaged: bool = False) -> li
     optimizer: Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
     loader: Iterable[list[Tensor]] = DataLoader(samples(count), 4)
     if comm is not None:
-        distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
         distribute.distribute(model, optimizer)
         loader = distribute.shard(loader)
 
@@ -94,7 +95,7 @@ def _return_nothing(comm: Communicator | None) -> list[dict[str, Tensor]]:
     optimizer = sgd(model)
     loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
     if comm is not None:
-        distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
         distribute.distribute(model, optimizer)
         loader = distribute.shard(loader)
     for inputs, targets in loader:
@@ -117,7 +118,7 @@ def _clip_in_a_closure(comm: Communicator | None, name: str, limit: float) -> li
     optimizer = sgd(model)
     loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
     if comm is not None:
-        distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+        distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
         distribute.distribute(model, optimizer, **{name: limit})  # type: ignore[arg-type]
         loader = distribute.shard(loader)
     for inputs, targets in loader:

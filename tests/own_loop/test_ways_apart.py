@@ -15,14 +15,15 @@ from tests.own_loop.loops.base import batches, fit, net, sgd
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
-from tutti.own_loop import distribute, shard
+from tutti.own_loop import distribute
+from tutti.own_loop.loop import OwnLoop, SampleCounts
 from tutti.strategies import Downpour, Local, ParamServer, Strategy, Sync
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
 def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    distribute._loop = shard.OwnLoop(comm, shard.SampleCounts(1, comm.size))
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
     model = net()
     return distribute.distribute(model, sgd(model), strategy)
 
@@ -197,7 +198,7 @@ def test_whoever_waits_for_a_rank_that_left_is_told_where_that_was(
 
 
 def _look_alone(comm: Communicator) -> int:
-    return shard.OwnLoop(comm, shard.SampleCounts(1, 2)).comm.size if comm.rank == 1 else 0
+    return OwnLoop(comm, SampleCounts(1, 2)).comm.size if comm.rank == 1 else 0
 
 
 def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:

@@ -17,19 +17,10 @@ from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.world import join
+from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.shard import (
-    ModuleHook,
-    Number,
-    OpenIteration,
-    OwnLoop,
-    SampleCounts,
-    compared,
-    from_loader,
-    own_part,
-    whole_batches,
-)
-from tutti.own_loop.steppers import JointStepper, Stepper, WorkerStepper
+from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
+from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server import Centre
 from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,19 +18,13 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
-from tutti.own_loop.fingerprints import Fingerprint, Looked, of_dataset
-from tutti.own_loop.gradient_exchange import GradientExchange
+from tutti.own_loop.fingerprints import Fingerprint, of_dataset
+from tutti.own_loop.loop import OwnLoop, SampleCounts, tensors_in
 from tutti.own_loop.meetings import DETAILS, Purpose
 from tutti.strategies.base import Pace
-
-if TYPE_CHECKING:
-    from tutti.own_loop.steppers import Stepper
-
-Number = TypeVar("Number", float, Tensor)
 
 Values = Tensor | list[Any] | tuple[Any, ...]
 """One of the things that a batch consists of: an item for each of its samples."""
@@ -53,231 +43,6 @@ AHEAD = 32
 
 AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers that draw all random numbers of an epoch at its beginning."""
-
-
-@dataclass(eq=False)
-class SampleCounts:
-    """The samples of a batch: this rank's own, and those of all ranks."""
-
-    own: int
-    all: int
-
-
-@dataclass(eq=False)
-class OpenIteration:
-    """An unfinished iteration over dealt batches.
-
-    Attributes:
-        before: the counts before it.
-        counts: those of its batch.
-        samples: how many this rank got of all its batches together.
-        trained: whether its batch was dealt with gradients enabled.
-    """
-
-    before: SampleCounts
-    counts: SampleCounts | None = None
-    samples: int = 0
-    trained: bool = False
-
-    def note(self, counts: SampleCounts, trained: bool) -> None:
-        """Go on to a batch of these counts."""
-        self.counts, self.trained = counts, trained
-        self.samples += counts.own
-
-
-@dataclass
-class OwnLoop:
-    """The state of a user's loop: its ranks, its batches, and the models that `distribute` was given.
-
-    Attributes:
-        comm: all ranks.
-        counts: those of the batch that is trained on.
-        steppers: one for each optimizer.
-        last: those of the batch that was dealt last, also without gradients, such as one to evaluate.
-        samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
-            of all its batches.
-        open: the iterations that go on, the innermost last.
-        counts_of: those of the batch that a tensor belongs to.
-        loaders: of the parts of a loader whose workers are to live on.
-        looked: data sets whose samples were compared between the ranks.
-        exchange: of the models' gradients.
-    """
-
-    comm: Communicator
-    counts: SampleCounts
-    steppers: list[Stepper] = field(default_factory=list)
-    last: SampleCounts = field(init=False)
-    samples: int = 1
-    open: list[OpenIteration] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.last = self.counts
-        self.exchange = GradientExchange(self.comm)
-        self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
-        self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
-        self.looked = cast("Looked", WeakIdKeyDictionary())
-        self._looking: set[nn.Module] = set()
-        self._noted: list[SampleCounts] | None = None
-        self._differentiated = (-1, 0)
-
-    @property
-    def pace(self) -> Pace:
-        """The relation of the workers' steps to each other."""
-        return self.steppers[0].pace if self.steppers else Pace.TOGETHER
-
-    def begin_batch(self, counts: SampleCounts) -> None:
-        """Note the counts of the batch that is dealt now."""
-        self.last, self.samples = counts, counts.own
-        self.exchange.meetings.batches += torch.is_grad_enabled()
-        # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
-        if torch.is_grad_enabled() or not any(one.trained for one in self.open):
-            if self.exchange.unused:
-                self._look_at_inputs()
-            self.train_on(counts)
-            if self._noted is not None:
-                self._noted.append(counts)
-
-    @contextmanager
-    def noting(self) -> Iterator[list[SampleCounts]]:
-        """Inside, batches to train on are noted in the list: what a closure's loss is of."""
-        before, noted = self._noted, list[SampleCounts]()
-        self._noted = noted
-        try:
-            yield noted
-        finally:
-            self._noted = before
-
-    def train_on(self, counts: SampleCounts) -> None:
-        """Weigh gradients by the counts of this batch from now on."""
-        self.counts.own, self.counts.all = counts.own, counts.all
-        self.exchange.weigh(counts.own, counts.all)
-
-    def _differentiate(self, counts: SampleCounts, _: object) -> None:
-        """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
-
-        Raises:
-            BadOption: it has come to those of a batch of which the ranks have other shares, too.
-        """
-        task = torch._C._current_graph_task_id()
-        before, self._differentiated = self._differentiated, (task, counts.all)
-        size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
-        if before[0] == task and not _are_shared_alike({before[1], counts.all}, size, sums):
-            raise BadOption(
-                f"one backward() is of batches of {before[1]} and of {counts.all} samples, of which a rank "
-                f"has different shares ({size} ranks), so that its gradients cannot be weighed; call "
-                "backward() for the loss of each batch, or give batches that the ranks can share evenly "
-                "(drop_last=True)"
-            )
-        self.train_on(counts)
-
-    def close(self, ended: OpenIteration) -> None:
-        """Go on with the batch of the loop around, as an iteration has ended."""
-        self.open.remove(ended)
-        others = [one for one in self.open if one.counts is not None]
-        around = ([one for one in others if one.trained] or others)[-1:]
-        if around and around[0].counts is not None:
-            self.samples = around[0].counts.own
-            self.train_on(around[0].counts)
-            return
-        if ended.counts is not None:
-            self.samples = ended.samples
-        if not ended.trained:
-            self.train_on(ended.before)
-
-    def mean(self, value: Number, count: int) -> Number:
-        """The mean of a figure over the ranks, weighted by their samples (collective)."""
-        sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
-        whole = isinstance(value, Tensor) and not value.is_floating_point()
-        return _like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
-
-    def total(self, value: Number) -> Number:
-        """The sum of a figure over the ranks that have samples of the batch (collective)."""
-        sums = self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)
-        flag = isinstance(value, Tensor) and value.dtype == torch.bool
-        return _like(value, sums[0].item(), torch.int64 if flag else None)
-
-    def whole_loss(self, loss: Number, batches: Sequence[SampleCounts], sums: bool) -> Number:
-        """The loss over all ranks, of those that their closures return (collective).
-
-        Args:
-            loss: this rank's.
-            batches: those that the closure has dealt; none: it is of the batch that is trained on.
-            sums: losses are sums over samples, not means.
-
-        Raises:
-            BadOption: it is of several batches, and a rank's share of one is not that of another.
-        """
-        size, batches = self.comm.size, batches or [self.counts]
-        table = torch.zeros(size, 2, dtype=torch.float64)
-        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in batches)
-        losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
-        wholes = {one.all for one in batches}
-        if not _are_shared_alike(wholes, size, sums):
-            if not sums and bool((losses == losses[0]).all()):
-                return loss  # the closure has averaged it
-            raise BadOption(
-                f"the loss of a closure is over batches of {sorted(wholes)} samples, of which a rank has "
-                f"different shares ({size} ranks), so that the loss of all cannot be told from the ranks'; "
-                "give batches that they can share evenly (drop_last=True)"
-                + ("" if sums else ", or add up tutti.mean(loss) of each batch and return that")
-            )
-        there = counts > 0
-        losses, counts = losses[there], counts[there]
-        return _like(loss, (losses.sum() if sums else (losses * counts).sum() / counts.sum()).item())
-
-    def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:
-        sums = torch.tensor(figures, dtype=torch.float64)
-        if self.comm.size > 1:
-            self.exchange.meetings.come(purpose)
-            with self.exchange.meetings.explaining(purpose):
-                self.comm.all_reduce(sums)
-        return sums
-
-    def _look_at_inputs(self) -> None:
-        """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
-        for stepper in self.steppers:
-            model = stepper.replica.module
-            if model not in self._looking:
-                self._looking.add(model)
-                model.register_forward_hook(ModuleHook(self._weigh_by_inputs), with_kwargs=True)
-
-    def _weigh_by_inputs(
-        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
-    ) -> None:
-        """Weigh gradients by the batch whose tensors, or views of them, a model was called with."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        found = [
-            self.counts_of[known]
-            for tensor in _tensors((inputs, named))
-            for known in (tensor, tensor._base)
-            if known is not None and known in self.counts_of
-        ]
-        for counts in dict.fromkeys(found):
-            self.train_on(counts)
-            for tensor in _tensors(outputs):
-                if tensor.grad_fn is not None:
-                    tensor.grad_fn.register_prehook(partial(self._differentiate, counts))
-
-
-class ModuleHook:
-    """A hook of a module, of which copies of the module have none: they are not trained here."""
-
-    def __init__(self, call: Callable[..., None] | None) -> None:
-        self._call = call
-
-    def __call__(self, *given: object) -> None:
-        """Call it with what torch gives."""
-        if self._call is not None:
-            self._call(*given)
-
-    def __reduce__(self) -> tuple[type[ModuleHook], tuple[None]]:
-        return ModuleHook, (None,)
-
-
-def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
-    """Return whether a rank's share of each of these batches, given by their samples, has the same weight."""
-    return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
 
 
 class ShardSampler:
@@ -464,26 +229,12 @@ def own_part(batch: Any, loop: OwnLoop) -> Any:
 
 
 def _check_lengths(batch: Any, length: int) -> None:
-    for tensor in _tensors(batch):
+    for tensor in tensors_in(batch):
         if tensor.dim() and len(tensor) != length:
             raise BadOption(
                 f"a batch has tensors of {length} and of {len(tensor)} along the first dimension; shard() "
                 "cuts batches whose tensors all have the samples along it"
             )
-
-
-def _like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
-    if not isinstance(value, Tensor):
-        return figure
-    return torch.full_like(value, figure, dtype=dtype, requires_grad=False)
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (tuple, list, dict)):
-        for value in batch.values() if isinstance(batch, dict) else batch:
-            yield from _tensors(value)
 
 
 def _dealt(batch: Any, counts: SampleCounts, loop: OwnLoop) -> Any:
@@ -492,7 +243,7 @@ def _dealt(batch: Any, counts: SampleCounts, loop: OwnLoop) -> Any:
     if counts.own == 0 and not torch.is_grad_enabled():
         return _map(batch, _none_of)
     if loop.comm.size > 1:
-        for tensor in _tensors(batch):
+        for tensor in tensors_in(batch):
             loop.counts_of[tensor] = counts
     return batch
 
@@ -523,7 +274,7 @@ def _map(batch: Any, function: Callable[[Values], Values]) -> Any:
 
 
 def _length(batch: Any) -> int:
-    for tensor in _tensors(batch):
+    for tensor in tensors_in(batch):
         if tensor.dim():
             return len(tensor)
     raise BadOption(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,92 +15,11 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, CallsDiffer, PeerLost
 from tutti.own_loop.divided_optimizer import DividedOptimizer
+from tutti.own_loop.loop import Closure, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.replica import Replica
 from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Pace, Strategy, Worker
-
-if TYPE_CHECKING:
-    from tutti.own_loop.shard import OwnLoop
-
-Closure = Callable[[], Tensor]
-"""Computes the loss and its gradients once more, as torch's optimizers may be given it."""
-
-
-class Stepper(ABC):
-    """Steps of all ranks, made of the calls of a user's loop.
-
-    Attributes:
-        replica: the model.
-        pace: how the ranks' steps relate to each other.
-        sums: losses are sums over samples, not means.
-        steps: how many of its own steps a worker has made, if each has batches of its own.
-        latest: the number of the latest of them, counted over all steppers of the loop.
-    """
-
-    def __init__(
-        self, replica: Replica, optimizer: Optimizer, strategy: Strategy, sums: bool, loop: OwnLoop
-    ) -> None:
-        self.replica, self._optimizer, self._strategy, self._loop = replica, optimizer, strategy, loop
-        self.pace, self._passes, self.sums = strategy.pace, strategy.passes, sums
-        self._number = len(loop.steppers)
-        self._calls, self._own, self._samples = 0, 0, 0
-        self._pending: dict[nn.Parameter, Tensor] = {}
-        self.steps = self.latest = 0
-
-    def take_over(self, optimizer: Optimizer) -> None:
-        """Put our `step` in place of the optimizer's own, which it calls."""
-        native = optimizer.step
-
-        def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
-            return self.step(native, closure)
-
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-
-    @abstractmethod
-    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
-        """One call of the user's `optimizer.step()`, which was `native` before."""
-
-    def skip(self) -> None:
-        """Take part in a step for which the other ranks have a batch, and this one has none."""
-        return
-
-    def settle(self) -> None:
-        """Give the replica the weights to be evaluated (collective)."""
-        return
-
-    def resume(self) -> None:
-        """Go on training after `settle` (collective)."""
-        return
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Give the replica the final weights, after the last step (collective)."""
-
-    def _gather(self, own: int, whole: int) -> None:
-        """Keep this pass' gradient, weighted by its samples; after the last pass, step by all of them."""
-        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
-        for parameter in self.replica.module.parameters():
-            if parameter.grad is not None and own:
-                new = parameter.grad.detach() * (1 if self.sums else own)
-                known = self._pending.get(parameter)
-                self._pending[parameter] = new if known is None else known + new
-            parameter.grad = None
-        if self._calls == self._passes:
-            self._use_gathered()
-
-    def _use_gathered(self) -> None:
-        """Step by what was gathered."""
-        for parameter, gradient in self._pending.items():
-            parameter.grad = gradient if self.sums else gradient / self._samples
-        self._step(self._own, self._samples)
-        for parameter in self._pending:
-            parameter.grad = None
-        self._pending, self._calls, self._own, self._samples = {}, 0, 0, 0
-
-    @abstractmethod
-    def _step(self, own: int, whole: int) -> Any:
-        """Step by the parameters' gradients, which are of `own` samples of this rank among `whole`."""
 
 
 class JointStepper(Stepper):

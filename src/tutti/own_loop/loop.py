@@ -1,0 +1,347 @@
+"""The state of a user's own loop: its ranks, its batch, and the steps of its optimizers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.own_loop.fingerprints import Looked
+from tutti.own_loop.gradient_exchange import GradientExchange
+from tutti.own_loop.meetings import Purpose
+from tutti.replica import Replica
+from tutti.strategies.base import Pace, Strategy
+
+Number = TypeVar("Number", float, Tensor)
+
+Closure = Callable[[], Tensor]
+"""Computes the loss and its gradients once more, as torch's optimizers may be given it."""
+
+
+@dataclass(eq=False)
+class SampleCounts:
+    """The samples of a batch: this rank's own, and those of all ranks."""
+
+    own: int
+    all: int
+
+
+@dataclass(eq=False)
+class OpenIteration:
+    """An unfinished iteration over dealt batches.
+
+    Attributes:
+        before: the counts before it.
+        counts: those of its batch.
+        samples: how many this rank got of all its batches together.
+        trained: whether its batch was dealt with gradients enabled.
+    """
+
+    before: SampleCounts
+    counts: SampleCounts | None = None
+    samples: int = 0
+    trained: bool = False
+
+    def note(self, counts: SampleCounts, trained: bool) -> None:
+        """Go on to a batch of these counts."""
+        self.counts, self.trained = counts, trained
+        self.samples += counts.own
+
+
+@dataclass
+class OwnLoop:
+    """The state of a user's loop: its ranks, its batches, and the models that `distribute` was given.
+
+    Attributes:
+        comm: all ranks.
+        counts: those of the batch that is trained on.
+        steppers: one for each optimizer.
+        last: those of the batch that was dealt last, also without gradients, such as one to evaluate.
+        samples: how many samples of this rank its figures are of: those of that batch; after a loop, those
+            of all its batches.
+        open: the iterations that go on, the innermost last.
+        counts_of: those of the batch that a tensor belongs to.
+        loaders: of the parts of a loader whose workers are to live on.
+        looked: data sets whose samples were compared between the ranks.
+        exchange: of the models' gradients.
+    """
+
+    comm: Communicator
+    counts: SampleCounts
+    steppers: list[Stepper] = field(default_factory=list)
+    last: SampleCounts = field(init=False)
+    samples: int = 1
+    open: list[OpenIteration] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.last = self.counts
+        self.exchange = GradientExchange(self.comm)
+        self.counts_of = cast("MutableMapping[Tensor, SampleCounts]", WeakIdKeyDictionary())
+        self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
+        self.looked = cast("Looked", WeakIdKeyDictionary())
+        self._looking: set[nn.Module] = set()
+        self._noted: list[SampleCounts] | None = None
+        self._differentiated = (-1, 0)
+
+    @property
+    def pace(self) -> Pace:
+        """The relation of the workers' steps to each other."""
+        return self.steppers[0].pace if self.steppers else Pace.TOGETHER
+
+    def begin_batch(self, counts: SampleCounts) -> None:
+        """Note the counts of the batch that is dealt now."""
+        self.last, self.samples = counts, counts.own
+        self.exchange.meetings.batches += torch.is_grad_enabled()
+        # Without gradients it is there to be evaluated, unless nothing else can be what is trained on.
+        if torch.is_grad_enabled() or not any(one.trained for one in self.open):
+            if self.exchange.unused:
+                self._look_at_inputs()
+            self.train_on(counts)
+            if self._noted is not None:
+                self._noted.append(counts)
+
+    @contextmanager
+    def noting(self) -> Iterator[list[SampleCounts]]:
+        """Inside, batches to train on are noted in the list: what a closure's loss is of."""
+        before, noted = self._noted, list[SampleCounts]()
+        self._noted = noted
+        try:
+            yield noted
+        finally:
+            self._noted = before
+
+    def train_on(self, counts: SampleCounts) -> None:
+        """Weigh gradients by the counts of this batch from now on."""
+        self.counts.own, self.counts.all = counts.own, counts.all
+        self.exchange.weigh(counts.own, counts.all)
+
+    def _differentiate(self, counts: SampleCounts, _: object) -> None:
+        """Weigh by this batch the gradients of the backward pass under way, which has come to its outputs.
+
+        Raises:
+            BadOption: it has come to those of a batch of which the ranks have other shares, too.
+        """
+        task = torch._C._current_graph_task_id()
+        before, self._differentiated = self._differentiated, (task, counts.all)
+        size, sums = self.comm.size, all(stepper.sums for stepper in self.steppers)
+        if before[0] == task and not _are_shared_alike({before[1], counts.all}, size, sums):
+            raise BadOption(
+                f"one backward() is of batches of {before[1]} and of {counts.all} samples, of which a rank "
+                f"has different shares ({size} ranks), so that its gradients cannot be weighed; call "
+                "backward() for the loss of each batch, or give batches that the ranks can share evenly "
+                "(drop_last=True)"
+            )
+        self.train_on(counts)
+
+    def close(self, ended: OpenIteration) -> None:
+        """Go on with the batch of the loop around, as an iteration has ended."""
+        self.open.remove(ended)
+        others = [one for one in self.open if one.counts is not None]
+        around = ([one for one in others if one.trained] or others)[-1:]
+        if around and around[0].counts is not None:
+            self.samples = around[0].counts.own
+            self.train_on(around[0].counts)
+            return
+        if ended.counts is not None:
+            self.samples = ended.samples
+        if not ended.trained:
+            self.train_on(ended.before)
+
+    def mean(self, value: Number, count: int) -> Number:
+        """The mean of a figure over the ranks, weighted by their samples (collective)."""
+        sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        return _like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
+
+    def total(self, value: Number) -> Number:
+        """The sum of a figure over the ranks that have samples of the batch (collective)."""
+        sums = self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)
+        flag = isinstance(value, Tensor) and value.dtype == torch.bool
+        return _like(value, sums[0].item(), torch.int64 if flag else None)
+
+    def whole_loss(self, loss: Number, batches: Sequence[SampleCounts], sums: bool) -> Number:
+        """The loss over all ranks, of those that their closures return (collective).
+
+        Args:
+            loss: this rank's.
+            batches: those that the closure has dealt; none: it is of the batch that is trained on.
+            sums: losses are sums over samples, not means.
+
+        Raises:
+            BadOption: it is of several batches, and a rank's share of one is not that of another.
+        """
+        size, batches = self.comm.size, batches or [self.counts]
+        table = torch.zeros(size, 2, dtype=torch.float64)
+        table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in batches)
+        losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
+        wholes = {one.all for one in batches}
+        if not _are_shared_alike(wholes, size, sums):
+            if not sums and bool((losses == losses[0]).all()):
+                return loss  # the closure has averaged it
+            raise BadOption(
+                f"the loss of a closure is over batches of {sorted(wholes)} samples, of which a rank has "
+                f"different shares ({size} ranks), so that the loss of all cannot be told from the ranks'; "
+                "give batches that they can share evenly (drop_last=True)"
+                + ("" if sums else ", or add up tutti.mean(loss) of each batch and return that")
+            )
+        there = counts > 0
+        losses, counts = losses[there], counts[there]
+        return _like(loss, (losses.sum() if sums else (losses * counts).sum() / counts.sum()).item())
+
+    def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:
+        sums = torch.tensor(figures, dtype=torch.float64)
+        if self.comm.size > 1:
+            self.exchange.meetings.come(purpose)
+            with self.exchange.meetings.explaining(purpose):
+                self.comm.all_reduce(sums)
+        return sums
+
+    def _look_at_inputs(self) -> None:
+        """Find by what a model is called with which batch it is trained on, as one was fetched ahead."""
+        for stepper in self.steppers:
+            model = stepper.replica.module
+            if model not in self._looking:
+                self._looking.add(model)
+                model.register_forward_hook(ModuleHook(self._weigh_by_inputs), with_kwargs=True)
+
+    def _weigh_by_inputs(
+        self, module: nn.Module, inputs: tuple[object, ...], named: dict[str, object], outputs: object
+    ) -> None:
+        """Weigh gradients by the batch whose tensors, or views of them, a model was called with."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        found = [
+            self.counts_of[known]
+            for tensor in tensors_in((inputs, named))
+            for known in (tensor, tensor._base)
+            if known is not None and known in self.counts_of
+        ]
+        for counts in dict.fromkeys(found):
+            self.train_on(counts)
+            for tensor in tensors_in(outputs):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(partial(self._differentiate, counts))
+
+
+class ModuleHook:
+    """A hook of a module, of which copies of the module have none: they are not trained here."""
+
+    def __init__(self, call: Callable[..., None] | None) -> None:
+        self._call = call
+
+    def __call__(self, *given: object) -> None:
+        """Call it with what torch gives."""
+        if self._call is not None:
+            self._call(*given)
+
+    def __reduce__(self) -> tuple[type[ModuleHook], tuple[None]]:
+        return ModuleHook, (None,)
+
+
+def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
+    """Return whether a rank's share of each of these batches, given by their samples, has the same weight."""
+    return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
+
+
+def _like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
+    if not isinstance(value, Tensor):
+        return figure
+    return torch.full_like(value, figure, dtype=dtype, requires_grad=False)
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """The tensors in a batch, which may be nested."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, dict)):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            yield from tensors_in(value)
+
+
+class Stepper(ABC):
+    """Steps of all ranks, made of the calls of a user's loop.
+
+    Attributes:
+        replica: the model.
+        pace: how the ranks' steps relate to each other.
+        sums: losses are sums over samples, not means.
+        steps: how many of its own steps a worker has made, if each has batches of its own.
+        latest: the number of the latest of them, counted over all steppers of the loop.
+    """
+
+    def __init__(
+        self, replica: Replica, optimizer: Optimizer, strategy: Strategy, sums: bool, loop: OwnLoop
+    ) -> None:
+        self.replica, self._optimizer, self._strategy, self._loop = replica, optimizer, strategy, loop
+        self.pace, self._passes, self.sums = strategy.pace, strategy.passes, sums
+        self._number = len(loop.steppers)
+        self._calls, self._own, self._samples = 0, 0, 0
+        self._pending: dict[nn.Parameter, Tensor] = {}
+        self.steps = self.latest = 0
+
+    def take_over(self, optimizer: Optimizer) -> None:
+        """Put our `step` in place of the optimizer's own, which it calls."""
+        native = optimizer.step
+
+        def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
+            return self.step(native, closure)
+
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
+        """One call of the user's `optimizer.step()`, which was `native` before."""
+
+    def skip(self) -> None:
+        """Take part in a step for which the other ranks have a batch, and this one has none."""
+        return
+
+    def settle(self) -> None:
+        """Give the replica the weights to be evaluated (collective)."""
+        return
+
+    def resume(self) -> None:
+        """Go on training after `settle` (collective)."""
+        return
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Give the replica the final weights, after the last step (collective)."""
+
+    def _gather(self, own: int, whole: int) -> None:
+        """Keep this pass' gradient, weighted by its samples; after the last pass, step by all of them."""
+        self._calls, self._own, self._samples = self._calls + 1, self._own + own, self._samples + whole
+        for parameter in self.replica.module.parameters():
+            if parameter.grad is not None and own:
+                new = parameter.grad.detach() * (1 if self.sums else own)
+                known = self._pending.get(parameter)
+                self._pending[parameter] = new if known is None else known + new
+            parameter.grad = None
+        if self._calls == self._passes:
+            self._use_gathered()
+
+    def _use_gathered(self) -> None:
+        """Step by what was gathered."""
+        for parameter, gradient in self._pending.items():
+            parameter.grad = gradient if self.sums else gradient / self._samples
+        self._step(self._own, self._samples)
+        for parameter in self._pending:
+            parameter.grad = None
+        self._pending, self._calls, self._own, self._samples = {}, 0, 0, 0
+
+    @abstractmethod
+    def _step(self, own: int, whole: int) -> Any:
+        """Step by the parameters' gradients, which are of `own` samples of this rank among `whole`."""
