@@ -12,7 +12,7 @@ from typing import cast
 from torch.profiler import ProfilerActivity, profile
 
 from tutti.comm.base import Communicator
-from tutti.model_parallel.base import portion_of
+from tutti.model_parallel.layout import portion_of
 from tutti.replica import local
 from tutti.run.assembly import assemble
 from tutti.run.build import build_strategy, open_config_data, seeded

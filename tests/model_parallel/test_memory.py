@@ -17,8 +17,7 @@ from tutti.cli.main import main
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, state_per_byte
 from tutti.model_parallel.schedules import order
-from tutti.model_parallel.ways.pipeline import SCHEDULES
-from tutti.records.pipeline import BACKWARD, FORWARD, WEIGHTS
+from tutti.records.pipeline import BACKWARD, FORWARD, SCHEDULES, WEIGHTS
 from tutti.run.config import TrainConfig
 from tutti.studies.layouts import work
 from tutti.studies.layouts_job import LayoutsJob

@@ -11,7 +11,7 @@ from tutti.errors import BadModel, BadOption
 from tutti.model_parallel.fx_blocks import blocks_of
 from tutti.model_parallel.partition import Cost, balance, boundaries, measure
 from tutti.model_parallel.schedules import check_microbatches, owners
-from tutti.model_parallel.ways.pipeline import SCHEDULES, Pipeline
+from tutti.records.pipeline import SCHEDULES
 from tutti.training.precision import FP32
 
 
@@ -188,13 +188,13 @@ def test_stages_go_around_or_as_a_v() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("schedule", "count", "message"),
     [
-        (Pipeline("gpipe", 20), r"microbatches is 20, but a pipeline gets 16 samples of a batch"),
-        (Pipeline("1f1b", 2), r"1f1b cannot do on 3 ranks; give 3,"),
-        (Pipeline("interleaved", 7), r"interleaved cannot do on 3 ranks; give [68],"),
+        ("gpipe", 20, r"microbatches is 20, but a pipeline gets 16 samples of a batch"),
+        ("1f1b", 2, r"1f1b cannot do on 3 ranks; give 3,"),
+        ("interleaved", 7, r"interleaved cannot do on 3 ranks; give [68],"),
     ],
 )
-def test_microbatches_that_do_not_fit_are_refused(options: Pipeline, message: str) -> None:
+def test_microbatches_that_do_not_fit_are_refused(schedule: str, count: int, message: str) -> None:
     with pytest.raises(BadOption, match=message):
-        check_microbatches(options, 3, 16)
+        check_microbatches(schedule, count, 3, 16)

@@ -16,7 +16,7 @@ from tests.model_parallel.runs import (
     deviation,
     on_ranks,
 )
-from tutti.model_parallel.ways.pipeline import SCHEDULES
+from tutti.records.pipeline import SCHEDULES
 
 PIPELINE: Run = {"parallel": "pipeline"}
 DEEP: Run = MLP | PIPELINE | {"model_options": {"hidden": [24, 18, 16, 14, 12]}}

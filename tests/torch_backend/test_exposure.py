@@ -16,7 +16,6 @@ from tests.mpi.mpirun import mpirun, needs_mpirun
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.discovery import join_host
 from tutti.model_parallel.group import TeamMesh
-from tutti.model_parallel.layout import Layout
 from tutti.torch_backend.errors import Unusable
 from tutti.torch_backend.rendezvous import GroupStore
 
@@ -31,7 +30,7 @@ def listening() -> list[tuple[str, int]]:
 
 
 def hold_a_model_together(comm: Communicator) -> tuple[int, list[tuple[str, int]]]:
-    group = TeamMesh(Layout.of("sharded", {}, comm.size), comm)
+    group = TeamMesh(comm, comm.size)
     try:
         return group.team.size(), listening()
     finally:

@@ -16,7 +16,6 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
 from tutti.errors import BadOption
-from tutti.model_parallel.layout import Layout
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.records.pipeline import PipelineRecord
 from tutti.replica import Replica, local
@@ -46,9 +45,9 @@ class LayoutRanks:
     data: Communicator
 
     @classmethod
-    def of(cls, layout: Layout, comm: Communicator) -> LayoutRanks:
-        """Split `comm` as the layout says (collective)."""
-        number, member = divmod(comm.rank, layout.team)
+    def of(cls, comm: Communicator, size: int) -> LayoutRanks:
+        """Split `comm` into teams of `size` neighbours (collective)."""
+        number, member = divmod(comm.rank, size)
         team, data = comm.split(number), comm.split(member)
         assert team is not None, "every rank is in a team"
         assert data is not None, "every rank has a place in its team"
@@ -264,22 +263,6 @@ class TeamPortion(Portion):
         if self._group is not None:
             self._group.close()
         self.ranks.close()
-
-
-def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
-    """Make this rank's portion of a model (collective).
-
-    Args:
-        layout: who holds what; None: each rank the whole.
-        comm: all ranks that train.
-        module: the model, alike on all ranks. It becomes the portion.
-        workload: the samples and the loss.
-
-    Raises:
-        BadModel: the model cannot be divided like that; the message names the layer.
-        BadOption: an option does not fit the model.
-    """
-    return Whole(module, comm) if layout is None else layout.options.portion(layout, comm, module, workload)
 
 
 def taken(module: nn.Module, of: Of) -> dict[str, Any]:

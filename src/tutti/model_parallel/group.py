@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tutti.comm.base import Communicator
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import BadOption
-from tutti.model_parallel.layout import DATA, Layout
 from tutti.torch_backend.rendezvous import store_in
 
 BACKEND: Final = "tutti"
@@ -29,6 +28,10 @@ TEAM: Final = "team"
 class TeamMesh:
     """The process group of all ranks, and its mesh of (teams, ranks of a team); made together (collective).
 
+    Args:
+        comm: all ranks.
+        team: how many neighbours hold one model together.
+
     Attributes:
         mesh: its dimensions are `data` and `team`.
 
@@ -36,16 +39,16 @@ class TeamMesh:
         BadOption: torch.distributed is in use already.
     """
 
-    def __init__(self, layout: Layout, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, team: int) -> None:
         if dist.is_initialized():
             raise BadOption(
-                f"--parallel {layout.describe()} needs torch.distributed, which this program has initialised "
-                "already; call torch.distributed.destroy_process_group() before training"
+                "--parallel needs torch.distributed, which this program has initialised already; call "
+                "torch.distributed.destroy_process_group() before training"
             )
         store = _store(comm)
         dist.init_process_group(BACKEND, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)
         self.mesh: DeviceMesh = init_device_mesh(
-            "cpu", (layout.data, layout.team), mesh_dim_names=(DATA, TEAM)
+            "cpu", (comm.size // team, team), mesh_dim_names=("data", TEAM)
         )
 
     @property

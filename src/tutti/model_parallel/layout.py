@@ -6,15 +6,43 @@ data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.ways import WAYS, Way
+from tutti.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tutti.comm.base import Communicator
+    from tutti.model_parallel.base import Portion, Workload
+    from tutti.model_parallel.memory import MemoryNeed
 
 DATA: Final = "data"
 """The direction in which every team has samples of its own."""
+
+
+@dataclass(frozen=True)
+class Way(ABC):
+    """A way to hold one model on several ranks. The fields of a subclass are the options of `--parallel`."""
+
+    @abstractmethod
+    def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
+        """Make this rank's portion of a model (collective): see `portion_of`."""
+
+    @abstractmethod
+    def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
+        """The need of the rank that needs the most.
+
+        `state` is the bytes of state that the optimizer keeps for each byte of parameters.
+        """
+
+
+WAYS: Final[Registry[type[Way]]] = Registry("tutti.model_parallel.ways", "way")
+"""The ways by name."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +124,24 @@ def options_of(text: str) -> list[str]:
         UnknownName, BadOption: it is no layout.
     """
     return [field.name for field in fields(WAYS[_way(text, _sizes(text))])]
+
+
+def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
+    """Make this rank's portion of a model (collective).
+
+    Args:
+        layout: who holds what; None: each rank the whole.
+        comm: all ranks that train.
+        module: the model, alike on all ranks. It becomes the portion.
+        workload: the samples and the loss.
+
+    Raises:
+        BadModel: the model cannot be divided like that; the message names the layer.
+        BadOption: an option does not fit the model.
+    """
+    from tutti.model_parallel.base import Whole
+
+    return Whole(module, comm) if layout is None else layout.options.portion(layout, comm, module, workload)
 
 
 def _sizes(text: str) -> dict[str, int | None]:

@@ -21,9 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from tutti.errors import BadModel
 from tutti.model_parallel.base import Workload
-from tutti.model_parallel.layout import Layout
 
 PROBE: Final = 64
 """Rows and columns of the parameter that shows how much state an optimizer keeps."""
@@ -108,38 +106,6 @@ def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
     optimizer.step()
     kept = pytree.tree_leaves(list(optimizer.state.values()))
     return sum(x.nbytes for x in kept if isinstance(x, Tensor) and x.numel() > 1) / probe.nbytes
-
-
-def needs(
-    layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
-) -> MemoryNeed:
-    """The need of the rank that needs the most.
-
-    Args:
-        layout: who holds what; None: each rank the whole model, and its share of a batch.
-        ranks: how many there are.
-        module: the model; it is left as it is.
-        workload: the samples and the loss.
-        state: what `state_per_byte` gave.
-
-    Raises:
-        BadModel, BadOption: the model cannot be divided like that.
-    """
-    if layout is None:
-        return _whole(ranks, module, workload, state)
-    try:
-        return layout.options.need(layout, module, workload, state)
-    except (RuntimeError, NotImplementedError) as error:
-        raise BadModel(
-            f"the model cannot be run without contents ({error}); train it for some steps and look instead"
-        ) from error
-
-
-def _whole(ranks: int, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
-    """Data parallelism on one host: weights once for all, gradients for each, state in slices."""
-    model = on_meta(module)
-    peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
-    return of_teams(ranks, *held(model), state, peak)
 
 
 def of_teams(teams: int, weights: int, gradients: int, state: float, peak: int) -> MemoryNeed:

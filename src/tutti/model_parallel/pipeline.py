@@ -39,7 +39,6 @@ from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
 from tutti.model_parallel.partition import balance, boundaries, measure
 from tutti.model_parallel.schedules import PLACES_KEPT, MicrobatchPasses, check_microbatches, order, owners
-from tutti.model_parallel.ways.pipeline import Pipeline
 from tutti.records.pipeline import FORWARD, INPUTS, PipelineRecord, PipelineSpan, since_the_first
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Computed
@@ -66,7 +65,8 @@ class StageDivision:
 
 def divide(
     module: nn.Module,
-    options: Pipeline,
+    schedule: str,
+    microbatches: int | None,
     layout: Layout,
     workload: Workload,
     comm: Communicator | None = None,
@@ -76,8 +76,8 @@ def divide(
     Raises:
         BadModel, BadOption: as `PipelinePortion`.
     """
-    schedule, batch, arithmetic = options.schedule, workload.batch_size // layout.data, workload.arithmetic
-    microbatches = check_microbatches(options, layout.team, batch)
+    batch, arithmetic = workload.batch_size // layout.data, workload.arithmetic
+    microbatches = check_microbatches(schedule, microbatches, layout.team, batch)
     inputs = workload.batch(-(-batch // microbatches))[0]
     blocks, ranks = blocks_of(module, inputs, arithmetic), owners(schedule, layout.team)
     if len(blocks) < len(ranks):
@@ -141,18 +141,24 @@ class PipelinePortion(TeamPortion):
     """
 
     def __init__(
-        self, module: nn.Module, options: Pipeline, layout: Layout, comm: Communicator, workload: Workload
+        self,
+        module: nn.Module,
+        schedule: str,
+        microbatches: int | None,
+        layout: Layout,
+        comm: Communicator,
+        workload: Workload,
     ) -> None:
         if workload.arithmetic.layout != "contiguous":
             raise BadOption(
                 f"--layout {workload.arithmetic.layout} does not go through a pipeline, whose stages send "
                 "contiguous tensors; leave it out, or use another --parallel"
             )
-        self._division = divide(module, options, layout, workload, comm)
+        self._division = divide(module, schedule, microbatches, layout, workload, comm)
         self._arithmetic, names, count = workload.arithmetic, list(module.state_dict()), count_of(module)
         stages = [Stage(blocks, workload.arithmetic) for blocks in self._division.stages]
         self._layers, state = [list(stage.layers) for stage in stages], state_by_stage(module, stages)
-        ranks, group = LayoutRanks.of(layout, comm), TeamMesh(layout, comm)
+        ranks, group = LayoutRanks.of(comm, layout.team), TeamMesh(comm, layout.team)
         owners, shapes, team = self._division.owners, self._division.shapes, ranks.team
         own = {number: stages[number] for number, rank in enumerate(owners) if rank == team.rank}
         self._names, self._state = names, {number: state[number] for number in own}
@@ -160,8 +166,7 @@ class PipelinePortion(TeamPortion):
         self.parameters = count
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
         self._division.stages.clear()  # they hold the layers of the other ranks
-        schedule, members = options.schedule, group.team.get_group()
-        self._passes = MicrobatchPasses(schedule, own, shapes, members, workload.loss)
+        self._passes = MicrobatchPasses(schedule, own, shapes, group.team.get_group(), workload.loss)
         self.compute = self._compute
 
     @override

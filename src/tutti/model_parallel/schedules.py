@@ -24,8 +24,7 @@ from torch.distributed.pipelining.stage import _RecvInfo
 from typing_extensions import override
 
 from tutti.errors import BadOption
-from tutti.model_parallel.ways.pipeline import SCHEDULES, Pipeline
-from tutti.records.pipeline import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, PipelineSpan
+from tutti.records.pipeline import BACKWARD, FORWARD, INPUTS, KINDS, SCHEDULES, WEIGHTS, PipelineSpan
 from tutti.training.losses import Loss
 
 CLASSES: Final[dict[str, type[Any]]] = {
@@ -71,25 +70,24 @@ def fits(schedule: str, ranks: int, microbatches: int) -> bool:
     return True
 
 
-def check_microbatches(options: Pipeline, ranks: int, batch: int) -> int:
+def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int) -> int:
     """The number of microbatches into which a team of `ranks` cuts its batch, of `batch` samples.
 
     Raises:
         BadOption: there are too few samples, or the schedule does not allow this number.
     """
-    count = options.microbatches
     if count is None:
-        return max(1, min(2 * ranks * SCHEDULES[options.schedule], batch))
+        return max(1, min(2 * ranks * SCHEDULES[schedule], batch))
     if count > batch:
         raise BadOption(
             f"--parallel.microbatches is {count}, but a pipeline gets {batch} samples of a batch; give at "
             f"most {batch}, or a larger --batch-size"
         )
-    if not fits(options.schedule, ranks, count):
-        near = [n for n in range(1, 2 * count + ranks + 1) if n <= batch and fits(options.schedule, ranks, n)]
+    if not fits(schedule, ranks, count):
+        near = [n for n in range(1, 2 * count + ranks + 1) if n <= batch and fits(schedule, ranks, n)]
         best = min(near, key=lambda n: abs(n - count), default=ranks)
         raise BadOption(
-            f"--parallel.microbatches is {count}, which schedule {options.schedule} cannot do on {ranks} "
+            f"--parallel.microbatches is {count}, which schedule {schedule} cannot do on {ranks} "
             f"ranks; give {best}, or use --parallel.schedule gpipe"
         )
     return count

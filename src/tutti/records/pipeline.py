@@ -15,6 +15,10 @@ KINDS: Final = (FORWARD, BACKWARD, INPUTS, WEIGHTS)
 """The kinds of work that a stage does with a microbatch."""
 
 
+SCHEDULES: Final = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
+"""Schedules of a pipeline, and how many stages each gives every rank."""
+
+
 @dataclass(frozen=True)
 class PipelineSpan:
     """The work of a stage on one microbatch.

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.layout import options_of
-from tutti.model_parallel.ways import WAYS
-from tutti.model_parallel.ways.pipeline import SCHEDULES
+from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
+from tutti.records.pipeline import SCHEDULES
 from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry

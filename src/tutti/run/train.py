@@ -16,8 +16,7 @@ from tutti.data import Batches, DataSet, Queue
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.launch.usage_sampler import Sampler, sampling
-from tutti.model_parallel.base import portion_of
-from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import Summary, World

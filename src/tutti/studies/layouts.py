@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import nn
+
 from tutti.comm.base import Communicator
-from tutti.errors import UserError
-from tutti.model_parallel.layout import DATA, Layout
-from tutti.model_parallel.memory import MemoryNeed, needs, state_per_byte
-from tutti.model_parallel.ways import WAYS
+from tutti.errors import BadModel, UserError
+from tutti.model_parallel.base import Workload
+from tutti.model_parallel.layout import DATA, WAYS, Layout
+from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step, state_per_byte
 from tutti.run.build import build_optimizer, open_config_data, seeded
 from tutti.run.jobs import load_job
 from tutti.run.task import prepare_task
@@ -38,7 +40,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
         found: dict[str, MemoryNeed | str] = {}
         for name, layout, ranks in _layouts(job):
             try:
-                found[name] = needs(layout, ranks, task.module, task.workload(config.batch_size), state)
+                found[name] = _needs(layout, ranks, task.module, task.workload(config.batch_size), state)
             except UserError as error:
                 found[name] = str(error)
     print(task.described())
@@ -59,6 +61,38 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
         for way in WAYS:
             layout = Layout.of(f"{DATA}={ranks // team},{way}={team}", {}, ranks)
             yield layout.describe(), layout, ranks
+
+
+def _needs(
+    layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
+) -> MemoryNeed:
+    """The need of the rank that needs the most.
+
+    Args:
+        layout: who holds what; None: each rank the whole model, and its share of a batch.
+        ranks: how many there are.
+        module: the model; it is left as it is.
+        workload: the samples and the loss.
+        state: what `state_per_byte` gave.
+
+    Raises:
+        BadModel, BadOption: the model cannot be divided like that.
+    """
+    if layout is None:
+        return _whole(ranks, module, workload, state)
+    try:
+        return layout.options.need(layout, module, workload, state)
+    except (RuntimeError, NotImplementedError) as error:
+        raise BadModel(
+            f"the model cannot be run without contents ({error}); train it for some steps and look instead"
+        ) from error
+
+
+def _whole(ranks: int, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
+    """Data parallelism on one host: weights once for all, gradients for each, state in slices."""
+    model = on_meta(module)
+    peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
+    return of_teams(ranks, *held(model), state, peak)
 
 
 def _table(found: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:

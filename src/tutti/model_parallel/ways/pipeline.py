@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from tutti.errors import BadOption, UnknownName
-from tutti.model_parallel.ways import Way
+from tutti.model_parallel.layout import Layout, Way
+from tutti.records.pipeline import SCHEDULES
 from tutti.registry import part
 
 if TYPE_CHECKING:
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
 
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
-    from tutti.model_parallel.layout import Layout
     from tutti.model_parallel.memory import MemoryNeed
-
-SCHEDULES: Final = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
-"""Schedules of a pipeline, and how many stages each gives every rank."""
 
 
 @part("pipeline")
@@ -47,12 +44,12 @@ class Pipeline(Way):
     def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
         from tutti.model_parallel.pipeline import PipelinePortion
 
-        return PipelinePortion(module, self, layout, comm, workload)
+        return PipelinePortion(module, self.schedule, self.microbatches, layout, comm, workload)
 
     @override
     def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
         from tutti.model_parallel.pipeline import divide, need_of_rank
 
-        division = divide(module, self, layout, workload)
+        division = divide(module, self.schedule, self.microbatches, layout, workload)
         needs = [need_of_rank(rank, division, layout, workload, state) for rank in range(layout.team)]
         return max(needs, key=lambda need: need.total)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from tutti.model_parallel.ways import Way
+from tutti.model_parallel.layout import Layout, Way
 from tutti.registry import part
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
-    from tutti.model_parallel.layout import Layout
     from tutti.model_parallel.memory import MemoryNeed
 
 
@@ -31,7 +30,9 @@ class Sharded(Way):
         from tutti.model_parallel.fsdp import ShardedPortion
         from tutti.model_parallel.group import TeamMesh
 
-        return ShardedPortion(module, LayoutRanks.of(layout, comm), TeamMesh(layout, comm), workload)
+        return ShardedPortion(
+            module, LayoutRanks.of(comm, layout.team), TeamMesh(comm, layout.team), workload
+        )
 
     @override
     def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:

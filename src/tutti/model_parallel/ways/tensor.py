@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from typing_extensions import override
 
 from tutti.errors import BadOption
-from tutti.model_parallel.ways import Way
+from tutti.model_parallel.layout import Layout, Way
 from tutti.registry import part
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
-    from tutti.model_parallel.layout import Layout
     from tutti.model_parallel.memory import MemoryNeed
 
 
@@ -38,7 +37,7 @@ class Tensor(Way):
     def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
         from tutti.model_parallel.base import LayoutRanks
 
-        ranks = LayoutRanks.of(layout, comm)
+        ranks = LayoutRanks.of(comm, layout.team)
         if self.plan is None:
             from tutti.model_parallel.tensor import TensorPortion
 
@@ -46,7 +45,7 @@ class Tensor(Way):
         from tutti.model_parallel.dtensor import PlannedPortion
         from tutti.model_parallel.group import TeamMesh
 
-        return PlannedPortion(module, ranks, TeamMesh(layout, comm), self.plan)
+        return PlannedPortion(module, ranks, TeamMesh(comm, layout.team), self.plan)
 
     @override
     def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.data import Batch, Batches, Round
 from tutti.errors import BadOption
-from tutti.model_parallel.base import Of, gradient_of, portion_of, taken, values_of
-from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.base import Of, gradient_of, taken, values_of
+from tutti.model_parallel.layout import Layout, portion_of
 from tutti.run.assembly import Assembly, assemble
 from tutti.run.build import build_optimizer, build_schedule, open_config_data, reseed, seeded
 from tutti.run.checks import check_strategy
