@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from tutti.cli.compare import Compare
+from tutti.cli.compare import CompareCommand
 from tutti.cli.options import command_words, config_from, parse_value, split_dotted
-from tutti.cli.run import Run
-from tutti.cli.train import Train, config_of
+from tutti.cli.run import RunCommand
+from tutti.cli.train import config_of
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import TrainConfig
 
@@ -113,12 +113,12 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
     with pytest.raises(BadOption, match="argument --target: 'high' is not a number; 'tutti compare --help'"):
-        Compare()(["--target", "high"])
+        CompareCommand()(["--target", "high"])
 
 
 def test_a_missing_program_is_all_that_is_asked_for() -> None:
     with pytest.raises(BadOption, match="required: PROGRAM; 'tutti run --help'"):
-        Run()(["-n", "2"])
+        RunCommand()(["-n", "2"])
 
 
 def test_what_is_given_comes_before_the_file() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.mpi.mpirun import needs_mpirun
-from tutti.cli.train import Train
+from tutti.cli.train import TrainCommand
 from tutti.errors import PeerLost
 from tutti.launch.cores import Cores
 from tutti.launch.placement import place_ranks
@@ -57,7 +57,7 @@ def test_the_recommended_commands_are_ones_that_the_command_line_knows() -> None
     for line in doctor.recommend(Cores(((0,), (1,))), "H200"):
         words = line.partition("    (")[0].split()
         assert words[:2] == ["tutti", "train"]
-        assert Train().parser().parse_args(words[2:]).model == "cnn"
+        assert TrainCommand().parser().parse_args(words[2:]).model == "cnn"
 
 
 @pytest.mark.parametrize(

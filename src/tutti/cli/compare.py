@@ -32,7 +32,7 @@ LAYOUT_OPTIONS = f"{LAYOUT}_options"
 
 
 @part("compare")
-class Compare(Command):
+class CompareCommand(Command):
     """Train by several ways in turn: which is fastest here?
 
     The same network, several times; shows in one table how long each took, how much sooner that is

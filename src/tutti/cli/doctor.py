@@ -14,7 +14,7 @@ from tutti.studies.doctor import examine
 
 
 @part("doctor")
-class Doctor(Command):
+class DoctorCommand(Command):
     """Tell what this machine has, and what to run on it.
 
     Its cores, affinity, quota, threads, memory, matrix units, torch, MPI and whether it has ULFM,

@@ -18,7 +18,7 @@ from tutti.run.train_job import PARTS, EvaluateJob
 
 
 @part("evaluate")
-class Evaluate(Command):
+class EvaluateCommand(Command):
     """Evaluate the network of a run folder.
 
     Each sample once, with the count, the accuracy of every class and the confusion matrix.

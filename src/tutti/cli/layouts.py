@@ -22,7 +22,7 @@ USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", 
 
 
 @part("layouts")
-class Layouts(Command):
+class LayoutsCommand(Command):
     """Tell how much memory a rank needs, by what ranks share of a model.
 
     Found by a dry run, before anything starts. On one host; the rank that needs the most.

@@ -20,7 +20,7 @@ from tutti.studies.autotune.plan import BUDGET_S, plan
 
 
 @part("plan")
-class Plan(Command):
+class PlanCommand(Command):
     """Measure which ranks, threads, layout and precision are fastest here.
 
     How many ranks with how many threads, in which memory layout and, when allowed, in which precision

@@ -24,7 +24,7 @@ FOLDER = Path("reports")
 
 
 @part("report")
-class Report(Command):
+class ReportCommand(Command):
     """Make the table and the page of a comparison, from its records.
 
     Or put runs of different days side by side: on any machine, without torch and without MPI.

@@ -15,7 +15,7 @@ from tutti.run.script import run_program
 
 
 @part("run")
-class Run(Command):
+class RunCommand(Command):
     """Run a program of your own on several ranks.
 
     A Python program, which finds the others with tutti.init(), and trains with tutti.distribute()

@@ -35,7 +35,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 @part("train")
-class Train(Command):
+class TrainCommand(Command):
     """Train a network in parallel.
 
     On every core of this machine, or on several machines.

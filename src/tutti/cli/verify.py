@@ -17,7 +17,7 @@ from tutti.studies.verify.tolerance import DTYPES, VerifyJob
 
 
 @part("verify")
-class Verify(Command):
+class VerifyCommand(Command):
     """Show that parallel training follows sequential training.
 
     Train for some steps on several ranks and with plain torch in one process, from the same weights

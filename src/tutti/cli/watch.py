@@ -19,7 +19,7 @@ from tutti.watching.health import Limits
 
 
 @part("watch")
-class Watch(Command):
+class WatchCommand(Command):
     """Follow a run: epochs, time left, and the health of each rank.
 
     In the terminal, from another shell or another host that sees its folder: for each rank its step,

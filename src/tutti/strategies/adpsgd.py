@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica, copy_all
-from tutti.strategies.averaged import AveragedWorker, Peers, mean
+from tutti.strategies.averaged import AveragedWorker, PeerStrategy, mean
 from tutti.strategies.base import Clip, Pace, Worker, part
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import choice, whole
@@ -235,7 +235,7 @@ GRAPHS: Final = ("all", "ring")
 
 @part("adpsgd")
 @dataclass(frozen=True)
-class ADPSGD(Peers):
+class ADPSGD(PeerStrategy):
     """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, without waiting.
 
         g_i = grad l(x_i)

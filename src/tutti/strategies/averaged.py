@@ -76,7 +76,7 @@ class Average:
         return sum(vector.nbytes for vector in vectors)
 
 
-class Peers(Strategy):
+class PeerStrategy(Strategy):
     """A strategy without a centre, whose workers exchange something in every `every`-th step."""
 
     home: ClassVar[Home] = Home.PRIVATE

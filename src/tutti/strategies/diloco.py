@@ -11,14 +11,14 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker, Peers
+from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.options import number, whole
 
 
 @part("diloco")
 @dataclass(frozen=True)
-class DiLoCo(Peers):
+class DiLoCo(PeerStrategy):
     """Distributed low-communication training: local steps, and Nesterov's momentum between their averages.
 
         for t = 1, 2, ...:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.parameter_server.rules import attract
 from tutti.replica import Replica, copy_all
-from tutti.strategies.averaged import Peers, PeerWorker
+from tutti.strategies.averaged import PeerStrategy, PeerWorker
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole
@@ -20,7 +20,7 @@ from tutti.strategies.options import number, whole
 
 @part("easgd_sync")
 @dataclass(frozen=True)
-class EASGDSync(Peers):
+class EASGDSync(PeerStrategy):
     """Synchronous elastic averaging: every `every` batches all workers and the centre pull at each other.
 
         if every divides t:   c' = (1 - force) c + force * mean of x_i

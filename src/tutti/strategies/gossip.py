@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker, Peers, WeightRows, mean
+from tutti.strategies.averaged import AveragedWorker, PeerStrategy, WeightRows, mean
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.options import choice, whole
 
@@ -26,7 +26,7 @@ GRAPHS: Final = ("ring", "exponential", "all", "shift_one")
 
 @part("gossip")
 @dataclass(frozen=True)
-class Gossip(Peers):
+class Gossip(PeerStrategy):
     """Decentralized parallel SGD (D-PSGD): no worker talks to more than its neighbours.
 
         x_i = sum over j of W_ij x_j                       in every `every`-th step

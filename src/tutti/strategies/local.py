@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies.averaged import AveragedWorker, Peers
+from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Worker, part
 from tutti.strategies.options import whole
 
 
 @part("local")
 @dataclass(frozen=True)
-class Local(Peers):
+class Local(PeerStrategy):
     """Local SGD: the workers' weights are averaged after every `every` batches of each.
 
         x_i = optimizer(x_i, g_i(x_i))                         each worker i with a batch of its own

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tutti.comm.shm.point_to_point import Receiving
 
 
-class Progress(Protocol):
+class OperationEngine(Protocol):
     """The engine that runs a group's operations, as far as they know it."""
 
     lock: Lock
@@ -49,7 +49,7 @@ class Operation(Work):
     done = False
     error: BaseException | None = None
     deadline_s = 0.0
-    _progress: Progress | None = None
+    _progress: OperationEngine | None = None
     _steps: Steps | None = None
     _receiving: Receiving | None = None
     _future: Future[Any] | None = None
@@ -57,7 +57,7 @@ class Operation(Work):
 
     def __init__(
         self,
-        progress: Progress,
+        progress: OperationEngine,
         steps: Steps,
         outputs: Sequence[Tensor],
         what: str,
