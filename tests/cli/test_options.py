@@ -12,7 +12,7 @@ from typing_extensions import override
 from tutti.cli.compare import CompareCommand
 from tutti.cli.options import command_words, config_from, parse_value, split_dotted
 from tutti.cli.run import RunCommand
-from tutti.cli.train import config_of
+from tutti.cli.train import TrainCommand, config_of
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import TrainConfig
 
@@ -20,7 +20,7 @@ from tutti.run.config import TrainConfig
 def parsed(*words: str) -> TrainConfig:
     caught: list[TrainConfig] = []
 
-    class Parsed(Train):
+    class Parsed(TrainCommand):
         @override
         def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Any]) -> int:
             caught.append(config_of(own, given, dotted))
