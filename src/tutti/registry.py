@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from typing_extensions import override
 
@@ -34,10 +34,12 @@ def part(name: str) -> Callable[[T], T]:
     """Name a class or function of a package with a registry, which reads this decorator in the file's text.
 
     Args:
-        name: its name for users: a literal string.
+        name: its name for users: a literal string. A class gets it as its attribute `name`.
     """
 
     def named(value: T) -> T:
+        if isinstance(value, type):
+            cast("Any", value).name = name
         return value
 
     return named

@@ -39,7 +39,6 @@ class CompareCommand(Command):
     than one process, and how accurate it became.
     """
 
-    name = "compare"
     example = "tutti compare lenet --data mnist --strategies solo,sync,easgd -n 1,2 --repeats 3 --epochs 2"
 
     @override

@@ -21,7 +21,6 @@ class DoctorCommand(Command):
     GPU; and, measured, an all-reduce between two ranks.
     """
 
-    name = "doctor"
     example = "tutti doctor"
 
     @override

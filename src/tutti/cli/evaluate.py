@@ -24,7 +24,6 @@ class EvaluateCommand(Command):
     Each sample once, with the count, the accuracy of every class and the confusion matrix.
     """
 
-    name = "evaluate"
     example = "tutti evaluate runs/2026-01-31-120000-lenet-mnist --part validation"
 
     @override

@@ -28,7 +28,6 @@ class LayoutsCommand(Command):
     Found by a dry run, before anything starts. On one host; the rank that needs the most.
     """
 
-    name = "layouts"
     example = "tutti layouts mlp --data mnist -n 4 --batch-size 256 --model.hidden 4096,4096"
 
     @override

@@ -28,7 +28,6 @@ class PlanCommand(Command):
     kept. Prints the command to use.
     """
 
-    name = "plan"
     example = "tutti plan lenet --data mnist --batch-size 128"
 
     @override

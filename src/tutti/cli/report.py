@@ -30,7 +30,6 @@ class ReportCommand(Command):
     Or put runs of different days side by side: on any machine, without torch and without MPI.
     """
 
-    name = "report"
     example = "tutti report runs/2026-01-30-180000-lenet-mnist runs/2026-01-31-120000-lenet-mnist"
 
     @override

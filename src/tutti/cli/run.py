@@ -22,7 +22,6 @@ class RunCommand(Command):
     and tutti.shard().
     """
 
-    name = "run"
     example = "tutti run -n 2 my_training.py --epochs 5"
     own_words = True
 

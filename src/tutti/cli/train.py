@@ -44,7 +44,6 @@ class TrainCommand(Command):
     with the resolved configuration (which alone repeats the run), the history and the weights.
     """
 
-    name = "train"
     example = "tutti train lenet --data mnist --epochs 5 --schedule one_cycle --lr 0.003 -n 2"
 
     @override

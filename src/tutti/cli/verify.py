@@ -25,7 +25,6 @@ class VerifyCommand(Command):
     exit code is 1 when they differ.
     """
 
-    name = "verify"
     example = "tutti verify lenet --data mnist -n 2 --optimizer sgd --lr 0.1 --dtype float64"
 
     @override

@@ -27,7 +27,6 @@ class WatchCommand(Command):
     named. Ends with the run; Ctrl-C ends the watching, not the run.
     """
 
-    name = "watch"
     example = "tutti watch runs/2026-01-31-120000-lenet-mnist"
 
     @override

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tutti.comm.base import Communicator
 from tutti.comm.clock_offset import compare_clocks
@@ -23,7 +26,6 @@ from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.trace import Lane, Reading, Trace
 from tutti.run.train_job import TrainJob
 from tutti.training.heartbeat import HeartbeatThread
-from tutti.training.profiling import Profile, Profiler
 from tutti.training.progress import Progress
 
 
@@ -75,15 +77,68 @@ def _mark(folder: Path) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+ROWS = 40
+"""Rows of the table: the operators that take longest."""
+
+QUIET: Final = ("KINETO_LOG_LEVEL", "6")
+"""The setting that keeps the profiler from printing lines such as "USDT: ... profiler_start". It silences its
+errors too, which without a GPU are nothing that a user could act on."""
+
+
+class Profiler:
+    """The profiler of steps `first` to `last`, counted from 1. Call it before each step.
+
+    Attributes:
+        found: the operators that took longest, as a table, and all of them, as JSON in Chrome's trace event
+            format, once the last of the steps, or the run, is over; None before.
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
+        self._profile: profile | None = None
+        self.found: tuple[str, bytes] | None = None
+
+    def __call__(self, made: int) -> None:
+        """Begin or end the profile, if it is time.
+
+        Args:
+            made: the number of steps made before.
+        """
+        if self._profile is not None and made >= self._last:
+            self.close()
+        elif self._profile is None and self.found is None and self._first - 1 <= made < self._last:
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            if not gpu:
+                os.environ.setdefault(*QUIET)
+            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self._profile.start()
+
+    def close(self) -> None:
+        """End the profile, if it is under way."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        operators = self._profile.key_averages()
+        on_gpu = any(operator.self_device_time_total for operator in operators)
+        by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        table = operators.table(sort_by=by, row_limit=ROWS)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            self._profile.export_chrome_trace(str(path))
+            # torch indents its JSON; without, it is a third as large.
+            trace = json.dumps(json.loads(path.read_bytes()), separators=(",", ":")).encode()
+        self._profile, self.found = None, (table, trace)
+
+
 TAG: Final = 7410
 
 
 @dataclass(frozen=True)
 class RankRecording:
-    """The recordings of one rank."""
+    """The recordings of one rank: its lane in the trace, and its profile, a table and a trace of its own."""
 
     lane: Lane | None
-    profile: Profile | None
+    profile: tuple[str, bytes] | None
 
 
 class Recording:
@@ -196,7 +251,7 @@ def _write(parts: list[RankRecording], folder: RunFolder, whole: bool) -> list[s
         lines.append(f"trace: {folder.write_trace(lanes, whole)}; open it at https://ui.perfetto.dev")
     for rank, part in enumerate(parts):
         if part.profile is not None:
-            table, trace = folder.write_profile(rank, part.profile.table, part.profile.trace)
+            table, trace = folder.write_profile(rank, *part.profile)
             lines.append(f"profile of rank {rank}: {table}, and as a trace {trace}")
     for lane in lanes:
         if lane.trace.left_out:

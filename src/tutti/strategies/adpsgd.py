@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy, mean
-from tutti.strategies.base import Clip, Pace, Worker, part
+from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import choice, whole
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -287,16 +287,3 @@ class Strategy(ABC):
         numbers = {**self.options(), "batch_size": batch_size}
         larger = {name: 4 * value for name, value in numbers.items() if isinstance(value, int)}
         return StrategyFacts(self.pace.name.lower(), self.rarer.format(**larger))
-
-
-S = TypeVar("S", bound=type[Strategy])
-
-
-def part(name: str) -> Callable[[S], S]:
-    """Name a strategy of this package; `STRATEGIES` finds it by this decorator, as `tutti.registry` says."""
-
-    def named(strategy: S) -> S:
-        strategy.name = name
-        return strategy
-
-    return named

@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.registry import part
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.options import number, whole
 
 

@@ -25,8 +25,9 @@ from tutti.parameter_server import (
     Remedy,
     Rule,
 )
+from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import choice, number, whole

@@ -12,8 +12,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.parameter_server import ElasticRule, Rule, workers_of_centre
+from tutti.registry import part
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole

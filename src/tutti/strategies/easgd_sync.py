@@ -11,9 +11,10 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.parameter_server.rules import attract
+from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.strategies.averaged import PeerStrategy, PeerWorker
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.local_steps import LocalSteps
 from tutti.strategies.options import number, whole
 

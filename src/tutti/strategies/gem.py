@@ -14,8 +14,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server import AddRule, Rule
+from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import number
 

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.registry import part
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy, WeightRows, mean
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.options import choice, whole
 
 TAG: Final = 7301

@@ -15,8 +15,9 @@ from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.runs import is_parameterwise
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.optim.sparse import RowOptimizer, dense_slices, sparse_tables
+from tutti.registry import part
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker, part
+from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 
 
 @part("hogwild")

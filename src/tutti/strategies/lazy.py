@@ -17,8 +17,9 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server import OptimizerRule, Receipt, Rule
+from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.strategies.base import Clip, Worker, part
+from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import number, whole

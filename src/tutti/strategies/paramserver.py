@@ -11,8 +11,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server import Rounds
+from tutti.registry import part
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Pace, Worker, part
+from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import number

@@ -11,8 +11,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.optim.clipping import clip
 from tutti.optim.sharded import ShardedOptimizer
+from tutti.registry import part
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, Strategy, Worker, part
+from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 
 

@@ -33,8 +33,9 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
+from tutti.registry import part
 from tutti.replica import Replica
-from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker, part
+from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,

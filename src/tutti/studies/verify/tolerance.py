@@ -176,20 +176,17 @@ def describe(verdict: Verdict, dtype: str) -> str:
     """The verdict in words."""
     if verdict.follows:
         return "verdict: parallel training follows sequential training"
-    if verdict.causes or (verdict.at_once and not verdict.reasons):
-        causes = verdict.causes or _unexplained(verdict)
-        return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
-    if verdict.reasons:
+    if verdict.reasons and not verdict.causes:
         by_design = "\n  ".join(verdict.reasons)
         return f"verdict: parallel training differs from sequential training by design:\n  {by_design}"
-    if any(one.drowned for one in verdict.deviations.values()):
+    drowned = any(one.drowned for one in verdict.deviations.values())
+    if drowned and not verdict.causes and not verdict.at_once:
         remedy = "lower --lr, or compare fewer --steps" + (
             "" if dtype == "float64" else ", or with --dtype float64"
         )
         return f"verdict: none: this training amplifies rounding so much that nothing can be said; {remedy}"
-    return "\n  ".join(
-        ["verdict: parallel training does NOT follow sequential training:", *_unexplained(verdict)]
-    )
+    causes = verdict.causes or _unexplained(verdict)
+    return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
 
 
 def _unexplained(verdict: Verdict) -> tuple[str, ...]:
