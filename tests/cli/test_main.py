@@ -27,7 +27,7 @@ def failing_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
         raise error
 
     module = ModuleType("tutti.cli.train")
-    module.Train = lambda: fail  # type: ignore[attr-defined]
+    module.TrainCommand = lambda: fail  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tutti.cli.train", module)
 
 
