@@ -3,7 +3,8 @@
 Usage: python leaving.py HOSTS HOW WAITS
 
 HOSTS names the host that each rank counts to, one letter per rank. The last rank "destroys" its group,
-"ends", "is killed" or "is late"; the others wait in WAITS: "all_reduce" or "recv".
+"ends", "is killed" or "is late"; the others wait in WAITS: "all_reduce", "recv" or
+"new_group".
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def leave(how: str, rank: int) -> None:
 def wait(where: str, last: int) -> None:
     if where == "recv":
         distributed.recv(torch.ones(4), last)
+    elif where == "new_group":
+        distributed.new_group(list(range(last + 1)))
     else:
         distributed.all_reduce(torch.ones(4))
 

@@ -176,6 +176,23 @@ def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(
         assert "lost rank 1: it left while others still waited for it" in text
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_rank_that_leaves_before_a_new_group_is_made_is_named_by_those_who_wait_for_it(doomed, ends):
+    def leave(rank):
+        distributed.barrier()
+        if rank == 1:
+            if ends:
+                raise SystemExit
+            return distributed.destroy_process_group()
+        return said_by(lambda: distributed.new_group([0, 1, 2]))
+
+    doomed.start(leave)
+    for rank in (0, 2):
+        kind, text = doomed.outcome(rank)
+        assert kind is RankLost
+        assert "lost rank 1" in text
+
+
 def test_a_rank_that_left_in_an_orderly_way_does_not_disturb_those_who_do_not_need_it(doomed):
     def leave(rank):
         distributed.barrier()

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
+from torch import distributed
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.comm.base import ANY
@@ -22,7 +23,7 @@ from tutti.comm.mpi.discovery import host_key, join_host
 from tutti.comm.mpi.group import Membership, MpiGroup
 from tutti.comm.mpi.transport import MpiMessages
 from tutti.comm.shm.collectives import SHORT, HostCollectives
-from tutti.comm.shm.liveness import Peers
+from tutti.comm.shm.liveness import LEFT_EARLY, Peers
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
 from tutti.torch_backend.arguments import Tensors, asynchronous, listed
@@ -72,7 +73,7 @@ class TuttiGroup(GroupCollectives):
         self._name, self._description, self._splits = "", "", 0
         self._stub = register_stub(self, timeout)
         self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
-        group_store = GroupStore(store, rank, self._names, timeout.total_seconds())
+        group_store = GroupStore(store, rank, self._names, timeout.total_seconds(), _check_rank_of_world)
         keys = group_store.gather(host_key())
         self._group, hosts = join_host(rank, keys, group_store.gather, self._names, Mismatch, Unusable)
         try:
@@ -266,6 +267,26 @@ class TuttiGroup(GroupCollectives):
         """The ranks that this one has lost, if that is why the group cannot go on."""
         why = self._progress._broken
         return why.ranks if isinstance(why, PeerLost) else ()
+
+
+def _check_rank_of_world(name: int) -> None:
+    """Raise if a rank cannot come to a new group, because it has left the group of all ranks, or one is lost.
+
+    Raises:
+        RankLost: so it is.
+    """
+    world = distributed.GroupMember.WORLD
+    if not isinstance(world, TuttiGroup) or world not in _open:
+        return
+    try:
+        world._peers.check()
+        left = (world._membership or world._group).has_left(name)
+    except RankLost:
+        raise
+    except PeerLost as error:
+        raise RankLost(error.ranks, error.why) from error
+    if left:
+        raise RankLost([name], LEFT_EARLY)
 
 
 def _limit_s(timeout: timedelta | None) -> float | None:

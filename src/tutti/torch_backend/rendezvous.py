@@ -11,8 +11,8 @@ import importlib.util
 import os
 import time
 import zlib
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from torch.distributed import (  # type: ignore[attr-defined]
     FileStore,
@@ -22,6 +22,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from tutti.comm.mpi.communicator import group_of, world_place
 from tutti.comm.mpi.group import MpiGroup
+from tutti.comm.shm.liveness import LONGEST_NAP_S
+from tutti.errors import PeerLost
 from tutti.torch_backend.errors import Absent, Unusable
 
 
@@ -35,6 +37,9 @@ def store_in(descriptor: int, size: int) -> FileStore:
     return FileStore(f"/proc/self/fd/{descriptor}", size)
 
 
+_LONGEST_STORE_NAP_S: Final = 0.01
+"""How often a rank looks into the store; torch's own wait in a file does so as often."""
+
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
 _TAGS = 16_000
 
@@ -44,14 +49,28 @@ class GroupStore:
 
     A store may outlive a group (torchrun keeps its own), and the next group may have the same name: each
     generation of a group has keys of its own.
+
+    Args:
+        store: torch's.
+        rank: this process's number in the group.
+        names: the numbers of the group's ranks in the job.
+        timeout_s: how long they may take.
+        check: raises PeerLost if the rank with this number in the job will not come.
     """
 
-    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        names: Sequence[int],
+        timeout_s: float,
+        check: Callable[[int], None],
+    ) -> None:
         self.generation = store.add(f"generation/{rank}", 1)
         self._store = PrefixStore(f"tutti/{self.generation}", store)
         self._rank, self._names = rank, tuple(names)
         self._deadline = time.monotonic() + timeout_s
-        self._timeout_s, self._gathered = timeout_s, 0
+        self._timeout_s, self._check, self._gathered = timeout_s, check, 0
 
     def tell(self, what: str, value: str) -> None:
         """Publish a value of this rank."""
@@ -62,15 +81,21 @@ class GroupStore:
 
         Raises:
             Absent: it did not publish it in time.
+            PeerLost: it never will (`check`).
         """
-        left_s = max(0.001, self._deadline - time.monotonic())
-        key = f"{what}/{rank}"
-        try:
-            self._store.wait([key], timedelta(seconds=left_s))
-        except RuntimeError as error:
-            if time.monotonic() < self._deadline:
+        key, nap_s = f"{what}/{rank}", LONGEST_NAP_S
+        while not self._store.check([key]):
+            try:
+                self._check(self._names[rank])
+            except PeerLost:
+                # It may have published this just before it left.
+                if self._store.check([key]):
+                    break
                 raise
-            raise Absent("init_process_group", [self._names[rank]], self._timeout_s) from error
+            if time.monotonic() >= self._deadline:
+                raise Absent("init_process_group", [self._names[rank]], self._timeout_s)
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LONGEST_STORE_NAP_S)
         found: bytes = self._store.get(key)
         return found.decode()
 
