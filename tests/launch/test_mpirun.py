@@ -17,7 +17,7 @@ import pytest
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
-from tutti.errors import BadData, PeerLost, RankFailed, TuttiError, UserError
+from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
 from tutti.launch.exit_reports import Report
 from tutti.launch.mpi_rank import MpiStart
@@ -97,6 +97,14 @@ def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> Non
     with pytest.raises(PeerLost, match="lost rank 3: killed by signal 11"):
         outcome([], 139, killed)
     assert outcome([], 0, "") is None
+
+
+def test_mpirun_that_cannot_pass_on_output_which_nobody_reads_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mpirun, "output_closed", lambda: True)
+    with pytest.raises(OutputClosed):
+        outcome([], 1, "prterun: SIGPIPE detected - aborting")
 
 
 @needs_mpirun

@@ -62,7 +62,10 @@ def main() -> None:
         found = {"rank": rank, "lost": list(error.ranks), "after_s": time.monotonic() - began}
         sys.stdout.write(f"RESULT {json.dumps(found)}\n")
     if how == "is late":
-        distributed.distributed_c10d._get_default_store().set(f"told {rank}", "")
+        store = distributed.distributed_c10d._get_default_store()
+        store.set(f"told {rank}", "")
+        # Another whose time is not over yet would name this rank, if it left now.
+        store.wait([f"told {other}" for other in range(len(hosts) - 1)])
     distributed.destroy_process_group()
 
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tutti.errors import TuttiError, UserError
+from tutti.errors import OutputClosed, TuttiError, UserError
 from tutti.launch.cores import allowed_cores
-from tutti.launch.exit_reports import Death, Report, cause, killed_by
+from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
 from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
@@ -246,6 +246,8 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     error, _ = cause(reports, deaths)
     if error is not None:
         raise error
+    if returncode != 0 and output_closed():
+        raise OutputClosed("nobody reads standard output any more")
     if returncode == UserError.exit_code:
         raise UserError("a rank on another host found that the input is wrong; its message stands above")
     if returncode < 0:
