@@ -122,11 +122,8 @@ class Run:
     @property
     def staleness(self) -> Counter[int]:
         """The number of exchanges by their staleness in updates, over all ranks and epochs."""
-        found: Counter[int] = Counter()
-        for record in self.history:
-            for rank in record.ranks:
-                found.update(rank.staleness)
-        return found
+        ranks = (rank for record in self.history for rank in record.ranks)
+        return sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
 
     @property
     def accuracy(self) -> float | None:

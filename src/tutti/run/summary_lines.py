@@ -88,9 +88,7 @@ def _plural(count: int, noun: str) -> str:
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     """Describe the staleness of what workers exchanged and their waits, as far as there were any."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
-    stale: Counter[int] = Counter()
-    for rank in ranks:
-        stale.update(rank.staleness)
+    stale = sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
     late = max(stale, default=0) > 0
     if late:
         lines.append(f"staleness: {_staleness(stale)} updates")

@@ -64,9 +64,8 @@ def staleness(results: Results) -> Picture:
     """The shares of exchanges by their staleness: others' updates from a gradient's weights to its use."""
     data: Data = []
     for row in results.rows:
-        counts: Counter[int] = Counter()
-        for run in results.runs[row.combination.folder]:
-            counts.update(run.staleness)
+        runs = results.runs[row.combination.folder]
+        counts = sum((run.staleness for run in runs), Counter[int]())
         if any(counts):
             data += [
                 {"way": row.combination.name, "updates": updates, "share": count / counts.total()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from tutti.errors import BadOption
@@ -49,14 +49,8 @@ class Candidate:
 
     def applied_to(self, config: TrainConfig) -> TrainConfig:
         """The configuration with this choice in it."""
-        return replace(
-            config,
-            workers=str(self.ranks),
-            threads=self.threads,
-            precision=self.precision,
-            layout=self.layout,
-            batch_size=self.batch_size,
-        )
+        chosen = asdict(self)
+        return replace(config, workers=str(chosen.pop("ranks")), **chosen)
 
 
 @dataclass(frozen=True)
