@@ -200,7 +200,9 @@ def check_it_learns(strategy: type[Strategy], known: Setting) -> None:
 def check_one_worker_is_sequential_where_it_should_be(strategy: type[Strategy], known: Setting) -> None:
     options = known.alone
     if options is None:
-        pytest.skip(f"one worker of '{strategy.name}' does something else than plain torch")
+        pytest.skip(
+            f"no options are known with which one worker of '{strategy.name}' is plain torch (`alone`)"
+        )
     momentum = partial(sgd, lr=0.1, momentum=0.9)
     for optimizer in (momentum, adamw):
         run = Run(strategy(**options), optimizer=optimizer, epochs=3)

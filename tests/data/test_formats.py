@@ -10,6 +10,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from tutti.data import sources
+from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
 from tutti.data.formats.npz import read_npz
 from tutti.errors import BadData
@@ -74,6 +76,30 @@ def test_another_kind_of_file_is_refused_with_its_first_bytes(tmp_path):
     path.write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(BadData, match="is no IDX file: it begins with the bytes 89 50 4e 47"):
         read_idx(path)
+
+
+def test_a_format_with_a_long_beginning_is_known_by_all_of_it(tmp_path, monkeypatch):
+    class Short:
+        start = b"TSV1\n"
+
+        @staticmethod
+        def read(path):
+            return Contents("short", {})
+
+    class Long(Short):
+        start = b"TSV1\nsorted\n"
+
+        @staticmethod
+        def read(path):
+            return Contents("long", {})
+
+    monkeypatch.setattr(sources, "FORMATS", {"short": Short, "long": Long})
+    for beginning, name in ((Short.start, "short"), (Long.start, "long")):
+        (tmp_path / name).write_bytes(beginning + b"3\t1\t2\n")
+        assert sources.read_path(tmp_path / name).name == name
+    (tmp_path / "other").write_bytes(b"TSV2\n")
+    with pytest.raises(BadData, match="begins with the bytes 54 53 56 32"):
+        sources.read_path(tmp_path / "other")
 
 
 def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):

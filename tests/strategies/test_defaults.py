@@ -42,6 +42,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_options_that_nobody_gives(name: str) -> None:
+    assert name in DEFAULTS, f"add a row for '{name}' to DEFAULTS"
     assert asdict(STRATEGIES[name]()) == DEFAULTS[name]
 
 

@@ -25,7 +25,10 @@ class Format(Protocol):
 
     @staticmethod
     def read(path: Path) -> Contents[object]:
-        """Read the data set in a file that begins with `start`.
+        """Read the data set in a file that begins with `start`, through `open_data_file`.
+
+        Returns:
+            `Contents(name, {"train": (inputs, targets)})`, with a part "test" where the file has one.
 
         Raises:
             BadData: it is broken, or files that belong to it are missing.
