@@ -102,7 +102,7 @@ def read_path(path: Path) -> Contents[object]:
         raise BadData(f"there is no {path}; {nearest(path)}")
     if path.is_dir():
         return read_folder(path)
-    start = read_start(path, max(len(form.start) for form in FORMATS.values()))
+    start = read_start(path, max(4, *(len(form.start) for form in FORMATS.values())))
     # Of two formats of which one begins like the other, the one that says more.
     for form in sorted(FORMATS.values(), key=lambda form: len(form.start), reverse=True):
         if start.startswith(form.start):
