@@ -99,6 +99,16 @@ def test_where_no_report_can_come_from_the_exit_code_says_what_happened() -> Non
     assert outcome([], 0, "") is None
 
 
+def test_a_lost_host_is_an_error_although_mpirun_ends_with_exit_code_0() -> None:
+    said = (
+        "PRTE has lost communication with a remote daemon.\n\n"
+        "  HNP daemon   : [prterun-a-2673@0,0] on node a\n"
+        "  Remote daemon: [prterun-a-2673@0,1] on node b\n\nThis is usually due to"
+    )
+    with pytest.raises(TuttiError, match="lost host b: "):
+        outcome([], 0, said)
+
+
 def test_mpirun_that_cannot_pass_on_output_which_nobody_reads_is_no_mistake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

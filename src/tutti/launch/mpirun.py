@@ -49,6 +49,9 @@ FINISH_S: Final = 10.0
 
 _TAIL_BYTES = 64 << 10
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+_HOST_LOST = re.compile(
+    r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,12 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     error, _ = cause(reports, deaths)
     if error is not None:
         raise error
+    # Open MPI's exit code is then 0.
+    if host := _HOST_LOST.search(said):
+        raise TuttiError(
+            f"lost host {host[1]}: mpirun's daemon there has ended, or cannot be reached any more; start again "
+            "without that host, or when it is back"
+        )
     if returncode != 0 and output_closed():
         raise OutputClosed("nobody reads standard output any more")
     if returncode == UserError.exit_code:
