@@ -252,8 +252,8 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     # Open MPI's exit code is then 0.
     if host := _HOST_LOST.search(said):
         raise TuttiError(
-            f"lost host {host[1]}: mpirun's daemon there has ended, or cannot be reached any more; start again "
-            "without that host, or when it is back"
+            f"lost host {host[1]}: mpirun's daemon there has ended, or cannot be reached any more; start "
+            "again without that host, or when it is back"
         )
     if returncode != 0 and output_closed():
         raise OutputClosed("nobody reads standard output any more")
