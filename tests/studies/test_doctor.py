@@ -15,7 +15,7 @@ from tutti.studies import doctor
 
 
 def test_every_part_of_the_machine_is_reported() -> None:
-    found = {finding.name: finding.value for finding in doctor.examine()}
+    found = dict(doctor.examine())
     expected = {"machine", "cores", "affinity", "quota", "threads", "memory", "matrix units", "python", "MPI"}
     assert expected | {"torch", "GPU", "all-reduce", "recommended"} == found.keys()
     assert "GiB available" in found["memory"]

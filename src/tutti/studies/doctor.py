@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tutti.errors import TuttiError
 from tutti.launch.cores import Cores, allowed_cores
@@ -33,11 +33,8 @@ MPI_QUESTION = (
 )
 
 
-class Finding(NamedTuple):
-    """One line of the doctor's report."""
-
-    name: str
-    value: str
+Finding = tuple[str, str]
+"""One line of the doctor's report: a name and a value."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +58,26 @@ def examine() -> list[Finding]:
     """Everything that matters for training on this machine. Takes some seconds: it starts two ranks."""
     cores = allowed_cores()
     findings = [
-        Finding("machine", f"{_processor()}, {platform.system()} {platform.release()}"),
-        Finding("cores", _describe_cores(cores)),
-        Finding("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
-        Finding("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
-        Finding("threads", _threads()),
-        Finding("memory", _memory()),
-        Finding("matrix units", _matrix_units()),
-        Finding("python", f"{platform.python_version()} ({sys.executable})"),
-        Finding("MPI", mpi_library()),
+        ("machine", f"{_processor()}, {platform.system()} {platform.release()}"),
+        ("cores", _describe_cores(cores)),
+        ("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
+        ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
+        ("threads", _threads()),
+        ("memory", _memory()),
+        ("matrix units", _matrix_units()),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        ("MPI", mpi_library()),
     ]
     measured = measure_ranks(place_ranks(2))
     if isinstance(measured, str):
-        findings += [Finding("torch", _version("torch")), Finding("2 ranks", f"do not work here: {measured}")]
+        findings += [("torch", _version("torch")), ("2 ranks", f"do not work here: {measured}")]
         return findings
     findings += [
-        Finding("torch", measured.torch),
-        Finding("GPU", measured.gpu or unused_gpu(measured)),
-        Finding("all-reduce", _all_reduce(measured.seconds)),
+        ("torch", measured.torch),
+        ("GPU", measured.gpu or unused_gpu(measured)),
+        ("all-reduce", _all_reduce(measured.seconds)),
     ]
-    return findings + [Finding("recommended", line) for line in recommend(cores, measured.gpu)]
+    return findings + [("recommended", line) for line in recommend(cores, measured.gpu)]
 
 
 def measure_ranks(placement: Placement) -> Measured | str:
