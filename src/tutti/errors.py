@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 from types import UnionType
 
@@ -120,6 +121,13 @@ class RankFailed(TuttiError):
 
     def __reduce__(self) -> tuple[type, tuple[int, str]]:
         return type(self), (self.rank, self.traceback)
+
+
+def in_one_line(message: str) -> str:
+    """Return the message of an error in one line: of a rank's traceback the last one, which has the exception."""
+    lines = message.splitlines()
+    traceback = len(lines) > 1 and re.fullmatch(r"rank \d+ failed:", lines[0])
+    return lines[-1] if traceback else " ".join(line.strip() for line in lines)
 
 
 def no_room(error: OSError) -> UserError | None:

@@ -121,7 +121,9 @@ def with_failures(names: list[str], failed: set[int]) -> Results:
     none = {"seconds": None, "spread": None, "samples_per_s": None, "speed_up": None, "speed_up_all": None}
     none |= {"efficiency": None, "accuracy": None, "to_target": None}
     found.__dict__["rows"] = tuple(
-        replace(row, finished=0, error="Traceback ...\nValueError: a reason of its own", **none)
+        replace(
+            row, finished=0, error="rank 1 failed:\nTraceback ...\nValueError: a reason of its own", **none
+        )
         if number in failed
         else row
         for number, row in enumerate(found.rows)

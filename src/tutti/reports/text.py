@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tutti.errors import in_one_line
 from tutti.records.comparison import APART, STRONG, WEAK, Comparison
 from tutti.reports.results import Results
 from tutti.reports.scaling import Row
@@ -67,8 +68,7 @@ def show(results: Results, stream: IO[str]) -> None:
         console.print()
     for row in results.rows:
         if row.error is not None:
-            last = row.error.splitlines()[-1] if row.error else ""
-            console.print(f"{row.combination.name} failed: {last}", style="red")
+            console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
     said = verdict(results)
     if said is not None:
         console.print(said)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.errors import BadOption, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.model_parallel.layout import Layout, options_of, ranks_of
@@ -220,7 +220,7 @@ def compare(
             )
         except TuttiError as error:
             compared.write_error(one, repeat, str(error))
-            said(f"  failed: {str(error).splitlines()[-1]}")
+            said(f"  failed: {in_one_line(str(error))}")
         else:
             said(f"  {summary_lines.speed(found)}")
 
