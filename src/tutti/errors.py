@@ -124,7 +124,7 @@ class RankFailed(TuttiError):
 
 
 def in_one_line(message: str) -> str:
-    """Return the message of an error in one line: of a rank's traceback the last one, which has the exception."""
+    """Return the message of an error in one line: of a rank's traceback the last, which has the exception."""
     lines = message.splitlines()
     traceback = len(lines) > 1 and re.fullmatch(r"rank \d+ failed:", lines[0])
     return lines[-1] if traceback else " ".join(line.strip() for line in lines)

@@ -102,7 +102,10 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--epochs", "1", "--steps", "1"], "both --epochs and --steps are given"),
         (["--validation", "1"], "--validation is 1.0; give a share"),
         (["--precision", "fp31"], "unknown value 'fp31' of --precision; did you mean 'fp32'?"),
-        (["--config", "/no/such.json"], "cannot read the configuration '/no/such.json': No such file"),
+        (
+            ["--config", "/no/such.json"],
+            "cannot read the configuration '/no/such.json': No such file or directory; give",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message: str) -> None:

@@ -53,7 +53,10 @@ def test_an_unknown_key_names_the_nearest_one() -> None:
         TrainConfig.from_json({"batchsize": 3})
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[1]", "holds list, not a table")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not JSON.*; give the folder of a run"), ("[1]", "holds list, not a table")],
+)
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)

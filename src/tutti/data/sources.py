@@ -110,7 +110,7 @@ def read_path(path: Path) -> Contents[object]:
     known = ", ".join(f"{name} ({form.start.hex(' ')} ...)" for name, form in FORMATS.items())
     raise BadData(
         f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "
-        f"formats: {known}"
+        f"formats: {known}; numpy.savez('data.npz', x=inputs, y=targets) makes an NPZ file of arrays"
     )
 
 

@@ -34,6 +34,8 @@ NEEDS_GPU_SAMPLES: Final = (
 MOST_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
 
+_REMEDY: Final = "give the folder of a run, or its config.json"
+
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
@@ -253,9 +255,9 @@ class TrainConfig:
             # As it was written: names of files must not be changed.
             values = json.loads(read_file(path, MOST_BYTES))
         except OSError as error:
-            raise BadOption(f"cannot read the configuration '{path}': {error.strerror}") from error
+            raise BadOption(f"cannot read the configuration '{path}': {error.strerror}; {_REMEDY}") from error
         except ValueError as error:
-            raise BadOption(f"the configuration '{path}' is not JSON: {error}") from error
+            raise BadOption(f"the configuration '{path}' is not JSON: {error}; {_REMEDY}") from error
         except RecursionError:
             raise BadOption(f"the configuration '{path}' has too many levels") from None
         if not isinstance(values, dict):
