@@ -28,7 +28,8 @@ def test_a_run_from_a_queue_with_validation_beside_it(tmp_path: Path) -> None:
         assert sum(rank.updates for rank in record.ranks) == 11
         assert record.validation is not None
         assert record.validation.samples == 144
-        assert all(rank.exchanges and rank.bytes_sent and rank.compute_s > 0 for rank in record.ranks)
+        for rank in record.ranks:  # the queue may leave a rank that is slow to begin without a batch
+            assert (rank.updates > 0) == (rank.exchanges > 0) == (rank.bytes_sent > 0) == (rank.compute_s > 0)
 
 
 @pytest.mark.parametrize(
