@@ -122,6 +122,16 @@ def test_a_tally_does_not_depend_on_how_samples_are_batched(batch: int) -> None:
     assert evaluation.confusion == confusion_matrix(LABELS, SCORES.argmax(1)).tolist()
 
 
+def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
+    outputs, targets = torch.rand(500, 10), torch.rand(500, 10)
+    seen, unseen = Tally([METRICS["mae"]]), Tally([METRICS["mae"]])
+    for batch, wanted in zip(outputs.split(7), targets.split(7), strict=True):
+        seen.add(0.1, batch, wanted)
+        assert seen.here().samples == seen.samples
+        unseen.add(0.1, batch, wanted)
+    assert seen.here() == unseen.here()
+
+
 def test_a_tally_keeps_few_outputs_in_memory() -> None:
     tally = Tally([METRICS["accuracy"]])
     for _ in range(100):

@@ -32,7 +32,7 @@ _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer
 def advice(
     ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any], facts: StrategyFacts | None
 ) -> str:
-    """Name the largest part of the time that something can be done about, and what to try, in one sentence.
+    """Name the largest part of the time that something can be done about, what to try, and a slow rank.
 
     Args:
         ranks: each rank's seconds by stage, as `stages_by_rank` gives them; "samples" among them.
@@ -43,12 +43,20 @@ def advice(
     whole = sum(totals.values())
     if not whole:
         return "no time was recorded"
+    slowest = _slowest(ranks, config)
+    named = f"; {slowest}" if slowest else ""
     worst = max(_SAYS, key=lambda stage: totals[stage])
     share = totals[worst] / whole
     if share < STANDS_OUT:
         computing = (totals["forward"] + totals["backward"]) / whole
-        return f"nothing stands out: forward and backward take {computing:.0%} of the time"
-    return f"{_SAYS[worst]} {share:.0%} of the time: try {_remedy(worst, ranks, config, facts or _UNKNOWN)}"
+        return f"nothing stands out: forward and backward take {computing:.0%} of the time{named}"
+    facts = facts or _UNKNOWN
+    way = {"together": "speed", "free": "queue"}.get(facts.pace)
+    if worst == "wait" and slowest and way and config.get("balance", "none") == "none":
+        remedy = f"--balance {way}"
+    else:
+        remedy = _remedy(worst, config, facts)
+    return f"{_SAYS[worst]} {share:.0%} of the time: try {remedy}{named}"
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
@@ -68,9 +76,7 @@ def measuring_share(ranks: Sequence[Mapping[str, float]]) -> float:
     return sum(rank.get("measuring", 0.0) for rank in ranks) / whole if whole else 0.0
 
 
-def _remedy(
-    stage: str, ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any], facts: StrategyFacts
-) -> str:
+def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts) -> str:
     larger = 4 * _whole(config.get("batch_size"), 32)
     if stage == "data":
         return "the data as arrays, such as an NPZ file: they need no work for each sample"
@@ -91,23 +97,21 @@ def _remedy(
         if "pipeline" in str(config["parallel"]):
             return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
         return f"--batch-size {larger}, for more work between exchanges"
-    balance = _for_balance(facts.pace, ranks, config)
-    return balance if stage == "wait" and balance else facts.rarer
+    return facts.rarer
 
 
-def _for_balance(pace: str, ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str | None:
-    """Advise a balance, if ranks differ in speed and none is chosen yet."""
-    way = {"together": "speed", "free": "queue"}.get(pace)
-    computing = [
-        (rank.get("forward", 0.0) + rank.get("backward", 0.0), rank.get("samples")) for rank in ranks
-    ]
-    taken = [seconds / samples for seconds, samples in computing if seconds > 0 and samples]
-    if way is None or config.get("balance", "none") != "none" or not taken:
+def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str | None:
+    """Name the slowest rank, if ranks clearly differ in speed and each computes the whole model."""
+    taken = {
+        (rank.get("forward", 0.0) + rank.get("backward", 0.0)) / rank["samples"]: number
+        for number, rank in enumerate(ranks)
+        if rank.get("samples")
+    }
+    most, least = max(taken, default=0.0), min(taken, default=0.0)
+    if config.get("parallel") or not least or most / least < UNEVEN:
         return None
-    ratio = max(taken) / min(taken)
-    if ratio < UNEVEN:
-        return None
-    return f"--balance {way}, as a sample takes the slowest rank {ratio:.1f} times as long as the fastest"
+    ratio = most / least
+    return f"rank {taken[most]} is the slowest: a sample takes it {ratio:.1f} times as long as the fastest"
 
 
 def _whole(value: object, usual: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -107,8 +108,12 @@ class Tally:
                 self._count()
 
     def here(self) -> Evaluation:
-        """Return the sums of this rank so far."""
-        counts, sums = self.sums()
+        """Return the sums of this rank so far.
+
+        Nothing that is kept is counted by that: the order of the sums, and so their rounding, must not depend
+        on the times at which somebody looks.
+        """
+        counts, sums = copy(self).sums()
         return self._evaluation(counts.tolist(), sums.tolist())
 
     def total(self, comm: Communicator) -> Evaluation:
@@ -144,14 +149,16 @@ class Tally:
         self._labelled += len(targets)
         if not len(targets):
             return
-        for index, metric in enumerate(self.metrics):
-            total = metric.sum(outputs, targets)
-            self._sums[index] += total.item() if total.is_cpu else total
+        found = [metric.sum(outputs, targets) for metric in self.metrics]
+        # Nothing is changed in place: `here` counts on a copy.
+        self._sums = [
+            old + (new.item() if new.is_cpu else new) for old, new in zip(self._sums, found, strict=True)
+        ]
         if self.classes is not None:
             classes = predicted(outputs, targets, self._amounts).clamp(max=self.classes)
             cells = (targets * (self.classes + 1) + classes).flatten().cpu()
             counted = torch.bincount(cells, minlength=self._confusion.numel())
-            self._confusion += counted.view_as(self._confusion)
+            self._confusion = self._confusion + counted.view_as(self._confusion)
 
     def _evaluation(self, counts: list[int], sums: list[float]) -> Evaluation:
         samples, labels, *cells = counts
