@@ -123,7 +123,7 @@ def test_a_tally_does_not_depend_on_how_samples_are_batched(batch: int) -> None:
 
 
 def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
-    outputs, targets = torch.rand(500, 10), torch.rand(500, 10)
+    outputs, targets = torch.randn(500, 1, dtype=torch.float64).exp(), torch.zeros(500, 1)
     seen, unseen = Tally([METRICS["mae"]]), Tally([METRICS["mae"]])
     for batch, wanted in zip(outputs.split(7), targets.split(7), strict=True):
         seen.add(0.1, batch, wanted)
