@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import cloudpickle
 import torch
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from tutti.errors import BadOption
 from tutti.load_object import import_files, imported_files
-from tutti.replica import Replica, stretch_like
+from tutti.replica import Replica, copy_all
 from tutti.training.background_process import PROGRAM, Start
 from tutti.training.evaluation import Tally, keras_statistics
 
@@ -49,31 +49,17 @@ Sums = tuple[Tensor, Tensor]
 """The result of `Tally.sums`."""
 
 
-class FlatLayout(NamedTuple):
-    """The layout of one of a replica's vectors of weights, by which another process finds its parameters."""
-
-    names: tuple[str, ...]
-    spans: tuple[slice, ...]
-    length: int
-    dtype: torch.dtype
-
-
 class SnapshotLayout:
-    """The tensors of a module that training changes: its weights, as flat vectors, and its buffers."""
+    """The tensors of a replica that training changes: its weights, as flat vectors, and its buffers."""
 
-    def __init__(self, module: nn.Module, flats: Sequence[FlatLayout]) -> None:
-        known = dict(module.named_parameters(remove_duplicate=False))
-        self._flats = [([known[name] for name in flat.names], flat.spans) for flat in flats]
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self.weights = replica, [flat.weights for flat in replica.flats]
         self.buffers = [
-            *(buffer for buffer in dict.fromkeys(module.buffers()) if buffer.numel()),
-            *keras_statistics(module),
+            *(buffer for buffer in dict.fromkeys(replica.module.buffers()) if buffer.numel()),
+            *keras_statistics(replica.module),
         ]
-        self._places = [
-            *((torch.Size([flat.length]), flat.dtype) for flat in flats),
-            *((buffer.shape, buffer.dtype) for buffer in self.buffers),
-        ]
-        nbytes = (shape.numel() * dtype.itemsize for shape, dtype in self._places)
-        self._sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in nbytes]
+        self.present = [*self.weights, *self.buffers]
+        self._sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in self.present]
         self.nbytes = sum(self._sizes)
 
     def slots(self, memory: mmap.mmap) -> list[list[Tensor]]:
@@ -82,20 +68,18 @@ class SnapshotLayout:
 
     def _slot(self, memory: mmap.mmap, start: int) -> list[Tensor]:
         slot = []
-        for (shape, dtype), size in zip(self._places, self._sizes, strict=True):
-            slot.append(torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=start).view(shape))
+        for like, size in zip(self.present, self._sizes, strict=True):
+            kept = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=start)
+            slot.append(kept.view(like.shape))
             start += size
         return slot
 
     @torch.no_grad()
     def show(self, snapshot: Sequence[Tensor]) -> None:
         """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
-        weights, buffers = snapshot[: len(self._flats)], snapshot[len(self._flats) :]
-        for (parameters, spans), vector in zip(self._flats, weights, strict=True):
-            for parameter, span in zip(parameters, spans, strict=True):
-                parameter.data = stretch_like(vector, span, parameter)
-        for buffer, kept in zip(self.buffers, buffers, strict=True):
-            buffer.copy_(kept)
+        count = len(self.weights)
+        self._replica.look_at(snapshot[:count])
+        copy_all(self.buffers, snapshot[count:])
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,6 @@ class Work:
     """All that the other process must know."""
 
     module: nn.Module
-    flats: list[FlatLayout]
     evaluate: Callable[[], Tally]
     floats: torch.dtype
     matmul: str
@@ -141,14 +124,9 @@ class BackgroundEvaluator:
     """
 
     def __init__(self, replica: Replica, evaluate: Callable[[], Tally]) -> None:
-        self._replica, self._evaluate = replica, evaluate
-        flats = [
-            FlatLayout(flat.names, flat.spans, len(flat.weights), flat.weights.dtype)
-            for flat in replica.flats
-        ]
-        self._layout = SnapshotLayout(replica.module, flats)
+        self._evaluate, self._layout = evaluate, SnapshotLayout(replica)
         floats, matmul = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-        work = Work(replica.module, flats, evaluate, floats, matmul).pickled()
+        work = Work(replica.module, evaluate, floats, matmul).pickled()
         memory = os.memfd_create("tutti-snapshots", os.MFD_CLOEXEC)
         count = max(1, min(MOST_SNAPSHOTS, SNAPSHOT_BYTES // self._layout.nbytes))
         os.ftruncate(memory, count * self._layout.nbytes)
@@ -185,8 +163,7 @@ class BackgroundEvaluator:
             self._found[number] = self._evaluate().sums()
             return
         slot = self._free.pop()
-        for kept, vector in zip(self._slots[slot], self._present(), strict=True):
-            kept.copy_(vector)
+        copy_all(self._slots[slot], self._layout.present)
         self._asked.append((number, slot))
         with suppress(BrokenPipeError):  # it has failed: `poll` says why
             self._connection.send(slot)
@@ -210,13 +187,13 @@ class BackgroundEvaluator:
         """End the process, and evaluate here what it has not done."""
         self.poll()
         self.close()
-        own = [tensor.clone() for tensor in self._layout.buffers]
+        own = [buffer.clone() for buffer in self._layout.buffers]
         try:
             for number, slot in self._asked:
                 self._layout.show(self._slots[slot])
                 self._found[number] = self._evaluate().sums()
         finally:
-            self._layout.show([*(flat.weights for flat in self._replica.flats), *own])
+            self._layout.show([*self._layout.weights, *own])
         self._asked.clear()
 
     def close(self) -> None:
@@ -226,9 +203,6 @@ class BackgroundEvaluator:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def _present(self) -> list[Tensor]:
-        return [*(flat.weights for flat in self._replica.flats), *self._layout.buffers]
 
     def _receive(self) -> None:
         try:
@@ -253,7 +227,7 @@ def serve(start: Start) -> None:
         torch.set_num_threads(1)
         torch.set_default_dtype(work.floats)
         torch.set_float32_matmul_precision(work.matmul)
-        layout = SnapshotLayout(work.module, work.flats)
+        layout = SnapshotLayout(Replica(work.module))
         slots = layout.slots(mmap.mmap(start.memory, 0))
         while (asked := _next(connection)) is not None:
             layout.show(slots[asked])

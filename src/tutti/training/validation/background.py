@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
-from torch import nn
+from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, cut
-from tutti.data.parts import Part
 from tutti.errors import BadOption
 from tutti.records.run import Evaluation
 from tutti.registry import part
+from tutti.replica import stretch_like
 from tutti.training.background import BackgroundEvaluator
-from tutti.training.evaluation import Objective, Tally, evaluate
+from tutti.training.evaluation import Tally, evaluate
 from tutti.training.validation import Validation, ValidationTask
-
-
-@dataclass(frozen=True)
-class ShareEvaluation:
-    """The evaluation of a module on one rank's share of the samples; other processes can be sent it."""
-
-    module: nn.Module
-    share: Part
-    objective: Objective
-
-    def __call__(self) -> Tally:
-        """The sums over the share."""
-        alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
-        return evaluate(self.module, self.share, alone, self.objective)
-
-    def __getstate__(self) -> dict[str, object]:
-        # A view would be pickled with all that it is a view of.
-        share = replace(self.share, inputs=self.share.inputs.clone(), targets=self.share.targets.clone())
-        return {**vars(self), "share": share}
 
 
 @part("background")
@@ -57,8 +39,10 @@ class Background(Validation):
                 "use --validate pause"
             )
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
-        share = replace(task.part, inputs=task.part.inputs[mine], targets=task.part.targets[mine])
-        evaluation = ShareEvaluation(task.replica.module, share, task.objective)
+        inputs, targets = (_stretch(whole, mine) for whole in (task.part.inputs, task.part.targets))
+        share = replace(task.part, inputs=inputs, targets=targets)
+        alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
+        evaluation = partial(evaluate, task.replica.module, share, alone, task.objective)
         self._evaluator = BackgroundEvaluator(task.replica, evaluation)
 
     @override
@@ -82,3 +66,9 @@ class Background(Validation):
     @override
     def close(self) -> None:
         self._evaluator.close()
+
+
+def _stretch(samples: Tensor, mine: slice) -> Tensor:
+    """Some of the samples, a storage of their own: a view would be pickled with all that it is a view of."""
+    each = samples[:1].numel()
+    return stretch_like(samples.view(-1), slice(mine.start * each, mine.stop * each), samples[mine])
