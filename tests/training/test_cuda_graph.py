@@ -19,7 +19,7 @@ from tutti.optim.missing import MissingGradients
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Solo
-from tutti.training.cuda_graph import WARM, GraphedPass, Pass, Work, can_be_recorded
+from tutti.training.cuda_graph import WARM, CudaRecorder, GraphedPass, Pass, Work, can_be_recorded
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
@@ -35,7 +35,7 @@ class Late(Arithmetic):
     is_asynchronous = True
 
 
-class Replaying:
+class Replaying(CudaRecorder):
     """Records as CUDA graphs do: what was recorded reads and writes the same memory each time."""
 
     def __init__(self, replica: Replica) -> None:

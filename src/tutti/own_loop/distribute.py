@@ -107,7 +107,6 @@ def distribute(
     with as_arguments(chosen):
         make = _joint if chosen.joins_gradients else _apart
         stepper = make(model, optimizer, chosen, clip, reduction == "sum", loop)
-    stepper.take_over(optimizer)
     loop.steppers.append(stepper)
     return model, optimizer
 
@@ -345,7 +344,8 @@ class shard:
         loop.open.append(mine)
         try:
             for batch in dealt:
-                mine.note(loop.last, torch.is_grad_enabled())
+                mine.counts, mine.trained = loop.last, torch.is_grad_enabled()
+                mine.samples += loop.last.own
                 yield batch
         finally:
             loop.close(mine)

@@ -55,11 +55,6 @@ class OpenIteration:
     samples: int = 0
     trained: bool = False
 
-    def note(self, counts: SampleCounts, trained: bool) -> None:
-        """Go on to a batch of these counts."""
-        self.counts, self.trained = counts, trained
-        self.samples += counts.own
-
 
 @dataclass
 class OwnLoop:
@@ -99,7 +94,7 @@ class OwnLoop:
     @property
     def pace(self) -> Pace:
         """The relation of the workers' steps to each other."""
-        return self.steppers[0].pace if self.steppers else Pace.TOGETHER
+        return self.steppers[0].strategy.pace if self.steppers else Pace.TOGETHER
 
     def begin_batch(self, counts: SampleCounts) -> None:
         """Note the counts of the batch that is dealt now."""
@@ -271,35 +266,37 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+@dataclass(eq=False)
 class Stepper(ABC):
     """Steps of all ranks, made of the calls of a user's loop.
 
     Attributes:
         replica: the model.
-        pace: how the ranks' steps relate to each other.
+        optimizer: the user's, whose `step` is this stepper's from now on.
+        strategy: how to train.
         sums: losses are sums over samples, not means.
+        loop: the user's, which has the other steppers.
         steps: how many of its own steps a worker has made, if each has batches of its own.
         latest: the number of the latest of them, counted over all steppers of the loop.
     """
 
-    def __init__(
-        self, replica: Replica, optimizer: Optimizer, strategy: Strategy, sums: bool, loop: OwnLoop
-    ) -> None:
-        self.replica, self._optimizer, self._strategy, self._loop = replica, optimizer, strategy, loop
-        self.pace, self._passes, self.sums = strategy.pace, strategy.passes, sums
-        self._number = len(loop.steppers)
+    replica: Replica
+    optimizer: Optimizer
+    strategy: Strategy
+    sums: bool
+    loop: OwnLoop
+
+    def __post_init__(self) -> None:
+        self._number = len(self.loop.steppers)
         self._calls, self._own, self._samples = 0, 0, 0
         self._pending: dict[nn.Parameter, Tensor] = {}
         self.steps = self.latest = 0
-
-    def take_over(self, optimizer: Optimizer) -> None:
-        """Put our `step` in place of the optimizer's own, which it calls."""
-        native = optimizer.step
+        native = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
             return self.step(native, closure)
 
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+        self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
 
     @abstractmethod
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
@@ -330,7 +327,7 @@ class Stepper(ABC):
                 known = self._pending.get(parameter)
                 self._pending[parameter] = new if known is None else known + new
             parameter.grad = None
-        if self._calls == self._passes:
+        if self._calls == self.strategy.passes:
             self._use_gathered()
 
     def _use_gathered(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -15,66 +16,62 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, CallsDiffer, PeerLost
 from tutti.own_loop.divided_optimizer import DividedOptimizer
-from tutti.own_loop.loop import Closure, OwnLoop, Stepper
+from tutti.own_loop.loop import Closure, Stepper
 from tutti.own_loop.meetings import Purpose
-from tutti.replica import Replica
 from tutti.run.arguments import as_arguments
-from tutti.strategies.base import Clip, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Pace, Worker
 
 
+@dataclass(eq=False)
 class JointStepper(Stepper):
     """The optimizer's own steps, on each rank, by gradients that are the same on all of them.
 
-    Args:
+    Attributes:
+        clip: limits of the gradient.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
         gradients: a vector of gradients for each of them, for the optimizer.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        optimizer: Optimizer,
-        strategy: Strategy,
-        sums: bool,
-        loop: OwnLoop,
-        clip: Clip,
-        copies: list[list[Tensor]],
-        gradients: list[Tensor],
-    ) -> None:
-        super().__init__(replica, optimizer, strategy, sums, loop)
-        self._clip, self.copies, self.gradients = clip, copies, gradients
-        self._native: Callable[..., Any] = optimizer.step
-        self._divided = DividedOptimizer(optimizer, replica, copies, gradients, loop.comm.node)
+    clip: Clip
+    copies: list[list[Tensor]]
+    gradients: list[Tensor]
+
+    def __post_init__(self) -> None:
+        self._native: Callable[..., Any] = self.optimizer.step
+        super().__post_init__()
+        self._divided = DividedOptimizer(
+            self.optimizer, self.replica, self.copies, self.gradients, self.loop.comm.node
+        )
         self._fits = False
         self._lists: list[tuple[list[nn.Parameter], int]] = []
 
     def is_of(self, model: nn.Module, optimizer: Optimizer) -> bool:
         """Return whether this stepper belongs to both."""
-        return self.replica.module is model and self._optimizer is optimizer
+        return self.replica.module is model and self.optimizer is optimizer
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
         self._native = partial(self._divide, native)
         self._meet()
-        if self._passes > 1:
+        if self.strategy.passes > 1:
             loss = _evaluate(closure)
-            with _unscaled(self._optimizer) as overflown:
+            with _unscaled(self.optimizer) as overflown:
                 if not overflown:
                     # Every rank has the gradient of all of them.
-                    self._gather(self._loop.counts.all, self._loop.counts.all)
+                    self._gather(self.loop.counts.all, self.loop.counts.all)
             return loss
         if closure is None:
             self._limit()
             return self._native()
 
         def limited() -> Tensor:
-            with self._loop.noting() as batches:
+            with self.loop.noting() as batches:
                 loss = closure()
             self._limit()
             # An optimizer that looks at the loss must see the same on all ranks.
-            if self._loop.comm.size == 1 or loss is None:
+            if self.loop.comm.size == 1 or loss is None:
                 return loss
-            return self._loop.whole_loss(loss, batches, self.sums)
+            return self.loop.whole_loss(loss, batches, self.sums)
 
         return self._native(limited)
 
@@ -89,45 +86,45 @@ class JointStepper(Stepper):
 
     @override
     def settle(self) -> None:
-        self._loop.exchange.meetings.come(Purpose.SETTLE)
+        self.loop.exchange.meetings.come(Purpose.SETTLE)
 
     @override
     def finish(self) -> None:
-        self._loop.exchange.meetings.come(Purpose.FINISH)
+        self.loop.exchange.meetings.come(Purpose.FINISH)
         if self._calls:
             self._use_gathered()
 
     def _meet(self) -> None:
-        comm = self._loop.comm
+        comm = self.loop.comm
         if comm.size == 1:
             return
-        self._loop.exchange.bring_unseen()
+        self.loop.exchange.bring_unseen()
         self._refuse_strangers()
         self._fits = self._divided.fits()
         if self._fits:
             self._divided.bring_weights()
         changed = self._fits and self._divided.changed()
-        exchange = self._loop.exchange
-        details = (self._number, _hash_of(self._optimizer), int(changed), exchange.passes)
+        exchange = self.loop.exchange
+        details = (self._number, _hash_of(self.optimizer), int(changed), exchange.passes)
         table = exchange.meet(Purpose.STEP, details)
         exchange.passes = 0
         exchange.meetings.steps += 1
         if len(table):
-            _refuse_difference(table, self._optimizer, comm)
+            _refuse_difference(table, self.optimizer, comm)
         if changed:
             self._divided.adopt()
 
     def _refuse_strangers(self) -> None:
         """Refuse new parameters of the optimizer that no model has: they are not exchanged."""
-        lists = [(group["params"], len(group["params"])) for group in self._optimizer.param_groups]
+        lists = [(group["params"], len(group["params"])) for group in self.optimizer.param_groups]
         if len(lists) == len(self._lists) and all(
             new is old and length == known
             for (new, length), (old, known) in zip(lists, self._lists, strict=True)
         ):
             return
         _refuse_strangers(
-            self._optimizer,
-            self._loop.exchange.knows,
+            self.optimizer,
+            self.loop.exchange.knows,
             "no model had when distribute() was given it; make the model whole, and load weights with "
             "assign=True, before distribute(), and give it one module of the model and of such parameters as "
             "its loss has beside it",
@@ -135,13 +132,13 @@ class JointStepper(Stepper):
         self._lists = lists
 
     def _limit(self) -> None:
-        if self._clip.value is None and self._clip.norm is None:
+        if self.clip.value is None and self.clip.norm is None:
             return
         parameters = [p for p in self.replica.module.parameters() if p.grad is not None]
-        if self._clip.value is not None:
-            nn.utils.clip_grad_value_(parameters, self._clip.value)
-        if self._clip.norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self._clip.norm)
+        if self.clip.value is not None:
+            nn.utils.clip_grad_value_(parameters, self.clip.value)
+        if self.clip.norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.clip.norm)
 
     @override
     def _step(self, own: int, whole: int) -> Any:
@@ -149,33 +146,27 @@ class JointStepper(Stepper):
         return self._native()
 
 
+@dataclass(eq=False)
 class WorkerStepper(Stepper):
     """The steps of a strategy's worker, by this rank's own gradients.
 
     Between the steps the parameters' gradients are the user's: added up, zeroed and looked at as in torch.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        optimizer: Optimizer,
-        strategy: Strategy,
-        sums: bool,
-        loop: OwnLoop,
-        worker: Worker,
-    ) -> None:
-        super().__init__(replica, optimizer, strategy, sums, loop)
-        self.worker = worker
-        self._known = {parameter for flat in replica.flats for parameter in flat.parameters}
+    worker: Worker
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._known = {parameter for flat in self.replica.flats for parameter in flat.parameters}
         self._inside, self._skipped = False, 0
         self._refusal = (
-            f"strategy '{strategy.name}' does not exchange: it was frozen, or not there, when distribute() "
-            "was given the model; make the model whole and unfreeze it before, or use the default strategy, "
-            "Sync()"
+            f"strategy '{self.strategy.name}' does not exchange: it was frozen, or not there, when "
+            "distribute() was given the model; make the model whole and unfreeze it before, or use the "
+            "default strategy, Sync()"
         )
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        optimizer.register_load_state_dict_post_hook(lambda _: worker.adopt_state())
+        self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self.optimizer.register_load_state_dict_post_hook(lambda _: self.worker.adopt_state())
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:
@@ -183,16 +174,16 @@ class WorkerStepper(Stepper):
             return native() if closure is None else native(closure)
         loss = _evaluate(closure)
         self.steps += 1
-        self.latest = max(stepper.latest for stepper in self._loop.steppers) + 1
-        if self._loop.comm.size > 1:
-            _refuse_strangers(self._optimizer, self._known.__contains__, self._refusal)
+        self.latest = max(stepper.latest for stepper in self.loop.steppers) + 1
+        if self.loop.comm.size > 1:
+            _refuse_strangers(self.optimizer, self._known.__contains__, self._refusal)
         self._meet(Purpose.STEP)
-        with self._stepping(Purpose.STEP), _unscaled(self._optimizer) as overflown:
-            if overflown and self._passes == 1:
+        with self._stepping(Purpose.STEP), _unscaled(self.optimizer) as overflown:
+            if overflown and self.strategy.passes == 1:
                 self.worker.give_up()
             else:
-                self._advance(self._loop.counts.own, self._loop.counts.all)
-        self._loop.exchange.meetings.steps += 1
+                self._advance(self.loop.counts.own, self.loop.counts.all)
+        self.loop.exchange.meetings.steps += 1
         return loss
 
     @override
@@ -204,7 +195,7 @@ class WorkerStepper(Stepper):
     @override
     def settle(self) -> None:
         self._meet(Purpose.SETTLE)
-        with self._loop.exchange.meetings.explaining(Purpose.SETTLE):
+        with self.loop.exchange.meetings.explaining(Purpose.SETTLE):
             self._compare_steps()
             self.worker.settle()
 
@@ -223,9 +214,9 @@ class WorkerStepper(Stepper):
 
     def _meet(self, purpose: Purpose) -> None:
         """Meet the other ranks where they wait for each other anyway (collective); one may be elsewhere."""
-        if self.pace is not Pace.TOGETHER or not self.worker.waits or self._loop.comm.size == 1:
+        if self.strategy.pace is not Pace.TOGETHER or not self.worker.waits or self.loop.comm.size == 1:
             return
-        table = self._loop.exchange.meet(purpose, (self._number,))
+        table = self.loop.exchange.meet(purpose, (self._number,))
         if len(table):
             _refuse_other_optimizers(table)
 
@@ -233,19 +224,19 @@ class WorkerStepper(Stepper):
     def _stepping(self, purpose: Purpose) -> Iterator[None]:
         self._inside = True
         try:
-            with as_arguments(self._strategy):
+            with as_arguments(self.strategy):
                 yield
         except (PeerLost, CallsDiffer) as error:
-            raise self._loop.exchange.meetings.explain(error, purpose) from None
+            raise self.loop.exchange.meetings.explain(error, purpose) from None
         finally:
             self._inside = False
 
     def _advance(self, own: int, whole: int) -> None:
-        if self._passes > 1:
+        if self.strategy.passes > 1:
             self._gather(own, whole)
             return
         share = own / max(1, whole)
-        if self.sums or self.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
+        if self.sums or self.strategy.pace is not Pace.TOGETHER:  # or else it is of a batch of its own, whole
             share = float(own > 0)
         self._step(own, whole, share)
 
@@ -261,18 +252,18 @@ class WorkerStepper(Stepper):
                     parameter.grad = None
             elif share != 1:
                 self.replica.scale_gradients(share)
-            if self.pace is Pace.TOGETHER:
+            if self.strategy.pace is Pace.TOGETHER:
                 self.worker.share = own / whole
             self.worker.step()
 
     def _compare_steps(self) -> None:
         """Refuse that some ranks have made more steps than others, where they make them together."""
-        if self.pace is not Pace.ABREAST or self._loop.comm.size == 1:
+        if self.strategy.pace is not Pace.ABREAST or self.loop.comm.size == 1:
             return
-        made = self._loop.comm.all_gather_objects(self.steps + self._skipped)
+        made = self.loop.comm.all_gather_objects(self.steps + self._skipped)
         if len(set(cast("list[int]", made))) > 1:
             raise BadOption(
-                f"with strategy '{self._strategy.name}' all ranks make their steps at the same time, but by "
+                f"with strategy '{self.strategy.name}' all ranks make their steps at the same time, but by "
                 f"rank they have made {made}; call optimizer.step() for every batch, on every rank"
             )
 

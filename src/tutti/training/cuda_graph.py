@@ -13,7 +13,7 @@ Source: PyTorch's documentation, "CUDA semantics", section "CUDA Graphs".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -48,16 +48,6 @@ Pass = tuple[Tensor, Tensor, Tensor]
 """The loss, the outputs and the targets of a batch."""
 
 Work = Callable[[], Pass]
-
-
-class GraphRecorder(Protocol):
-    """A recorder of passes."""
-
-    def aside(self, work: Work) -> Pass:
-        """Do `work`, in such a way that it can be recorded afterwards."""
-
-    def record(self, work: Work) -> tuple[Pass, Callable[[], None]]:
-        """Record `work` without doing it: where its results will be, and what does it."""
 
 
 def can_be_recorded(module: nn.Module, loss: Loss) -> bool:
@@ -95,7 +85,7 @@ class GraphedPass:
         loss: Loss,
         arithmetic: Arithmetic,
         keeps: bool,
-        recorder: GraphRecorder,
+        recorder: CudaRecorder,
     ) -> None:
         self._module, self._part, self._loss = replica.module, batches.part, loss
         self._arithmetic, self._keeps, self._recorder = arithmetic, keeps, recorder
@@ -193,7 +183,7 @@ class CudaRecorder:
         return results
 
     def record(self, work: Work) -> tuple[Pass, Callable[[], None]]:
-        """Record `work` as a graph."""
+        """Record `work` as a graph, without doing it: where its results will be, and what does it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = work()

@@ -17,24 +17,23 @@ class RunningSum:
     """A running sum, as it was after some step.
 
     Attributes:
-        total: the sum after step `last`.
         first: the first step since the look before; steps are counted from 1.
         last: the last one.
+        value: the sum after that, a scalar, which may be on its way from the GPU.
+        there: comes when it is there; None: it is.
     """
 
-    total: float
     first: int
     last: int
+    value: Tensor
+    there: torch.cuda.Event | None = None
 
-
-@dataclass(frozen=True)
-class _Asked:
-    """A value that is on its way from the GPU."""
-
-    copy: Tensor
-    there: torch.cuda.Event | None
-    first: int
-    last: int
+    @property
+    def total(self) -> float:
+        """The sum after step `last`; waits for it."""
+        if self.there is not None:
+            self.there.synchronize()
+        return self.value.item()
 
 
 class FiniteCheck:
@@ -48,7 +47,7 @@ class FiniteCheck:
 
     def __init__(self, every: int = EVERY) -> None:
         self._every, self._looked = every, 0
-        self._asked: _Asked | None = None
+        self._asked: RunningSum | None = None
 
     def note(self, total: Tensor, step: int) -> RunningSum | None:
         """Look, if it is time to.
@@ -64,20 +63,16 @@ class FiniteCheck:
             return None
         before, self._asked = self._asked, _ask(total, self._looked + 1, step)
         self._looked = step
-        if before is None:
-            return None
-        if before.there is not None:
-            before.there.synchronize()
-        return RunningSum(before.copy.item(), before.first, before.last)
+        return before
 
     def last(self, total: Tensor, step: int) -> RunningSum:
-        """The sum after this step; waits for it."""
+        """The sum after this step."""
         first = self._asked.first if self._asked is not None else self._looked + 1
         self._asked, self._looked = None, step
-        return RunningSum(total.item(), min(first, step), step)
+        return RunningSum(min(first, step), step, total)
 
 
-def _ask(total: Tensor, first: int, last: int) -> _Asked:
+def _ask(total: Tensor, first: int, last: int) -> RunningSum:
     """Have a copy of the sum, as it is now, sent to the CPU."""
     copy = torch.empty((), dtype=total.dtype, pin_memory=total.is_cuda)
     copy.copy_(total, non_blocking=True)
@@ -85,4 +80,4 @@ def _ask(total: Tensor, first: int, last: int) -> _Asked:
     if total.is_cuda:
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         there.record()
-    return _Asked(copy, there, first, last)
+    return RunningSum(first, last, copy, there)
