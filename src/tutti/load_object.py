@@ -131,10 +131,20 @@ def import_files(paths: Iterable[str]) -> None:
         _from_file(path, path, "file")
 
 
-def _from_file(where: str, spec: str, kind: str) -> ModuleType:
+def find_file(where: str, spec: str, kind: str) -> Path:
+    """Return the file `where` that the `spec` of an object names.
+
+    Raises:
+        BadOption: there is none.
+    """
     file = Path(where).expanduser().resolve()
     if not file.is_file():
         raise BadOption(f"the {kind} '{spec}' is in no file: there is no {file}; check the path")
+    return file
+
+
+def _from_file(where: str, spec: str, kind: str) -> ModuleType:
+    file = find_file(where, spec, kind)
     name = f"{_FILE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

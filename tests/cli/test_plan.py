@@ -78,9 +78,11 @@ def test_bad_input_is_one_clear_message(
     alone = [] if "hosts" in words else ["-n", "1", "--threads", "1"]
     assert main(["plan", *words.split(), *alone]) == 2
     assert not list(tmp_path.iterdir())
-    shown = capsys.readouterr().err.splitlines()[-1]
+    out, err = capsys.readouterr()
+    shown = err.splitlines()[-1]
     assert shown.startswith("tutti: error: ")
     assert message in shown
+    assert ("measuring" in out) == ("unknown model" in message or "unknown data set" in message)
 
 
 def test_another_way_to_plan_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,10 +96,10 @@ def test_a_format_with_a_long_beginning_is_known_by_all_of_it(tmp_path, monkeypa
     monkeypatch.setattr(sources, "FORMATS", {"short": Short, "long": Long})
     for beginning, name in ((Short.start, "short"), (Long.start, "long")):
         (tmp_path / name).write_bytes(beginning + b"3\t1\t2\n")
-        assert sources.read_path(tmp_path / name).name == name
+        assert sources.format_of(tmp_path / name).read(tmp_path / name).name == name
     (tmp_path / "other").write_bytes(b"TSV2\n")
     with pytest.raises(BadData, match="begins with the bytes 54 53 56 32"):
-        sources.read_path(tmp_path / "other")
+        sources.format_of(tmp_path / "other")
 
 
 def test_an_empty_file_and_a_missing_one_are_refused(tmp_path):

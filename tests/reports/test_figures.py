@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,15 @@ def test_a_loss_that_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:
     ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
     (table,) = tables(read_comparison(tmp_path), "progress")
     assert [row["loss"] for row in table] == [None, 0.5]
+
+
+def test_the_one_value_of_all_runs_is_at_the_axis(tmp_path: Path) -> None:
+    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
+    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(2.0, 0.9417)] * 2)
+    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
+    vl_convert = pytest.importorskip("vl_convert")
+    svg = vl_convert.vegalite_to_svg(FIGURES["progress"].draw(read_comparison(tmp_path)).to_dict())
+    assert re.findall(r">(0\.9[0-9]*)<", svg) == ["0.9417", "0.9417"]
 
 
 def test_without_a_target_there_is_no_time_to_it(tmp_path: Path) -> None:

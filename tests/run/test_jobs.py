@@ -84,6 +84,9 @@ def test_a_run_whose_ranks_are_killed_later_keeps_its_folder(
         ("compare mlp -n 24 --batch-size 16", "a batch of 16 samples cannot be split over 24 ranks"),
         ("compare lennet -n 2", "did you mean 'lenet'"),
         ("layouts mlp --loss cross_entropi", "did you mean 'cross_entropy'"),
+        ("train mlp --metrics accuracy,full/no.py:f -n 2", "the metric 'full/no.py:f' is in no file"),
+        ("train mlp --data full/set.npz -n 2", "there is no full/set.npz"),
+        ("train mlp --data full/other.txt -n 2", "is of no known kind"),
     ],
 )
 def test_what_no_rank_could_mend_is_refused_before_any_starts(
@@ -103,6 +106,24 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
     importlib.import_module("torch")  # Without it the ranks would have to find out.
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("net.py:net", "the model 'net.py:net' is in no file"),
+        ("mlp --data set.npz", "there is no set.npz"),
+        ("mlp --data empty.npz", "is empty"),
+    ],
+)
+def test_files_are_missed_before_any_rank_starts_without_torch_too(
+    words: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.npz").touch()
+    command = [sys.executable, "-m", "tutti", "train", *words.split(), "-n", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")  # no plan
+    assert message in done.stderr
 
 
 RAISING = """

@@ -278,6 +278,17 @@ def test_unknown_strategies_and_options_are_named_before_anything_runs(
         plan_comparison(question(**changes), cores=2)
 
 
+def test_data_that_cannot_be_had_are_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.setenv("TUTTI_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "mlp", "--data", "mnist", "--steps", "1"]) == 2
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("has no train-images-idx3-ubyte.gz")) == ("", 1)
+
+
 def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")

@@ -223,24 +223,27 @@ def test_another_precision_is_shown_only_where_nothing_was_said_about_it(
     assert jobs[0][0].shown == shown
 
 
-def test_training_takes_what_was_picked_and_keeps_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_takes_what_was_picked_and_keeps_what_was_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     jobs = caught(monkeypatch, (replace(FAST, batch_size=64), 2.0))
-    said: list[str] = []
-    config = planned(
-        replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"), said.append
-    )
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"))
     assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
     assert (jobs[0][0].choices.shapes, jobs[0][0].shown, jobs[0][0].quiet) == (((2, 2),), (), True)
-    assert said[0] == "measuring for at most 20 s"
-    assert said[1].startswith("measured 1 combination in ")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "plan: measuring for at most 20 s"
+    assert said[1].startswith("plan: measured 1 combination in ")
 
 
-def test_training_without_a_choice_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_without_a_choice_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     jobs = caught(monkeypatch)
-    said: list[str] = []
     given = replace(CNN, workers="2", threads=1, layout="channels_last")
-    assert planned(given, ("workers", "threads", "layout"), said.append) == given
-    assert (jobs, said) == ([], ["2 ranks x 1 thread: the options leave nothing to choose"])
+    assert planned(given, ("workers", "threads", "layout")) == given
+    said = capsys.readouterr().out
+    assert (jobs, said) == ([], "plan: 2 ranks x 1 thread: the options leave nothing to choose\n")
 
 
 @pytest.mark.parametrize(

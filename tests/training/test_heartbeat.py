@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import threading
@@ -85,24 +86,26 @@ def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_sign_says_whether_the_rank_waits_for_others(run: Path) -> None:
+def test_a_sign_says_where_the_rank_waits_for_others(run: Path) -> None:
     """Whoever waits does so in a method of a communicator, which goes on once both signs have been seen."""
     comm = HostCommunicator.alone()
     with HeartbeatThread(RunFolder(run), 0):
-        wait_until_it(run, waits=False)
+        wait_until_it_waits(run, "")
 
         def until_seen() -> Generator[bool, None, None]:
-            wait_until_it(run, waits=True)
+            wait_until_it_waits(run, rf"_run \({__name__}:\d+\)")
             yield True
 
         comm._run(until_seen())
-        wait_until_it(run, waits=False)
+        wait_until_it_waits(run, "")
     comm.close()
 
 
-def wait_until_it(run: Path, *, waits: bool) -> None:
+def wait_until_it_waits(run: Path, where: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while [beat.waits for beat in RunFolder(run).heartbeats().records] != [waits]:
+    while [re.fullmatch(where, beat.waits) is None for beat in RunFolder(run).heartbeats().records] != [
+        False
+    ]:
         assert time.monotonic() < deadline
 
 

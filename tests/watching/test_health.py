@@ -123,7 +123,9 @@ def test_ranks_that_live_and_make_no_step_are_stuck() -> None:
 
 def test_of_ranks_that_make_no_step_those_that_wait_for_it_are_not_to_blame() -> None:
     run = seen(
-        beat(0, moved=LONG_AGO, waits=True), beat(1, moved=LONG_AGO), beat(2, moved=LONG_AGO, waits=True)
+        beat(0, moved=LONG_AGO, waits="barrier (tutti.strategies.sync:7)"),
+        beat(1, moved=LONG_AGO),
+        beat(2, moved=LONG_AGO, waits="barrier (tutti.strategies.sync:7)"),
     )
     (found,) = findings(run)
     assert (found.rank, found.lost) == (1, True)
@@ -131,12 +133,16 @@ def test_of_ranks_that_make_no_step_those_that_wait_for_it_are_not_to_blame() ->
 
 
 def test_ranks_that_all_wait_for_each_other_are_all_named() -> None:
-    waits = [beat(rank, moved=LONG_AGO, waits=True) for rank in range(2)]
+    waits = [beat(rank, moved=LONG_AGO, waits="barrier (tutti.strategies.sync:7)") for rank in range(2)]
     assert [(found.rank, found.lost) for found in findings(seen(*waits))] == [(0, True), (1, True)]
+    assert findings(seen(*waits))[0].what.endswith(" s, in barrier (tutti.strategies.sync:7)")
 
 
 def test_a_first_step_that_takes_long_does_not_lose_the_run() -> None:
-    run = seen(beat(0, moved=LONG_AGO, steps_per_s=0.0), beat(1, moved=LONG_AGO, steps_per_s=0.0, waits=True))
+    run = seen(
+        beat(0, moved=LONG_AGO, steps_per_s=0.0),
+        beat(1, moved=LONG_AGO, steps_per_s=0.0, waits="barrier (tutti.strategies.sync:7)"),
+    )
     (found,) = findings(run)
     assert (found.rank, found.lost) == (0, False)
     assert examine(run, LIMITS).well
@@ -144,7 +150,7 @@ def test_a_first_step_that_takes_long_does_not_lose_the_run() -> None:
 
 @pytest.mark.parametrize(("state", "what"), [("stopped", "is stopped"), ("gone", "is gone")])
 def test_a_server_is_named_by_what_its_host_sees(state: str, what: str) -> None:
-    waits = [beat(rank, moved=LONG_AGO, waits=True) for rank in range(2)]
+    waits = [beat(rank, moved=LONG_AGO, waits="barrier (tutti.strategies.sync:7)") for rank in range(2)]
     run = seen(*waits, usage=(usage("sleeping", "sleeping", "sleeping", state),))
     (found,) = findings(run)
     assert (found.rank, found.lost) == (3, True)

@@ -55,6 +55,16 @@ def test_once_says_by_its_exit_code_that_a_rank_is_lost(
     assert main(["watch", str(folder), "--once", "--silent-after", "1000"]) == 0
 
 
+def test_a_rank_that_waits_for_more_than_a_moment_says_in_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, moved = "barrier (tutti.strategies.sync:7)", time.time() - 5.0
+    folder = write_run(tmp_path / "run", now(0, waits=where, moved=moved), now(1, waits=where))
+    assert main(["watch", str(folder), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert (shown.count("waiting (barrier)"), shown.count("training")) == (1, 1)
+
+
 def test_a_rank_that_is_behind_is_named_and_the_run_is_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,7 +59,6 @@ class PlanCommand(Command):
         _refuse_both(own, given)
         file = None if own.json is None else _writable(Path(own.json))
         config = config_from(given, dotted)
-        print(f"plan: measuring for at most {own.budget:g} s", flush=True)
         found = plan(
             config,
             given,

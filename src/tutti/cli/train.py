@@ -78,7 +78,7 @@ class TrainCommand(Command):
         """Train as the options say; the ranks print, rank 0 writes the run folder."""
         config = config_of(own, given, dotted)
         if own.plan is not None:
-            config = planned(config, given, lambda line: print(f"plan: {line}", flush=True))
+            config = planned(config, given)
         outcome = run_job(TrainJob(config, trace=own.trace, profile=_profiled(own)))
         if isinstance(outcome, RunOutcome) and started_by().rank == 0:
             ranks = stages_by_rank(outcome.history)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tutti.data.arrays import Array, part_arrays, stored_dtype
 from tutti.data.builtin import BUILT_IN
 from tutti.data.contents import Contents, contents_of
-from tutti.data.formats import FORMATS, nearest, read_start
+from tutti.data.formats import FORMATS, Format, nearest, read_start
 from tutti.data.formats.idx import read_folder
 from tutti.data.targets import with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName
@@ -74,39 +74,47 @@ def _contents(data: object, options: dict[str, object]) -> tuple[Contents[object
     if not isinstance(data, str | Path):
         name = "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__
         return contents_of(data, name, "the data"), classes
+    path = Path(data).expanduser()
     if isinstance(data, str):
-        check_word(data)
+        form = check_named(data)
         if data in BUILT_IN:
             return BUILT_IN[data](), classes
-    return read_path(Path(data).expanduser()), classes
+    else:
+        form = format_of(path)
+    return read_folder(path) if form is None else form.read(path), classes
 
 
-def check_word(data: str) -> None:
-    """Refuse a word without a dot or a slash that is neither a file nor a built-in data set.
+def check_named(data: str) -> Format | None:
+    """Refuse a name that is neither a built-in data set nor a file of a known kind nor a folder.
+
+    Returns:
+        The format of a file; None for what is none.
 
     Raises:
-        UnknownName: there is no such data set.
+        UnknownName: a word without a dot or a slash, of which there is no such data set.
+        BadData: the file is missing, empty or of another kind.
     """
     path = Path(data).expanduser()
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)
+    return None if data in BUILT_IN else format_of(path)
 
 
-def read_path(path: Path) -> Contents[object]:
-    """Read the data set in a file, or in a folder with IDX files.
+def format_of(path: Path) -> Format | None:
+    """Return the format of a file by its first bytes; None: it is a folder.
 
     Raises:
-        BadData: it is missing, empty, broken or of another kind, or files that belong to it are missing.
+        BadData: it is missing, empty or of another kind.
     """
     if not path.exists():
         raise BadData(f"there is no {path}; {nearest(path)}")
     if path.is_dir():
-        return read_folder(path)
+        return None
     start = read_start(path, max(4, *(len(form.start) for form in FORMATS.values())))
     # Of two formats of which one begins like the other, the one that says more.
     for form in sorted(FORMATS.values(), key=lambda form: len(form.start), reverse=True):
         if start.startswith(form.start):
-            return form.read(path)
+            return form
     known = ", ".join(f"{name} ({form.start.hex(' ')} ...)" for name, form in FORMATS.items())
     raise BadData(
         f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "

@@ -12,6 +12,9 @@ from tutti.records.untrusted import MOST_RANKS
 EVERY_S: Final = 1.0
 """Seconds between two heartbeats of a rank."""
 
+MOMENT_S: Final = 3.0
+"""Seconds in one operation with others up to which it is not worth a word."""
+
 STARTING: Final = "starting"
 TRAINING: Final = "training"
 WAITING: Final = "waiting for others"
@@ -41,7 +44,8 @@ class Heartbeat(Record):
         per_epoch: of one epoch.
         steps_per_s: updates per second, lately.
         samples_per_s: training samples of this rank per second, lately.
-        waits: whether it was waiting for other ranks, or exchanging something with them.
+        waits: the operation in which it waited for other ranks or exchanged something with them, and from
+            where, such as "barrier (tutti.strategies.sync:120)"; empty: in none.
         error: the error that it failed with, in one line; None if it has not failed.
     """
 
@@ -58,8 +62,14 @@ class Heartbeat(Record):
     per_epoch: int = 0
     steps_per_s: float = 0.0
     samples_per_s: float = 0.0
-    waits: bool = False
+    waits: str = ""
     error: str | None = None
+
+    @property
+    def doing(self) -> str:
+        """The state for people; of a rank that waits for more than a moment, in which operation."""
+        long = self.state == TRAINING and self.waits and self.time - self.moved > MOMENT_S
+        return f"waiting ({self.waits.partition(' ')[0]})" if long else self.state
 
     def check(self) -> None:
         """Raise ValueError for values that no heartbeat has."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from tutti import models, optim
 from tutti.data.batches import check_split
-from tutti.data.sources import check_word
+from tutti.data.sources import check_named
 from tutti.errors import BadOption
 from tutti.load_object import names_object
 from tutti.optim.schedules import check_schedule
@@ -156,7 +156,7 @@ def check_names(job: Job) -> None:
     config = job.config
     if config.hosts is None and "data" not in job.objects and not names_object(config.data):
         # Other hosts have files of their own.
-        check_word(config.data)
+        check_named(config.data)
     for field, check in (
         ("model", models.MODELS.check),
         ("loss", _check_loss),

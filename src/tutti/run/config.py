@@ -74,7 +74,7 @@ def help_of(option: Field[Any]) -> str:
 
 
 # Registries of names alone: the packages that hold those of the parts import torch.
-_DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
+DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
 _FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file format")
 _LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
 _METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
@@ -108,7 +108,7 @@ class TrainConfig:
     data: str = option(
         "digits",
         lambda: (
-            f"built-in data set ({', '.join(_DATA_SETS)}), path ({', '.join(_FORMATS)}), "
+            f"built-in data set ({', '.join(DATA_SETS)}), path ({', '.join(_FORMATS)}), "
             "package.module:factory or file.py:factory"
         ),
     )
@@ -164,7 +164,11 @@ class TrainConfig:
     epochs: int | None = option(
         None, "passes over the training samples; 20 when neither epochs nor steps is given", least=1
     )
-    steps: int | None = option(None, "weight updates (of each worker), instead of epochs", least=1)
+    steps: int | None = option(
+        None,
+        "weight updates (of each worker), instead of epochs; evaluations see all samples of their part",
+        least=1,
+    )
     batch_size: int = option(
         32,
         "samples behind one weight update: over all workers where they make updates together, else of one",

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
+from pathlib import Path
+from typing import Final
 
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.start import start
+from tutti.load_object import find_file, names_object
+from tutti.records.untrusted import open_file
+from tutti.run.config import DATA_SETS, TrainConfig
 from tutti.run.jobs import Job
+
+CODE: Final = {
+    "model": "model",
+    "data": "data set",
+    "strategy": "strategy",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "loss": "loss",
+    "metrics": "metric",
+}
+"""The fields that may name Python files, and what those hold."""
 
 
 def run(job: Job) -> object:
@@ -23,6 +40,8 @@ def run(job: Job) -> object:
     placement = job.placement()
     job.check(placement)
     if started_by().launcher is Launcher.ALONE:
+        if job.config.hosts is None:
+            check_files(job.config)
         _check_with_torch(job, placement)
     say = announce if job.announced and not job.quiet else None
     with job.started() as sent:
@@ -33,15 +52,41 @@ def _check_with_torch(job: Job, placement: Placement) -> None:
     """Refuse what no rank could mend.
 
     That takes torch. Where this process has not imported it the ranks find out for themselves: they are there
-    as soon as it would be here. Servers and further hosts take longer.
+    as soon as it would be here. Servers and further hosts take longer, and without data none are needed.
 
     Raises:
         UserError: a name or an option is wrong, or the job does not fit these ranks.
     """
-    if "torch" in sys.modules or placement.servers or len(placement.hosts) > 1:
+    slow = placement.servers or len(placement.hosts) > 1
+    if "torch" in sys.modules or slow or (job.config.hosts is None and _has_no_data(job.config.data)):
         from tutti.run.checks import check_job
 
         check_job(job, placement.ranks, max(1, len(placement.hosts)))
+
+
+def check_files(config: TrainConfig) -> None:
+    """Refuse Python files that the configuration names and that are not there.
+
+    Raises:
+        BadOption: the message names the file.
+    """
+    for field, kind in CODE.items():
+        for name in str(getattr(config, field)).split(","):
+            where = name.rpartition(":")[0].strip()
+            if where.endswith(".py"):
+                find_file(where, name.strip(), kind)
+
+
+def _has_no_data(name: str) -> bool:
+    """Tell whether there is nothing of this name, or a file that begins as a text, as no data set does."""
+    path = Path(name).expanduser()
+    if name in DATA_SETS or names_object(name) or path.is_dir():
+        return False
+    try:
+        with open_file(path) as file:
+            return re.fullmatch(rb"[\t\n\r -~]*", file.read(4)) is not None
+    except OSError:
+        return True
 
 
 def announce(line: str) -> None:

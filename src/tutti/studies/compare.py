@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tutti.data import BUILT_IN
 from tutti.errors import BadOption, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
 from tutti.launch.launcher import Launcher, started_by
@@ -122,7 +123,8 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
         cores: how many may be used; by default what the kernel allows this process.
 
     Raises:
-        UserError: a strategy or an option is unknown, or has a value that cannot be used.
+        UserError: a strategy or an option is unknown, or has a value that cannot be used; or a built-in data
+            set cannot be had.
     """
     around = started_by()
     if around.launcher is not Launcher.ALONE:
@@ -139,6 +141,8 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
         check_strategy(job, one.workers, hosts=1)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
+    if config.data in BUILT_IN:
+        BUILT_IN[config.data]()  # What cannot be downloaded is refused once, not by every run.
     return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())
 
 

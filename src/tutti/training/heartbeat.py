@@ -107,7 +107,7 @@ class HeartbeatThread(Progress):
     def _write(self) -> bool:
         """Write the file; return whether to write it again."""
         try:
-            beat = replace(self._beat, time=time.time(), waits=_communicates(self._trainer))
+            beat = replace(self._beat, time=time.time(), waits=_operation(self._trainer))
             self._folder.write_heartbeat(beat)
         except FileNotFoundError:
             # Rank 0 takes the folder back when a run fails early, and the failure speaks for itself.
@@ -121,11 +121,14 @@ class HeartbeatThread(Progress):
         return self._writable
 
 
-def _communicates(thread: int) -> bool:
-    """Tell whether a thread of this process is in an operation of a communicator."""
-    frame = sys._current_frames().get(thread)
+def _operation(thread: int) -> str:
+    """Return the operation of a communicator that a thread is in, and the line that called it."""
+    frame, entered = sys._current_frames().get(thread), ""
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(_COMMUNICATORS):
-            return True
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(_COMMUNICATORS):
+            entered = frame.f_code.co_name
+        elif entered:
+            return f"{entered} ({module}:{frame.f_lineno})"
         frame = frame.f_back
-    return False
+    return entered

@@ -140,7 +140,7 @@ def _cells(run: Snapshot, beat: Heartbeat) -> list[str]:
     pss = None if sample is None else sample[0].pss
     memory = "" if pss is None else f"{pss / (1 << 20):,.0f} MiB"
     age = f"{max(0.0, run.now - beat.time):.1f} s"
-    return [beat.state, f"{beat.step:,}", f"{beat.samples_per_s:,.0f}", cpu, memory, age]
+    return [beat.doing, f"{beat.step:,}", f"{beat.samples_per_s:,.0f}", cpu, memory, age]
 
 
 REFRESH_S: Final = 1.0

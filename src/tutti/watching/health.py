@@ -245,7 +245,8 @@ def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[RankTrouble]:
             stuck.append(beat)
     found = []
     for beat in [beat for beat in stuck if not beat.waits] or stuck:
-        what = f"has made no step for {beat.time - beat.moved:.0f} s"
+        where = f", in {beat.waits}" if beat.waits else ""
+        what = f"has made no step for {beat.time - beat.moved:.0f} s{where}"
         remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
         # The first step of a large model may take a long time.
         found.append(RankTrouble(beat.rank, beat.steps_per_s > 0, what, remedy))

@@ -125,6 +125,13 @@ def number(field: str, title: str, form: str = ",.4~g") -> Any:
     return alt.Tooltip(f"{field}:Q", title=title, format=form)
 
 
+def upwards(rows: Data, field: str, title: str) -> Any:
+    """Return a vertical axis that need not begin at 0; where all rows have one value, Vega would write 1."""
+    found = {row[field] for row in rows}
+    axis = alt.Axis(values=[*found], format=".4~g") if len(found) == 1 else alt.Axis()
+    return alt.Y(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(zero=False))
+
+
 def amount(field: str, title: str) -> Any:
     """Return a horizontal axis for amounts."""
     return alt.X(f"{field}:Q", title=title, axis=alt.Axis(tickCount=TICKS))

@@ -20,6 +20,7 @@ from tutti.reports.figures.base import (
     pick,
     repeated,
     table,
+    upwards,
 )
 from tutti.reports.results import Results
 from tutti.reports.runs import Run
@@ -65,7 +66,7 @@ def progress(results: Results) -> Picture:
             line,
             coloured("way", names(results), data),
             x=alt.X(f"{x}:Q", title=x, axis=axis),
-            y=alt.Y(f"{y}:Q", title=f"{part} {y}", scale=alt.Scale(zero=False)),
+            y=upwards(data, y, f"{part} {y}"),
             detail=alt.Detail("repeat:N"),
             tooltip=["way:N", "repeat:N", "epoch:Q", *numbers],
         )
@@ -124,6 +125,6 @@ def trade(results: Results) -> Picture:
         alt.MarkDef("point", filled=True, size=120),
         coloured("way", names(results), data),
         x=alt.X("samples/s:Q"),
-        y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False)),
+        y=upwards(data, "accuracy", "accuracy"),
         tooltip=["way:N", *numbers],
     ).add_params(pick("way"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
@@ -82,7 +82,7 @@ def plan(
         precisions: that may be chosen; by default that of `config`; what bf16 would bring is measured too.
         batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
         exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
-        quiet: print nothing but warnings.
+        quiet: print only what is measured for how long, and warnings.
 
     Returns:
         What was measured, and what to take.
@@ -99,6 +99,7 @@ def plan(
     warning = others_at_work(cores.usable)
     if warning is not None:
         announce(f"warning: {warning}")
+    announce(f"measuring for at most {budget_s:g} s")
     open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
     shown = ("bf16",) if open_to_others else ()
     end, least_s = began + budget_s, LEAST * budget_s
@@ -108,13 +109,12 @@ def plan(
     return replace(found, seconds=time.monotonic() - began)
 
 
-def planned(config: TrainConfig, fixed: Collection[str], say: Callable[[str], None]) -> TrainConfig:
-    """The configuration with what a short measurement has chosen in it.
+def planned(config: TrainConfig, fixed: Collection[str]) -> TrainConfig:
+    """The configuration with what a short measurement has chosen in it; prints the result in a line.
 
     Args:
         config: what to train.
         fixed: the fields of it that are decided.
-        say: is told what happens and the result, in a line each.
 
     Raises:
         TuttiError: as `plan` does.
@@ -122,13 +122,12 @@ def planned(config: TrainConfig, fixed: Collection[str], say: Callable[[str], No
     _refuse_elsewhere(config, SHORT_BUDGET_S)
     only = choices_for(config, fixed, allowed_cores().usable).candidates()
     if len(only) == 1:
-        say(f"{only[0].shape}: the options leave nothing to choose")
+        announce(f"{only[0].shape}: the options leave nothing to choose")
         return only[0].applied_to(config)
-    say(f"measuring for at most {SHORT_BUDGET_S:g} s")
     found = plan(config, {*fixed, "precision"}, budget_s=SHORT_BUDGET_S, quiet=True)
     measured = sum(way.rate is not None for way in found.ways)
     ways = f"{measured} combination{'' if measured == 1 else 's'}"
-    say(f"measured {ways} in {found.seconds:.0f} s: {found.why()[0]}")
+    announce(f"measured {ways} in {found.seconds:.0f} s: {found.why()[0]}")
     return found.pick.candidate.applied_to(config)
 
 
