@@ -59,6 +59,10 @@ class BadRunFolder(UserError):
     """A run folder that cannot be read or written."""
 
 
+class BadCheckpoint(UserError):
+    """A checkpoint that cannot be read, is damaged, or is of another model or run."""
+
+
 class NotFinite(UserError):
     """NaN or inf turned up where only finite numbers can be used."""
 

@@ -7,7 +7,7 @@ from then on each has a state and counters of its own, and is left out while it 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,9 @@ from torch.optim import Optimizer
 from tutti.optim.kernels import KERNELS
 from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.parameterwise import ParameterWise
+from tutti.optim.state import add_stretch, add_whole
 from tutti.replica import Flat, view_like
+from tutti.state import Held
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -159,6 +161,17 @@ class GroupOptimizer:
             turns = self._turns(missing)
         for turn in turns:
             self._move(turn)
+
+    def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
+        """Add what the optimizer keeps for the stretches, by the names of the user's parameters."""
+        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+            kept = self.optimizer.state.get(parameter, {})
+            for share in stretch.shares:
+                name = names[share.parameter]
+                if self._whole:
+                    add_whole(held, name, kept)
+                else:
+                    add_stretch(held, name, share.parameter, share.elements, share.at, kept, COUNTERS)
 
     def _lay(self, stretches: list[Stretch]) -> None:
         """Make a parameter of each stretch."""

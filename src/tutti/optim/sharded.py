@@ -38,7 +38,9 @@ from tutti.optim.runs import (
     is_parameterwise,
     progress,
 )
+from tutti.optim.state import add_whole
 from tutti.replica import ALIGNMENT, Flat, Replica
+from tutti.state import Held
 
 UNUSABLE: dict[type[Optimizer], str] = {
     optim.LBFGS: "calls the model several times for one update",
@@ -168,6 +170,22 @@ class ShardedOptimizer:
         finally:
             for parameter, view in own:
                 parameter.grad = view
+
+    def state(self) -> Held:
+        """Return the optimizer's state for the slices, by parameter."""
+        held = Held()
+        names = {
+            parameter: name
+            for flat in self._flats
+            for name, parameter in zip(flat.names, flat.parameters, strict=True)
+        }
+        if self.joint:
+            for parameter, name in names.items():
+                add_whole(held, name, self._optimizer.state.get(parameter, {}))
+        for piece in self.pieces:
+            for run in piece.runs:
+                run.add_state(held, names)
+        return held
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""

@@ -18,6 +18,7 @@ from tutti.parameter_server.base import Centre
 from tutti.parameter_server.connect import check_reachable
 from tutti.records.run_folder import StrategyFacts
 from tutti.replica import Replica
+from tutti.state import Saved, State
 from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.measurements import Stopwatch, Traffic
 
@@ -156,6 +157,22 @@ class Worker(ABC):
         It is the same on all ranks. Where the optimizer's state is not this worker's own, all go on from it.
         """
         return
+
+    def state(self) -> State:
+        """Return all that this worker must know to go on, but for what the replica holds after `settle`.
+
+        Called by all workers between `settle` and `resume`. Another worker, made later of a replica with
+        those weights and of an optimizer with the state in `joint` or `alone`, goes on by `load_state` just
+        as this one does.
+        """
+        raise NotImplementedError(f"strategy worker {type(self).__name__} has no state() yet")
+
+    def load_state(self, saved: Saved) -> None:
+        """Go on from the state of an earlier worker (collective); called once, before the first step.
+
+        What `saved.own` would have begins anew where that is None.
+        """
+        raise NotImplementedError(f"strategy worker {type(self).__name__} has no load_state() yet")
 
     @abstractmethod
     def finish(self) -> None:

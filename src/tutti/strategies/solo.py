@@ -13,6 +13,7 @@ from tutti.optim.clipping import clip
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.registry import part
 from tutti.replica import Replica
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 
@@ -55,6 +56,14 @@ class _SoloWorker(Worker):
             clip(gradients, self._clip.norm, self._clip.value)
             self._optimizer.step()
             self._replica.zero_grad()
+
+    @override
+    def state(self) -> State:
+        return State(joint=self._optimizer.state())
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Do nothing: the optimizer has its state."""
 
     @override
     def finish(self) -> None:

@@ -1,0 +1,278 @@
+"""The state of training: all that must be known to go on exactly where it stands, as named values.
+
+An object that must remember something has two methods:
+
+    state() -> State             what it knows now; the tensors are its own, and change with the next step
+    load_state(Saved)            go on from what such an object knew before, in this run or an earlier one
+
+What several ranks hold together, such as an optimizer's state of which each rank has a slice, is kept by
+parameter, so that it can be held by another number of ranks, in other slices:
+
+    rank 0   optimizer/0.weight/exp_avg [0:600]                         ┐
+    rank 1   optimizer/0.weight/exp_avg [600:1000]  .../0.bias/exp_avg  ┴─▶ 3 ranks: [0:400], [400:800], ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import BadCheckpoint
+from tutti.replica import Flat, view_like
+
+Values: TypeAlias = dict[str, Any]
+"""A tree of named values: None, truth values, numbers, texts, tensors, and lists and dictionaries of them.
+
+The keys are texts. A tuple comes back as a list.
+"""
+
+_ORDERS: Final = {
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+    "rows": torch.contiguous_format,
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive elements of a tensor that belongs to a parameter of the model.
+
+    Attributes:
+        name: of the whole tensor, such as "weights/0.weight" or "optimizer/0.weight/exp_avg".
+        start: the number of its first element, in the order of memory.
+        values: of shape (elements,).
+        shape: of the whole tensor.
+        order: how its elements lie in memory: "rows" (the last dimension next to each other),
+            "channels_last" or "channels_last_3d".
+    """
+
+    name: str
+    start: int
+    values: Tensor
+    shape: tuple[int, ...]
+    order: str = "rows"
+
+    @property
+    def stop(self) -> int:
+        """The number of the element behind its last."""
+        return self.start + len(self.values)
+
+
+@dataclass
+class Held:
+    """Tensors and numbers that belong to parameters of the model, by their names.
+
+    Attributes:
+        pieces: of the tensors.
+        numbers: all that is no tensor.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    numbers: Values = field(default_factory=dict)
+
+    def add(self, other: Held) -> None:
+        """Add all that another one has."""
+        self.pieces += other.pieces
+        self.numbers |= other.numbers
+
+
+@dataclass
+class State:
+    """What one rank knows. The tensors are live: whoever wants to keep them copies them at once.
+
+    Attributes:
+        joint: its part of what all ranks hold together. Several ranks may have the same piece.
+        alone: what it holds for the whole model, and others may hold otherwise, such as the state of an
+            optimizer of its own. It is lost when another number of ranks goes on.
+        shared: what is the same on all ranks; rank 0's is kept.
+        own: what is this rank's alone; lost likewise.
+    """
+
+    joint: Held = field(default_factory=Held)
+    alone: Held = field(default_factory=Held)
+    shared: Values = field(default_factory=dict)
+    own: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What pieces and numbers have become once they were put together.
+
+    Attributes:
+        tensors: whole, each in its shape, by name. They must not be changed.
+        numbers: by name.
+    """
+
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What one rank is given to go on from.
+
+    Attributes:
+        joint: what all ranks held together.
+        alone: what this rank held for itself; None: another number of ranks has left it, or another strategy.
+        shared: what was the same on all ranks.
+        own: what was this rank's alone; None as with `alone`.
+    """
+
+    joint: Named
+    alone: Named | None
+    shared: Values
+    own: Values | None
+
+    def part(self, name: str) -> Saved:
+        """Return the same with the values that are kept under a name."""
+        own = None if self.own is None else self.own.get(name, {})
+        return Saved(self.joint, self.alone, self.shared.get(name, {}), own)
+
+
+def order_of(tensor: Tensor) -> str:
+    """Return how the elements of a dense tensor lie in memory: see `Piece.order`."""
+    if (
+        tensor.dim() == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    ):
+        return "channels_last"
+    if (
+        tensor.dim() == 5
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+    ):
+        return "channels_last_3d"
+    return "rows"
+
+
+def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[Piece]:
+    """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter.
+
+    Args:
+        prefix: of the names, such as "weights".
+        flat: how it is laid out.
+        vector: of the length of `flat.weights`.
+        place: which elements of it.
+        key: what is added to the names, such as "exp_avg".
+    """
+    for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
+        start, stop = max(span.start, place.start), min(span.stop, place.stop)
+        if start < stop or (span.start == span.stop and place.start <= span.start < place.stop):
+            yield piece_of(name_of(prefix, name, key), parameter, start - span.start, vector[start:stop])
+
+
+def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> Piece:
+    """Return a piece of a tensor that lies in memory like a parameter."""
+    return Piece(name, start, values, tuple(like.shape), order_of(like))
+
+
+def whole_piece(name: str, tensor: Tensor) -> Piece:
+    """Return a whole tensor as a piece; it shares the tensor's memory where that is dense."""
+    order = order_of(tensor)
+    dense = tensor.detach().contiguous(memory_format=_ORDERS[order])
+    return Piece(name, 0, dense.as_strided((dense.numel(),), (1,)), tuple(tensor.shape), order)
+
+
+@torch.no_grad()
+def fill(
+    joint: Mapping[str, Tensor], prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = ""
+) -> None:
+    """Overwrite a stretch of a vector with what `pieces_of` has cut, and `joined` has put together.
+
+    Raises:
+        BadCheckpoint: something is missing, or has another shape.
+    """
+    for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
+        start, stop = max(span.start, place.start), min(span.stop, place.stop)
+        if start < stop:
+            whole = find(joint, name_of(prefix, name, key), parameter)
+            laid = torch.empty(parameter.numel(), dtype=whole.dtype)
+            view_like(laid, parameter).copy_(whole)
+            vector[start:stop] = laid[start - span.start : stop - span.start]
+
+
+def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """Return a whole tensor.
+
+    Raises:
+        BadCheckpoint: it is missing, or has another shape than `like`.
+    """
+    whole = joint.get(name)
+    if whole is None:
+        raise BadCheckpoint(f"the checkpoint has no '{name}'; it was made of another model or optimizer")
+    if whole.shape != like.shape:
+        raise BadCheckpoint(
+            f"'{name}' has shape {tuple(whole.shape)} in the checkpoint, and {tuple(like.shape)} in this "
+            "run; resume with the model that the checkpoint was made of"
+        )
+    return whole
+
+
+def name_of(prefix: str, parameter: str, key: str = "") -> str:
+    """Return the name of a tensor that belongs to a parameter. The key has no slash; a parameter's may."""
+    return f"{prefix}/{parameter}/{key}" if key else f"{prefix}/{parameter}"
+
+
+def saved_by(states: Sequence[State], ranks: int | None = None) -> list[Saved]:
+    """Return what each rank of a run is given to go on from, after these states of all ranks.
+
+    Args:
+        states: of the ranks that stop, in order; all is copied.
+        ranks: how many go on; None: as many.
+    """
+    states = deepcopy(list(states))
+    joint, shared = named(state.joint for state in states), states[0].shared
+    if ranks is None or ranks == len(states):
+        return [Saved(joint, named([state.alone]), shared, state.own) for state in states]
+    return [Saved(joint, None, shared, None)] * ranks
+
+
+def named(held: Iterable[Held]) -> Named:
+    """Put together what several ranks hold.
+
+    Raises:
+        BadCheckpoint: elements of a tensor are missing, or pieces do not belong together.
+    """
+    all_held = list(held)
+    numbers = {name: value for one in reversed(all_held) for name, value in one.numbers.items()}
+    return Named(joined(piece for one in all_held for piece in one.pieces), numbers)
+
+
+def joined(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    """Put pieces together; returns the whole tensors, each in its shape and order of memory.
+
+    Raises:
+        BadCheckpoint: elements are missing, or pieces do not belong together.
+    """
+    by_name: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_name.setdefault(piece.name, []).append(piece)
+    return {name: _join(name, found) for name, found in by_name.items()}
+
+
+def _join(name: str, pieces: list[Piece]) -> Tensor:
+    first = pieces[0]
+    size = torch.Size(first.shape).numel()
+    if first.start == 0 and len(first.values) == size:
+        vector = first.values
+    else:
+        vector, at = first.values.new_empty(size), 0
+        for piece in sorted(pieces, key=lambda one: (one.start, -one.stop)):
+            if (piece.shape, piece.order, piece.values.dtype) != (first.shape, first.order, vector.dtype):
+                raise BadCheckpoint(
+                    f"the pieces of '{name}' do not belong together: they differ in shape or type"
+                )
+            if piece.start > at:
+                break
+            vector[piece.start : piece.stop] = piece.values
+            at = max(at, piece.stop)
+        if at < size:
+            raise BadCheckpoint(f"'{name}' is not whole: elements from number {at} are missing, of {size}")
+    like = torch.empty(first.shape, dtype=vector.dtype, device="meta").to(memory_format=_ORDERS[first.order])
+    return vector.as_strided(like.shape, like.stride(), vector.storage_offset())
