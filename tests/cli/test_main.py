@@ -70,6 +70,12 @@ def test_the_help_explains_the_options_of_a_strategy(
     assert all(f"--strategy.{f.name} VALUE" in shown for f in fields(EASGD))
 
 
+def test_the_help_says_what_workers_push_on_either_side(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--strategy", "downpour", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "in the centre, to which workers push gradients, or on each worker" in shown
+
+
 def test_the_help_names_a_strategy_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--strategy", "eazgd", "--help"]) == 2
     assert "did you mean 'easgd'?" in capsys.readouterr().err

@@ -87,8 +87,8 @@ class TestServers:
         assert found == [(2, size, [4, 4, 4, 4, 4, 4, 4, 4]) for size in (2, 2, 3, 3, 3)]
 
     def test_levels_are_told_to_all(self) -> None:
-        world = VirtualWorld(2, servers=1, levels=2, climb_every=7)
-        told = world.run(lambda comm: comm.servers and (comm.servers.levels, comm.servers.climb_every))
+        world = VirtualWorld(2, servers=1, levels=2, server_period=7)
+        told = world.run(lambda comm: comm.servers and (comm.servers.levels, comm.servers.server_period))
         assert told == [(2, 7), (2, 7)]
 
     def test_the_death_of_a_server_is_told_to_who_waits_for_it(self) -> None:

@@ -41,7 +41,7 @@ def main() -> None:
     found = {}
     for name, (strategy, levels) in STRATEGIES.items():
         team = keep_servers(world, (world.size - 1,))
-        team.servers = replace(team.servers, levels=levels, climb_every=3)
+        team.servers = replace(team.servers, levels=levels, server_period=3)
         outcome = train(team, Setting(strategy, steps=20, speeds=[0.0] * world.size))
         everyone = world.all_gather_objects(outcome)[:-1]
         found[name] = {

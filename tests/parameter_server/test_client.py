@@ -154,10 +154,10 @@ def test_every_message_is_applied_on_processes(
         assert found == (set() if rank in ranks else expected)
 
 
-@pytest.mark.parametrize("climb_every", [1, 3, 100])
+@pytest.mark.parametrize("server_period", [1, 3, 100])
 @pytest.mark.parametrize(("make", "expected"), [(add, 1.0 + 4 * 8), (sgd, 1.0 - 4 * 4)])
-def test_two_levels_lose_no_message(make: object, expected: float, climb_every: int) -> None:
-    world = VirtualWorld(4, (1, 3), servers=1, levels=2, climb_every=climb_every)
+def test_two_levels_lose_no_message(make: object, expected: float, server_period: int) -> None:
+    world = VirtualWorld(4, (1, 3), servers=1, levels=2, server_period=server_period)
     for found, _ in world.run(pushing, make, 8):
         assert found == {expected}
 
@@ -168,7 +168,7 @@ def test_two_levels_lose_no_message(make: object, expected: float, climb_every: 
         VirtualWorld(3),
         VirtualWorld(1, servers=1),
         VirtualWorld(3, servers=2),
-        VirtualWorld(3, (1, 2), servers=1, levels=2, climb_every=2),
+        VirtualWorld(3, (1, 2), servers=1, levels=2, server_period=2),
     ],
     ids=["shared", "1 worker", "2 servers", "2 levels"],
 )
@@ -219,8 +219,8 @@ def two_levels(comm: Communicator, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("hosts", [(2, 1), (1, 3), (2, 2)], ids=str)
-@pytest.mark.parametrize("climb_every", [2, 3, 100])
-def test_elastic_centres_pull_at_each_other(climb_every: int, hosts: tuple[int, int]) -> None:
+@pytest.mark.parametrize("server_period", [2, 3, 100])
+def test_elastic_centres_pull_at_each_other(server_period: int, hosts: tuple[int, int]) -> None:
     """Each centre by the number of those who come to it."""
     of_rank = [host for host, workers in enumerate(hosts) for _ in range(workers)]
     x, host, top, exchanges = [1.0 for _ in of_rank], [1.0, 1.0], 1.0, [0, 0]
@@ -232,19 +232,21 @@ def test_elastic_centres_pull_at_each_other(climb_every: int, hosts: tuple[int, 
             x[rank], host[of] = x[rank] - d, host[of] + d
             expected[rank].append(x[rank])
             exchanges[of] += 1
-            if exchanges[of] % climb_every == 0:
+            if exchanges[of] % server_period == 0:
                 d = 0.8 / 2 * (host[of] - top)
                 host[of], top = host[of] - d, top + d
     for centre in host:  # Both go up once more before the one above is read.
         top += 0.8 / 2 * (centre - top)
-    found = VirtualWorld(sum(hosts), hosts, servers=1, levels=2, climb_every=climb_every).run(two_levels, 4)
+    found = VirtualWorld(sum(hosts), hosts, servers=1, levels=2, server_period=server_period).run(
+        two_levels, 4
+    )
     for rank in range(len(of_rank)):
         assert found[rank] == pytest.approx([*expected[rank], top], rel=1e-12)
 
 
-def test_more_climbs_bring_the_hosts_closer() -> None:
-    def spread(climb_every: int) -> float:
-        found = VirtualWorld(2, 1, servers=1, levels=2, climb_every=climb_every).run(two_levels, 12)
+def test_a_shorter_server_period_brings_the_hosts_closer() -> None:
+    def spread(server_period: int) -> float:
+        found = VirtualWorld(2, 1, servers=1, levels=2, server_period=server_period).run(two_levels, 12)
         return abs(found[0][-2] - found[1][-2])
 
     assert spread(1) < spread(6)
@@ -318,7 +320,7 @@ def test_nobody_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, 
         return "done"
 
     world = VirtualWorld(
-        3, (2, 1), servers=1, levels=levels, climb_every=2, faults=[Fault(dead, operation=operation)]
+        3, (2, 1), servers=1, levels=levels, server_period=2, faults=[Fault(dead, operation=operation)]
     )
     found = world.run(train)
     assert world.lost == [dead]

@@ -398,7 +398,7 @@ def test_a_visit_that_takes_its_hosts_centre_up_tells_the_way_there_too() -> Non
 
     network = Network(latency_s=0.5, bandwidth_bytes_per_s=1e9)
     # The server is on the host of worker 0.
-    _, found = VirtualWorld(2, 1, network, servers=1, levels=2, climb_every=2).run(visit, program)
+    _, found = VirtualWorld(2, 1, network, servers=1, levels=2, server_period=2).run(visit, program)
     above = NBYTES + HEADER
     assert [sent for sent, _ in found] == [NBYTES, NBYTES + above] * 2
     assert [wait_s for _, wait_s in found] == [pytest.approx(0.0, abs=0.01), pytest.approx(1.0, abs=0.1)] * 2

@@ -30,8 +30,8 @@ def job(**options: Any) -> TrainJob:
         ({"servers": -1}, "--servers is -1; the smallest possible is 0"),
         ({"levels": 3}, "--levels is 3; give 1 or 2"),
         ({"levels": 2}, "--levels is 2, but there is no server"),
-        ({"levels": 2, "servers": 1, "climb_every": 0}, "--climb-every is 0; the smallest possible is 1"),
-        ({"servers": 1, "climb_every": 5}, "--climb-every is for two levels"),
+        ({"levels": 2, "servers": 1, "server_period": 0}, "--server-period is 0; the smallest possible is 1"),
+        ({"servers": 1, "server_period": 5}, "--server-period is for two levels"),
     ],
 )
 def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(

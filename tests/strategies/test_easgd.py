@@ -278,10 +278,10 @@ def test_springs_that_would_throw_a_worker_beyond_the_centre_are_refused() -> No
 
 
 def levels_by_hand(
-    strategy: EASGD, hosts: Sequence[Sequence[int]], steps: int, climb_every: int
+    strategy: EASGD, hosts: Sequence[Sequence[int]], steps: int, server_period: int
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Elastic averaging in a tree: each centre has the alpha of those who come to it."""
-    top, centres, climbs = start(), [start() for _ in hosts], [0 for _ in hosts]
+    top, centres, exchanges = start(), [start() for _ in hosts], [0 for _ in hosts]
     x, last = {rank: start() for ranks in hosts for rank in ranks}, {}
     of = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
 
@@ -290,11 +290,11 @@ def levels_by_hand(
         host = of[rank]
         d = strategy.force / len(hosts[host]) * (x[rank] - centres[host])
         x[rank], centres[host] = x[rank] - d, centres[host] + d
-        climbs[host] += 1
-        if climbs[host] % climb_every == 0:
-            climb(host)
+        exchanges[host] += 1
+        if exchanges[host] % server_period == 0:
+            exchange_above(host)
 
-    def climb(host: int) -> None:
+    def exchange_above(host: int) -> None:
         nonlocal top
         d = strategy.force / len(hosts) * (centres[host] - top)
         centres[host], top = centres[host] - d, top + d
@@ -308,18 +308,18 @@ def levels_by_hand(
             last[rank] = x[rank]
             exchange(rank)
     for host in range(len(hosts)):
-        climb(host)
+        exchange_above(host)
     return top, last
 
 
-@pytest.mark.parametrize("climb_every", [2, 5, 1000])
+@pytest.mark.parametrize("server_period", [2, 5, 1000])
 @pytest.mark.parametrize("hosts", [((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),)], ids=str)
 def test_with_two_levels_each_pulls_by_its_own_number(
-    hosts: tuple[tuple[int, ...], ...], climb_every: int
+    hosts: tuple[tuple[int, ...], ...], server_period: int
 ) -> None:
     strategy = EASGD(every=2, force=0.8)
-    top, last = levels_by_hand(strategy, hosts, 12, climb_every)
-    world = VirtualWorld(3, tuple(map(len, hosts)), servers=1, levels=2, climb_every=climb_every)
+    top, last = levels_by_hand(strategy, hosts, 12, server_period)
+    world = VirtualWorld(3, tuple(map(len, hosts)), servers=1, levels=2, server_period=server_period)
     found = run(Setting(strategy, sgd(LR)), world)
     assert_close(found[0].final, top)
     for rank, outcome in enumerate(found):

@@ -160,6 +160,8 @@ def test_each_gradient_arrives_once_with_its_share(case: Case, loss: LossFunctio
             expected[samples] += counted[samples] / whole
     if case.averages:
         expected /= case.workers
-    world = VirtualWorld(case.workers, case.per_host, servers=case.servers, levels=case.levels, climb_every=3)
+    world = VirtualWorld(
+        case.workers, case.per_host, servers=case.servers, levels=case.levels, server_period=3
+    )
     for found in world.run(train, case, loss):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)

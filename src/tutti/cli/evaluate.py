@@ -39,7 +39,7 @@ class EvaluateCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Evaluate; rank 0 prints."""
         other_data = "data" in given or bool(dotted)
-        here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "climb_every": None}
+        here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
         here |= {"parallel": None, "parallel_options": {}}
         trained = TrainConfig.read(RunFolder.open(own.folder).path, own.trust, replaced={*here, *given})
         if other_data and own.part == "train":

@@ -50,7 +50,7 @@ class PlanCommand(Command):
             "measure every combination until the time is up, instead of stopping slow ones early",
         )
         parser.option("--json", "write all that was measured there", "FILE")
-        parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "climb_every")
+        parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
         parser.config_options(leave_out=("validate", *parallel, "balance", "log", "out"))
 
     @override

@@ -187,14 +187,14 @@ class Servers:
         comm: the workers and, after them, the servers; a worker has the same rank in it as among the workers.
         ranks: the servers, numbered in `comm`.
         levels: 1: workers talk to the servers; 2: to a centre on their host, and that to the servers.
-        climb_every: with two levels, how many exchanges of a host go by between two of its centre with the
-            servers.
+        server_period: with two levels, the exchanges of a host's workers with its centre between two of that
+            centre with the servers.
     """
 
     comm: Communicator
     ranks: tuple[int, ...]
     levels: int = 1
-    climb_every: int = 10
+    server_period: int = 10
 
     @property
     def serving(self) -> bool:
@@ -203,7 +203,7 @@ class Servers:
 
 
 def keep_servers(
-    comm: Communicator, ranks: Collection[int], levels: int = 1, climb_every: int = 10
+    comm: Communicator, ranks: Collection[int], levels: int = 1, server_period: int = 10
 ) -> Communicator:
     """Keep some ranks for parameter centres (collective).
 
@@ -211,7 +211,7 @@ def keep_servers(
         comm: all ranks of the job.
         ranks: those to keep, numbered in `comm`; at least one rank must be left to work.
         levels: as in `Servers`.
-        climb_every: as in `Servers`.
+        server_period: as in `Servers`.
 
     Returns:
         On a worker the communicator of the workers, on a server that of the servers; `servers` of both says
@@ -232,7 +232,7 @@ def keep_servers(
     assert whole is not None, "all ranks gave one color"
     part = whole.split(int(serving))
     assert part is not None, "every rank gave a color"
-    part.servers = Servers(whole, tuple(range(workers, comm.size)), levels, climb_every)
+    part.servers = Servers(whole, tuple(range(workers, comm.size)), levels, server_period)
     return part
 
 

@@ -1,14 +1,14 @@
 """Two levels of centres: one in the shared memory of each host, and one on servers above them all.
 
-    host a   worker 0 ─┐                                       every `climb_every`-th exchange of a host
-             worker 1 ─┴─ centre of a ──┐                      goes up: whoever makes it takes the host's
-                                        ├── centre above       centre there and back
+    host a   worker 0 ─┐                                       after `server_period` exchanges of a host's
+             worker 1 ─┴─ centre of a ──┐                      workers with its centre, the last of them
+                                        ├── centre above       exchanges that centre with the one above
     host b   worker 2 ─┐                │
              worker 3 ─┴─ centre of b ──┘
 
-What goes up depends on the rule (`Rule.above`). Elastic centres pull at each other, as workers and centre do.
-All others take what they have moved since they last went up; the one above adds that, and they go on from
-its weights and what they have moved meanwhile.
+The message to the centre above depends on the rule (`Rule.above`). Elastic centres pull at each other, as
+workers and centre do. All others send what they have moved since their last exchange; the one above adds
+that, and they go on from its weights and what they have moved meanwhile.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class LevelledCentre(Centre):
 
     Args:
         rule: of the hosts' centres.
-        climb_every: after how many exchanges of a host its centre goes up.
+        server_period: as in `Servers`.
     """
 
     def __init__(
-        self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule, climb_every: int
+        self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule, server_period: int
     ) -> None:
         above = rule.above(comm.hosts)
-        self._comm, self._climb_every = comm, climb_every
+        self._comm, self._server_period = comm, server_period
         self._host = SharedCentre(comm.node, flats, rule)
         self._above = ServedCentre(comm, servers, flats, above)
         self._brings_weights = above.brings_weights
         self._exchanges = comm.node.shared(1, dtype=torch.int64)
-        # What the centre above knew of this host's when it last went up; any worker of the host may go.
+        # What the centre above knew of this host's at their last exchange, by whichever worker.
         self._known = [comm.node.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
         self._here = [torch.zeros_like(flat.weights) for flat in flats]
         self._message = [torch.zeros_like(flat.weights) for flat in flats]
-        self._climbing = comm.node.lock()
+        self._above_lock = comm.node.lock()
         if comm.node.rank == 0:
             copy_all(self._known, [flat.weights for flat in flats])
         comm.barrier()
@@ -60,7 +60,7 @@ class LevelledCentre(Centre):
 
     @override
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
-        return self._then_climb(self._host.push(message, again, at))
+        return self._then_exchange_above(self._host.push(message, again, at))
 
     @override
     def pull(self, into: Vectors) -> Receipt:
@@ -68,23 +68,23 @@ class LevelledCentre(Centre):
 
     @override
     def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
-        return self._then_climb(self._host.exchange(message, reply, at))
+        return self._then_exchange_above(self._host.exchange(message, reply, at))
 
-    def _then_climb(self, receipt: Receipt) -> Receipt:
+    def _then_exchange_above(self, receipt: Receipt) -> Receipt:
         with self._host.guard:
             self._exchanges += 1
-            due = int(self._exchanges) % self._climb_every == 0
+            due = int(self._exchanges) % self._server_period == 0
         if not due:
             return receipt
         began = self._comm.clock()
-        sent = self._climb()
+        sent = self._exchange_above()
         wait_s = receipt.wait_s + self._comm.clock() - began
         return replace(receipt, wait_s=wait_s, bytes_sent=receipt.bytes_sent + sent)
 
     @torch.no_grad()
-    def _climb(self) -> int:
+    def _exchange_above(self) -> int:
         """Exchange this host's centre with the one above; returns the bytes sent."""
-        with self._climbing:
+        with self._above_lock:
             self._host.copy(self._here)
             copy_all(self._message, self._here)
             if not self._brings_weights:
@@ -102,7 +102,7 @@ class LevelledCentre(Centre):
         """Read the weights of the centre above, after every host's centre has been exchanged once more."""
         self._comm.barrier()
         if self._comm.node.rank == 0:
-            self._climb()
+            self._exchange_above()
         self._above.read(into)
 
     @override
@@ -117,7 +117,7 @@ class LevelledCentre(Centre):
     def tick(self, slack: int, into: Vectors) -> Receipt:
         raise BadOption(
             "a bound on staleness needs one level of centres, as a host's does not have what workers of "
-            "other hosts have done since it last went up; use '--levels 1'"
+            "other hosts have done since it last exchanged with the servers; use '--levels 1'"
         )
 
     @override

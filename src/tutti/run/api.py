@@ -59,7 +59,7 @@ class TrainOptions(TypedDict, total=False):
     hosts: str | None
     servers: int
     levels: int
-    climb_every: int | None
+    server_period: int | None
     balance: str
     threads: int | None
     epochs: int | None

@@ -145,9 +145,14 @@ class TrainConfig:
         least=0,
         most=MOST_RANKS,
     )
-    levels: int = option(1, "2: a parameter centre on each host, which meets the servers'; 1: theirs alone")
-    climb_every: int | None = option(
-        None, "with --levels 2: exchanges of a host between two of its centre; by default 10", least=1
+    levels: int = option(
+        1, "2: a parameter centre on each host, which exchanges with the servers'; 1: only the servers'"
+    )
+    server_period: int | None = option(
+        None,
+        "with --levels 2: how many times the workers of a host exchange with its centre before that centre "
+        "exchanges with the servers; by default 10",
+        least=1,
     )
     balance: str = option(
         "none",
@@ -308,8 +313,8 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield "both --epochs and --steps are given; give one of them"
     if c.levels == 2 and not c.servers:
         yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
-    if c.levels == 1 and c.climb_every is not None:
-        yield "--climb-every is for two levels of centres; give --levels 2, or leave it out"
+    if c.levels == 1 and c.server_period is not None:
+        yield "--server-period is for two levels of centres; give --levels 2, or leave it out"
     if c.parallel is None and c.parallel_options:
         given = f"--parallel.{next(iter(c.parallel_options))}"
         yield f"{given} is given, but no --parallel; name a way, such as --parallel pipeline"

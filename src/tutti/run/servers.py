@@ -19,13 +19,13 @@ from tutti.strategies.placement import place
 
 R = TypeVar("R")
 
-CLIMB_EVERY: Final = 10
-"""After how many exchanges of a host its centre meets the servers', when nothing else is said."""
+SERVER_PERIOD: Final = 10
+"""The default of `server_period`."""
 
 
 def take_sides(comm: Communicator, config: TrainConfig) -> Communicator:
     """The workers' communicator on a worker, the servers' on a server (collective over all ranks)."""
-    return split_off_servers(comm, config.servers, config.levels, config.climb_every or CLIMB_EVERY)
+    return split_off_servers(comm, config.servers, config.levels, config.server_period or SERVER_PERIOD)
 
 
 def work_or_serve(

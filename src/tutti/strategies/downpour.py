@@ -85,7 +85,12 @@ class Downpour(Centred):
 
     push_every: int = whole(1, "batches of a worker between two pushes")
     pull_every: int = whole(1, "batches of a worker between two pulls")
-    side: str = choice("centre", "where the optimizer runs (in the centre on gradients)", SIDES)
+    side: str = choice(
+        "centre",
+        "where the optimizer runs: in the centre, to which workers push gradients, or on each worker, which "
+        "pushes how far its weights have moved",
+        SIDES,
+    )
     staleness: str = choice("none", "what is done to a stale gradient", REMEDIES)
     strength: float | None = number(
         None, "lambda of the delay compensation (by default 0.04, adaptive 2)", least=0

@@ -66,7 +66,7 @@ class Lazy(Centred):
 
     rarer: ClassVar[str] = "--strategy.slack 10, or --strategy easgd"
 
-    # A host's centre does not have what workers of other hosts have done since it last went up.
+    # A host's centre does not have what workers of other hosts have done since its last exchange.
     most_levels: ClassVar[int] = 1
 
     slack: int = whole(3, "batches that a worker may be ahead of the slowest one", least=0)

@@ -47,7 +47,7 @@ class VirtualWorld:
         servers: how many further ranks are kept for parameter centres, numbered after the others and spread
             over the hosts in turn.
         levels: levels of centres, as in `Servers`.
-        climb_every: how often a host's centre meets the one above, as in `Servers`.
+        server_period: as in `Servers`.
 
     Attributes:
         clocks: each rank's virtual time in seconds at the end of the last run.
@@ -66,10 +66,10 @@ class VirtualWorld:
         *,
         servers: int = 0,
         levels: int = 1,
-        climb_every: int = 10,
+        server_period: int = 10,
     ) -> None:
         self.ranks, self.network, self.faults = ranks, network, tuple(faults)
-        self.servers, self.levels, self.climb_every = servers, levels, climb_every
+        self.servers, self.levels, self.server_period = servers, levels, server_period
         sizes = _host_sizes(ranks, ranks_per_host)
         workers = [host for host, size in enumerate(sizes) for _ in range(size)]
         self._host_of = (*workers, *(number % len(sizes) for number in range(servers)))
@@ -128,7 +128,7 @@ class VirtualWorld:
             whole, ranks = VirtualGroup(cluster, every), tuple(every[self.ranks :])
             for rank, comm in enumerate(comms):
                 reach = VirtualCommunicator(whole, rank)
-                comm.servers = Servers(reach, ranks, self.levels, self.climb_every)
+                comm.servers = Servers(reach, ranks, self.levels, self.server_period)
         return comms
 
 
