@@ -127,6 +127,11 @@ class RankFailed(TuttiError):
         return type(self), (self.rank, self.traceback)
 
 
+def says_all(error: BaseException) -> bool:
+    """Tell whether the message of an error says all that there is to say, so that no traceback is shown."""
+    return isinstance(error, UserError | PeerLost | OutputClosed) or type(error) is TuttiError
+
+
 def in_one_line(message: str) -> str:
     """Return the message of an error in one line: of a rank's traceback the last, which has the exception."""
     lines = message.splitlines()

@@ -92,8 +92,8 @@ def test_the_group_goes_on_after_a_mismatch(two):
 
 BAD_CALLS = {
     "bitwise on floats": (
-        lambda: distributed.all_reduce(torch.ones(2), ReduceOp.BAND),
-        "whole numbers",
+        lambda: distributed.all_reduce(torch.ones(2), ReduceOp(ReduceOp.BAND)),
+        "ReduceOp.BAND works on whole numbers",
     ),
     "an unknown operation": (
         lambda: distributed.group.WORLD.allreduce([torch.ones(2)], "sum of squares"),

@@ -26,7 +26,8 @@ from tests.training.blobs import Apart, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.launch.exit_reports import cause, failure
 from tutti.load_object import load_object
 from tutti.records.run import EpochRecord
 from tutti.replica import Memory, Replica
@@ -314,9 +315,12 @@ def test_an_error_beside_training_is_an_error_of_training(forked: None) -> None:
 def test_a_killed_process_beside_training_is_named_with_the_remedy(forked: None) -> None:
     process = BackgroundEvaluator(Replica(model()), lambda: os.kill(os.getpid(), signal.SIGKILL))
     process.snapshot()
-    with pytest.raises(RuntimeError, match=r"it was killed; .*'--validate pause'"):
+    with pytest.raises(TuttiError, match=r"was killed; .*--validate pause") as caught:
         wait_for_result(process)
     process.close()
+    report = failure(1, caught.value, caught.tb)
+    error, _ = cause([report], [])
+    assert (str(error), type(error)) == (str(caught.value), TuttiError), "one sentence, no traceback"
 
 
 def test_it_runs_on_time_that_nobody_else_wants() -> None:

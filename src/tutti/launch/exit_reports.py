@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError, no_room
+from tutti.errors import OutputClosed, PeerLost, RankFailed, TuttiError, UserError, no_room, says_all
 
 _LENGTH = 8
 _RUNPY = "<frozen runpy>"
@@ -28,7 +28,7 @@ class Report:
         rank: the sender.
         at: when, by the monotonic clock of the host.
         value: the pickled return value, of rank 0 when it is done.
-        error: the pickled `UserError` or `PeerLost` that ended the rank, when there was one.
+        error: the pickled error that ended the rank, when its message says all; no traceback is shown then.
         traceback: the formatted traceback of an exception; empty for a rank that is done.
         lost: whether the rank failed only because a peer was lost to it.
     """
@@ -124,8 +124,7 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
     if isinstance(error, OSError):
         error = no_room(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
-    known = isinstance(error, UserError | PeerLost | OutputClosed)
-    pickled = _pickled(error) if known and isinstance(error, TuttiError) else None
+    pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
     return Report(rank, time.monotonic(), None, pickled, text, isinstance(error, PeerLost))
 
 

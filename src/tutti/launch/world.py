@@ -10,7 +10,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from tutti.errors import PeerLost, TuttiError, UserError
+from tutti.errors import PeerLost, TuttiError, UserError, says_all
 from tutti.launch.launcher import ends_with_a_rank, started_by
 from tutti.launch.malloc import keep_memory
 from tutti.terminal import say_last
@@ -106,9 +106,9 @@ def _install_exit_hooks(comm: Communicator) -> None:
 
 def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Print what happened, as the job's last output, and end all its ranks."""
-    rank, code, known = started_by().rank, 1, isinstance(error, UserError | PeerLost)
+    rank, code = started_by().rank, 1
     try:
-        if known:
+        if says_all(error):
             # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
             # And a lost peer is a consequence: its own last words come first.
             code = cast("TuttiError", error).exit_code

@@ -37,6 +37,7 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
         raise Unusable(f"there is no reduce operation {op}; give one of ReduceOp.{known}, PREMUL_SUM")
     if reduction.name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise Unusable(
-            f"{op} works on whole numbers, and these are {dtype}; give integers, or another operation"
+            f"ReduceOp.{reduction.name.upper()} works on whole numbers, and these are {dtype}; give "
+            "integers, or another operation"
         )
     return reduction

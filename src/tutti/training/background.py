@@ -33,7 +33,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from tutti.errors import BadOption
+from tutti.errors import BadOption, TuttiError
 from tutti.load_object import import_files, imported_files
 from tutti.replica import Replica, copy_all
 from tutti.training.background_process import PROGRAM, Start
@@ -208,7 +208,10 @@ class BackgroundEvaluator:
         try:
             found: tuple[list[int], list[float]] | str = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            found = "it was killed; where memory is short, use '--validate pause'"
+            raise TuttiError(
+                "the process that evaluates beside training was killed; if nobody did that, memory is short: "
+                "use --validate pause"
+            ) from None
         if isinstance(found, str):
             raise RuntimeError(f"the process that evaluates beside training failed: {found}")
         counts, sums = found
