@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tutti.launch.mpi_rank import MpiStart
 from tutti.launch.mpirun import LARGEST_IN_ENVIRONMENT, Mpirun, command_line, find_mpirun, outcome, settings
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.placement import Host, place_ranks
+from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 
 HERE = Path(__file__).parent
@@ -163,6 +165,14 @@ def test_a_killed_rank_is_named() -> None:
 def test_a_launcher_that_was_killed_is_what_is_named() -> None:
     with pytest.raises(TuttiError, match=r"mpirun\b.*killed by signal 9 \(SIGKILL\)"):
         outcome([], -9, "")
+
+
+@pytest.mark.timeout(60)
+def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open() -> None:
+    command = ["bash", "-c", "echo last words >&2; sleep 300 & exit 7"]
+    with SignalWatch() as signals:
+        mark = uuid.uuid4().hex
+        assert mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, signals) == (7, "last words\n")
 
 
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

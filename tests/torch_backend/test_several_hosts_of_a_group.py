@@ -79,8 +79,9 @@ def test_a_rank_of_another_host_that_is_killed_is_named_at_once():
 
 
 @pytest.mark.serial
-def test_a_rank_of_another_host_that_is_late_is_named():
-    outcome = mpirun(3, LEAVING, "abb", "is late", "all_reduce")
+@pytest.mark.parametrize("how", ["is late", "is late for one"])
+def test_a_rank_of_another_host_that_is_late_is_named(how):
+    outcome = mpirun(3, LEAVING, "abb", how, "all_reduce")
     assert lost(outcome) == {0: [2], 1: [2]}, outcome.stderr
 
 

@@ -208,14 +208,17 @@ def _run(command: list[str], environment: dict[str, str], job: str, signals: Sig
 
 
 def _copy_stderr(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
-    """Copy mpirun's stderr until it ends or a signal comes; returns its last part."""
+    """Copy mpirun's stderr until it ends, mpirun does, or a signal comes; returns its last part."""
     assert process.stderr is not None
     said = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(signals, selectors.EVENT_READ)
-        selector.register(process.stderr, selectors.EVENT_READ)
+    with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
+        for one in (signals, process.stderr, ended):
+            selector.register(one, selectors.EVENT_READ)
         while signals.received is None:
-            if all(key.fileobj is signals for key, _ in selector.select()):
+            ready = [key.fileobj for key, _ in selector.select()]
+            if process.stderr not in ready:
+                if ended in ready:  # Something that it has started may hold its stderr, and never end.
+                    break
                 continue
             data = os.read(process.stderr.fileno(), 1 << 16)
             if not data:

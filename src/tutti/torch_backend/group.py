@@ -30,7 +30,7 @@ from tutti.torch_backend.arguments import Tensors, asynchronous, listed
 from tutti.torch_backend.collectives import GroupCollectives, chain
 from tutti.torch_backend.cpp_stub import register_stub
 from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
-from tutti.torch_backend.errors import Mismatch, RankLost, Unusable
+from tutti.torch_backend.errors import Absent, Mismatch, RankLost, Unusable
 from tutti.torch_backend.progress import ProgressEngine
 from tutti.torch_backend.rendezvous import GroupStore, join_by_mpi
 from tutti.torch_backend.staging import Staging
@@ -46,8 +46,8 @@ def create(options: Any, backend_options: object) -> TuttiGroup:
         options: torch's `_DistributedBackendOptions`.
         backend_options: ignored.
     """
-    names = options.global_ranks_in_group or range(options.group_size)
-    return TuttiGroup(options.store, options.group_rank, names, options.timeout)
+    global_ranks = options.global_ranks_in_group or range(options.group_size)
+    return TuttiGroup(options.store, options.group_rank, global_ranks, options.timeout)
 
 
 class TuttiGroup(GroupCollectives):
@@ -56,7 +56,7 @@ class TuttiGroup(GroupCollectives):
     Args:
         store: of torch's; the group's own part of it.
         rank: this process's number in the group.
-        names: the numbers of the group's ranks in the job.
+        global_ranks: the numbers of the group's ranks in the job.
         timeout: how long an operation may take.
 
     Raises:
@@ -66,16 +66,18 @@ class TuttiGroup(GroupCollectives):
     _messages: HostMessages | MpiMessages
     _membership: Membership | None = None
 
-    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout: timedelta) -> None:
-        size = len(names)
+    def __init__(self, store: Store, rank: int, global_ranks: Sequence[int], timeout: timedelta) -> None:
+        size = len(global_ranks)
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._rank, self._size, self._names, self._store = rank, size, tuple(names), store
+        self._rank, self._size, self._global_ranks, self._store = rank, size, tuple(global_ranks), store
         self._name, self._description, self._splits = "", "", 0
         self._stub = register_stub(self, timeout)
         self._owner, self._dispatch = os.getpid(), DeviceDispatch(store, rank, size, timeout)
-        group_store = GroupStore(store, rank, self._names, timeout.total_seconds(), _check_rank_of_world)
+        group_store = GroupStore(
+            store, rank, self._global_ranks, timeout.total_seconds(), _check_rank_of_world
+        )
         keys = group_store.gather(host_key())
-        self._group, hosts = join_host(rank, keys, group_store.gather, self._names, Mismatch, Unusable)
+        self._group, hosts = join_host(rank, keys, group_store.gather, self._global_ranks, Mismatch, Unusable)
         try:
             self._peers = Peers(self._group, timeout.total_seconds(), None)
         except PeerLost as error:
@@ -85,10 +87,10 @@ class TuttiGroup(GroupCollectives):
         if len(hosts) == 1:
             self._connect_ranks()
         else:
-            self._connect_hosts(join_by_mpi(group_store, self._names, keys), hosts)
+            self._connect_hosts(join_by_mpi(group_store, self._global_ranks, keys), hosts)
         self._progress = ProgressEngine(
             self._peers,
-            self._names,
+            self._global_ranks,
             self._transport.absent,
             (self._membership or self._group).has_left,
             timeout.total_seconds(),
@@ -108,7 +110,7 @@ class TuttiGroup(GroupCollectives):
         state = HostState(group.arena, group.block + group.layout.nbytes, group.size, size)
         if group.rank == 0:
             group.arena.allocate(host_state_bytes(group.size, size))
-        self._membership = Membership(mpi, self._rank, self._names, self._peers, RankLost)
+        self._membership = Membership(mpi, self._rank, self._global_ranks, self._peers, RankLost)
         rows = HostCollectives(self._group, self._peers.crowded)
         self._transport = HierarchicalCollectives(self._membership, rows, state, hosts, mismatch=Mismatch)
         self._messages = MpiMessages(self._membership, Mismatch, Unusable)
@@ -161,7 +163,7 @@ class TuttiGroup(GroupCollectives):
         """Do nothing: mismatched calls are always found."""
 
     def __repr__(self) -> str:
-        return f"TuttiGroup(rank {self._rank} of {self._size}, ranks {list(self._names)} of the job)"
+        return f"TuttiGroup(rank {self._rank} of {self._size}, ranks {list(self._global_ranks)} of the job)"
 
     # --- barriers
 
@@ -194,13 +196,13 @@ class TuttiGroup(GroupCollectives):
         self._check_rank("send", to)
         vector = staging.take(tensor, write=False)
         steps = self._messages.send(vector, to, tag)
-        return self._progress.message(steps, [tensor], f"send to rank {self._names[to]}", lambda: [to])
+        return self._progress.message(steps, [tensor], f"send to rank {self._global_ranks[to]}", lambda: [to])
 
     @dispatched("recv")
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Operation:
         """Receive a tensor from a rank of the group."""
         self._check_rank("recv", source)
-        what = f"recv from rank {self._names[source]}"
+        what = f"recv from rank {self._global_ranks[source]}"
         return self._receive(tensors, Receiving(source, tag), what, [source])
 
     @dispatched("recv_anysource")
@@ -238,7 +240,9 @@ class TuttiGroup(GroupCollectives):
             return None
         store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
         limit = timeout or timedelta(seconds=self._progress.timeout_s)
-        part = TuttiGroup(store, list(ranks).index(self._rank), [self._names[rank] for rank in ranks], limit)
+        part = TuttiGroup(
+            store, list(ranks).index(self._rank), [self._global_ranks[rank] for rank in ranks], limit
+        )
         part._set_group_name(name)
         part._set_group_desc(group_desc or f"{self._description}:split:{self._splits}")
         return part
@@ -256,17 +260,15 @@ class TuttiGroup(GroupCollectives):
             self._progress.close()
             self._dispatch.close()
             if self._membership is not None:
-                self._membership.leave(self._lost())
+                why = self._progress._broken
+                lost = why.ranks if isinstance(why, PeerLost) else ()
+                late = why.ranks if isinstance(why, Absent) else ()
+                self._membership.leave(lost, late)
             self._group.leave()
             self._peers.close()
             self._group.arena.close()
 
     abort = shutdown
-
-    def _lost(self) -> Sequence[int]:
-        """The ranks that this one has lost, if that is why the group cannot go on."""
-        why = self._progress._broken
-        return why.ranks if isinstance(why, PeerLost) else ()
 
 
 def _check_rank_of_world(name: int) -> None:

@@ -28,7 +28,6 @@ thread is started when it is first needed.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -42,7 +41,7 @@ from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.liveness import CROWDED_YIELD_S, LEFT_EARLY, LONGEST_NAP_S, NAP_SHARE, YIELD_S, Peers
+from tutti.comm.shm.liveness import LEFT_EARLY, Backoff, Peers
 from tutti.errors import PeerLost
 from tutti.torch_backend import NAME
 from tutti.torch_backend.errors import Absent, Closed, RankLost
@@ -55,9 +54,6 @@ if TYPE_CHECKING:
 
 SPIN_S: Final = 200e-6
 """How long the caller runs an operation before it yields the core."""
-
-CHECK_S: Final = LONGEST_NAP_S / NAP_SHARE
-"""How long a wait takes before it begins to look for dead ranks."""
 
 MOVING_S: Final = 10.0
 """How long data from another host may be on their way: a gigabyte at a gigabit per second."""
@@ -90,7 +86,7 @@ class ProgressEngine:
 
     Args:
         peers: the group's processes on this host.
-        names: the ranks' numbers in the job.
+        global_ranks: the ranks' numbers in the job.
         absent: tells the ranks of the group that have not come to the collective under way.
         has_left: tells whether a rank of the group has left.
         timeout_s: how long an operation may take.
@@ -103,7 +99,7 @@ class ProgressEngine:
     def __init__(
         self,
         peers: Peers,
-        names: Sequence[int],
+        global_ranks: Sequence[int],
         absent: Callable[[], list[int]],
         has_left: Callable[[int], bool],
         timeout_s: float,
@@ -111,8 +107,13 @@ class ProgressEngine:
     ) -> None:
         self.lock = threading.Lock()
         self.timeout_s = timeout_s
-        self._peers, self._names, self._absent, self._has_left = peers, tuple(names), absent, has_left
-        self._remote = remote
+        self._peers, self._global_ranks, self._absent, self._has_left = (
+            peers,
+            tuple(global_ranks),
+            absent,
+            has_left,
+        )
+        self._moving_s = MOVING_S if remote else None
         self._spin_s = 0.0 if peers.crowded else SPIN_S
         self._wake = threading.Condition(self.lock)
         self._collectives: deque[Operation] = deque()
@@ -279,10 +280,10 @@ class ProgressEngine:
             self._waiting.append(this)  # [3]
         try:
             limit = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
-            pause = _Backoff(self._peers, self._remote)
+            pause = Backoff(self._peers, self._moving_s)
             while not operation.done:  # [4]
                 if self._run():
-                    pause = _Backoff(self._peers, self._remote)
+                    pause = Backoff(self._peers, self._moving_s)
                     continue
                 if time.monotonic() > limit and not operation.done:
                     raise Absent(operation.what, self._named(operation.absent()), timeout_s)
@@ -352,11 +353,10 @@ class ProgressEngine:
             ended.append(operation)
         return moved
 
-    def _rest(self, pause: _Backoff) -> None:
+    def _rest(self, pause: Backoff) -> None:
         """Wait a moment; notice ranks that are dead, have left, or are late."""
         try:
-            long = pause.rest()
-            if long:
+            if pause.rest():
                 self._check_peers()
         except (RankLost, Absent) as error:
             self.fail(error)
@@ -380,7 +380,7 @@ class ProgressEngine:
                 raise Absent(operation.what, self._named(missing), operation.timeout_s)
 
     def _named(self, ranks: Sequence[int]) -> list[int]:
-        return [self._names[rank] for rank in ranks]
+        return [self._global_ranks[rank] for rank in ranks]
 
     def fail(self, error: BaseException) -> None:
         """End all operations under way with an error; no other can follow."""
@@ -412,13 +412,13 @@ class ProgressEngine:
                     if self._stopped:
                         return
                     self._wake.wait()
-            pause = _Backoff(self._peers, self._remote)
+            pause = Backoff(self._peers, self._moving_s)
             # [7] Another thread serves if a callback kept this one (`_publish`); this one then ends.
             while self._thread is this and not self._waiting and (self._collectives or self._messages):
                 if self._stopped:
                     return
                 if self._run():
-                    pause = _Backoff(self._peers, self._remote)
+                    pause = Backoff(self._peers, self._moving_s)
                 else:
                     self._rest(pause)
 
@@ -467,21 +467,3 @@ def _begun(begin: Callable[[Tensor, Reduction], Steps | None], tensor: Tensor, r
     rest = begin(tensor, reduction)
     if rest is not None:
         yield from rest
-
-
-class _Backoff:
-    """Short naps at first, longer ones later, as in `tutti.comm.shm.liveness`."""
-
-    def __init__(self, peers: Peers, remote: bool) -> None:
-        self._peers, self._started = peers, time.monotonic()
-        self._moving_s = MOVING_S if remote else 0.0
-        self._yield_s = CROWDED_YIELD_S if peers.crowded else YIELD_S
-
-    def rest(self) -> bool:
-        """Let others work; return whether the wait is a long one by now."""
-        waited_s = time.monotonic() - self._started
-        if waited_s < self._yield_s:
-            os.sched_yield()
-            return False
-        self._peers.nap(waited_s, self._moving_s)
-        return waited_s > CHECK_S

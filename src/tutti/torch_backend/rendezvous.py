@@ -53,7 +53,7 @@ class GroupStore:
     Args:
         store: torch's.
         rank: this process's number in the group.
-        names: the numbers of the group's ranks in the job.
+        global_ranks: the numbers of the group's ranks in the job.
         timeout_s: how long they may take.
         check: raises PeerLost if the rank with this number in the job will not come.
     """
@@ -62,13 +62,13 @@ class GroupStore:
         self,
         store: Store,
         rank: int,
-        names: Sequence[int],
+        global_ranks: Sequence[int],
         timeout_s: float,
         check: Callable[[int], None],
     ) -> None:
         self.generation = store.add(f"generation/{rank}", 1)
         self._store = PrefixStore(f"tutti/{self.generation}", store)
-        self._rank, self._names = rank, tuple(names)
+        self._rank, self._global_ranks = rank, tuple(global_ranks)
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s, self._check, self._gathered = timeout_s, check, 0
 
@@ -86,14 +86,14 @@ class GroupStore:
         key, nap_s = f"{what}/{rank}", LONGEST_NAP_S
         while not self._store.check([key]):
             try:
-                self._check(self._names[rank])
+                self._check(self._global_ranks[rank])
             except PeerLost:
                 # It may have published this just before it left.
                 if self._store.check([key]):
                     break
                 raise
             if time.monotonic() >= self._deadline:
-                raise Absent("init_process_group", [self._names[rank]], self._timeout_s)
+                raise Absent("init_process_group", [self._global_ranks[rank]], self._timeout_s)
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_STORE_NAP_S)
         found: bytes = self._store.get(key)
@@ -103,30 +103,30 @@ class GroupStore:
         """Publish a value, and wait for those of all ranks, in rank order."""
         what, self._gathered = str(self._gathered), self._gathered + 1
         self.tell(what, value)
-        return [self.ask(what, rank) for rank in range(len(self._names))]
+        return [self.ask(what, rank) for rank in range(len(self._global_ranks))]
 
 
-def join_by_mpi(group_store: GroupStore, names: Sequence[int], keys: Sequence[str]) -> MpiGroup:
+def join_by_mpi(group_store: GroupStore, global_ranks: Sequence[int], keys: Sequence[str]) -> MpiGroup:
     """Make the MPI communicators of ranks on several hosts (collective).
 
     Args:
         group_store: of the group.
-        names: the ranks' numbers in the job.
+        global_ranks: the ranks' numbers in the job.
         keys: the key of each rank's host, which begins with its name.
 
     Raises:
         Unusable: MPI did not start the ranks.
     """
     hosts = [key.split()[0] for key in keys]
-    places = group_store.gather(_mpi_place(len(names)))
-    for name, host, place in zip(names, hosts, places, strict=True):
+    places = group_store.gather(_mpi_place(len(global_ranks)))
+    for name, host, place in zip(global_ranks, hosts, places, strict=True):
         if not place.isdecimal():
             raise Unusable(
                 f"the ranks are on several hosts ({', '.join(sorted(set(hosts)))}), and rank {name} on "
                 f"{host} cannot reach the others with MPI: {place}. Start them all with the mpirun of the "
                 "MPI library that mpi4py uses, or take the backend gloo"
             )
-    tag = zlib.crc32(f"{group_store.generation} {names}".encode()) % _TAGS
+    tag = zlib.crc32(f"{group_store.generation} {global_ranks}".encode()) % _TAGS
     return group_of([int(place) for place in places], tag)
 
 

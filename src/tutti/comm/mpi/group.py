@@ -127,7 +127,7 @@ class Membership:
         self.begun = self.done = 0
         self._others = [other for other in range(len(global_ranks)) if other != rank]
         self._peers, self._lost = peers, lost
-        self._left: dict[int, tuple[int, float]] = {}
+        self._left: dict[int, tuple[int, float, int]] = {}
         self._lock, self._next_look_s = threading.Lock(), 0.0
         self._notices: list[Any] = []
         self._abandoned: list[Any] = []
@@ -137,11 +137,17 @@ class Membership:
     def early(self) -> list[int]:
         """The ranks that have left, and will not come to the latest collective.
 
+        In the place of one that has left because another did not come in time, that other.
+
         Raises:
             PeerLost: a rank is lost.
         """
         self.check()
-        return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
+        return [
+            rank if late in (_NONE, self.global_ranks[self.rank]) else self.global_ranks.index(late)
+            for rank, (done, _, late) in tuple(self._left.items())
+            if done < self.begun
+        ]
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has left, and no message from it can still come; raises as `early`."""
@@ -185,11 +191,12 @@ class Membership:
         """Receive the notices that have come; return the lost ranks that they name, numbered in the job."""
         lost, status, comm = list[int](), self.mpi.status(), self.mpi.collectives
         while (message := comm.Improbe(self.mpi.any_source, LEAVE_TAG, status)) is not None:
-            words = numpy.zeros(2, numpy.int64)
+            words = numpy.zeros(3, numpy.int64)
             message.Recv(words)
-            self._left[status.Get_source()] = int(words[0]), time.monotonic()
-            if words[1] != _NONE:
-                lost.append(int(words[1]))
+            done, dead, late = words.tolist()
+            self._left[status.Get_source()] = done, time.monotonic(), late
+            if dead != _NONE:
+                lost.append(dead)
         return lost
 
     def _dead(self) -> list[int]:
@@ -199,16 +206,17 @@ class Membership:
         """Keep requests under way, and their memory, although nobody waits for them any more."""
         self._abandoned += requests
 
-    def leave(self, lost: Sequence[int] = ()) -> None:
+    def leave(self, lost: Sequence[int] = (), late: Sequence[int] = ()) -> None:
         """Tell the others, once, that this rank leaves; the communicators are freed when all have.
 
         Args:
             lost: the rank because of which it leaves, numbered in the job, if it has lost one.
+            late: the rank because of which it leaves, likewise, if one did not come in time.
         """
         if self._sent or self.mpi.module.Is_finalized():
             return
         self._sent = True
-        words = numpy.array([self.done, lost[0] if lost else _NONE])
+        words = numpy.array([self.done, lost[0] if lost else _NONE, late[0] if late else _NONE])
         for rank in self._others:
             try:
                 # A request keeps its message alive.

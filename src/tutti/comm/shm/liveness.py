@@ -142,6 +142,34 @@ class Peers:
         self._watch.close()
 
 
+class Backoff:
+    """The rests of a rank that waits: it yields its core first, then takes short naps, then longer ones.
+
+    Args:
+        peers: the job's processes.
+        moving_s: as in `Peers.nap`, and naps begin earlier; None: all comes from this host.
+
+    Attributes:
+        started: when the wait began.
+        soon: whether naps begin early.
+    """
+
+    def __init__(self, peers: Peers, moving_s: float | None) -> None:
+        # A network takes longer than it pays to spin, and its driver may need this core.
+        self.started, self.soon = time.monotonic(), peers.crowded or moving_s is not None
+        self._peers, self._moving_s = peers, moving_s or 0.0
+        self._yield_s = CROWDED_YIELD_S if self.soon else YIELD_S
+
+    def rest(self) -> bool:
+        """Let others work; return whether the wait is so long that some rank may be gone."""
+        waited_s = time.monotonic() - self.started
+        if waited_s < self._yield_s:
+            os.sched_yield()  # [2]
+            return False
+        self._peers.nap(waited_s, self._moving_s)  # [3], [4]
+        return waited_s > LONGEST_NAP_S / NAP_SHARE
+
+
 class Group(Protocol):
     """The ranks of a communicator, with their numbers in the job."""
 
@@ -165,30 +193,21 @@ def wait(
         peers: the job's processes.
         group: the ranks of the communicator that waits.
         needed: tells those of them without all of which `ready` cannot become true.
-        moving_s: as in `Peers.nap`, and naps begin earlier; None: all comes from this host.
+        moving_s: as in `Backoff`.
 
     Raises:
         PeerLost: a rank of the job died, or all that are needed have left.
     """
-    # A network takes longer than it pays to spin, and its driver may need this core.
-    started, nap_soon = time.monotonic(), peers.crowded or moving_s is not None
-    yield_s = CROWDED_YIELD_S if nap_soon else YIELD_S
-    if not nap_soon:
+    pause = Backoff(peers, moving_s)
+    if not pause.soon:
         # [1] By time as well as by number: `ready` may cost microseconds, and somebody may need this core.
         for _ in range(SPINS):
             if ready():
                 return
-            if time.monotonic() - started > SPIN_S:
+            if time.monotonic() - pause.started > SPIN_S:
                 break
-    # [2]
-    while (waited_s := time.monotonic() - started) < yield_s:
-        os.sched_yield()
-        if ready():
-            return
-    while not ready():  # [3], [4]
-        peers.nap(waited_s, moving_s or 0.0)
-        waited_s = time.monotonic() - started
-        if waited_s <= LONGEST_NAP_S / NAP_SHARE:
+    while not ready():
+        if not pause.rest():
             continue
         try:
             peers.check()  # [6]
