@@ -5,12 +5,20 @@ The names below are loaded at their first use: `import tutti` alone imports neit
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tutti.launch.orphans import follow_launcher
-from tutti.launch.rendezvous import rendezvous_file
-from tutti.torch_backend.registration import register_with_torch
+try:
+    from tutti.launch.orphans import follow_launcher
+    from tutti.launch.rendezvous import rendezvous_file
+    from tutti.torch_backend.registration import register_with_torch
+except KeyboardInterrupt:
+    # The command `tutti`, or `python -m tutti`, begins here: `tutti.cli.main` is not there yet to say it.
+    if sys.argv[0].rpartition("/")[2] != "tutti" and not (sys.argv[0] == "-m" and "tutti" in sys.orig_argv):
+        raise
+    print("tutti: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator

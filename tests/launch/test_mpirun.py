@@ -8,8 +8,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,7 +77,7 @@ def test_messages_arrive_whole_and_only_from_those_who_know_the_token() -> None:
     channel = MpirunChannel(b"payload")
     try:
         address = channel.address
-        start = MpiStart("m:f", None, None, address, ["a b"], [])
+        start = MpiStart("m:f", None, None, address, ["a b"], [], 9)
         assert pickle.loads(pickle.dumps(start)) == start
         assert address.payload_here() == b"payload"
         assert (address.is_here(), address.process) == (True, os.getpid())
@@ -158,6 +160,29 @@ def test_a_killed_rank_is_named() -> None:
     with pytest.raises(PeerLost) as caught:
         start("tests.launch.entries:die", b"kill", place_ranks(hosts="localhost:2"))
     assert caught.value.ranks == [1]
+
+
+@needs_mpirun
+@pytest.mark.mpi
+@pytest.mark.timeout(90)
+def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_died_end_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--with-ft ulfm")
+    monkeypatch.setattr(mpirun, "START_S", 8)
+    threading.Thread(target=terminate_first_rank, daemon=True).start()
+    with pytest.raises(PeerLost, match="lost rank 0: it ended before it was done"):
+        start("tests.launch.entries:describe", b"", place_ranks(hosts="localhost:2"))
+
+
+def terminate_first_rank() -> None:
+    """Send SIGTERM to rank 0 of the job that this process is about to start, before MPI has started in it."""
+    while True:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "mpi_rank" in child.cmdline()[-1] and child.environ().get("OMPI_COMM_WORLD_RANK") == "0":
+                    return child.terminate()
+        time.sleep(0.01)
 
 
 @needs_mpirun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class MpiStart:
         address: where the payload is and reports go, for ranks on the host of the process that ran mpirun.
         path: `sys.path` of that process.
         arguments: `sys.argv` of that process.
+        start_s: how long MPI may take to start.
         hosts: for each host the number of its workers, and of all its ranks.
     """
 
@@ -50,6 +52,7 @@ class MpiStart:
     address: Address
     path: list[str]
     arguments: list[str]
+    start_s: int
     hosts: Sequence[tuple[int, int]] = ()
 
 
@@ -68,7 +71,11 @@ def main() -> None:
 
 
 def _run(start: MpiStart) -> None:
-    comm = join(_set_up_process(start))
+    threads = _set_up_process(start)
+    # By the kernel: MPI holds the interpreter's lock while it starts.
+    signal.alarm(start.start_s)
+    comm = join(threads)
+    signal.alarm(0)
     start.address.send(RankStarted(comm.rank, mpi_segments()))
     value = resolve_name(start.entry)(comm, _payload(start, comm))
     if comm.rank == 0:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tutti.errors import OutputClosed, TuttiError, UserError
+from tutti.errors import OutputClosed, PeerLost, TuttiError, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
 from tutti.launch.guard import JOB, guard
@@ -43,6 +43,9 @@ LARGEST_IN_ENVIRONMENT: Final = 48 << 10
 
 GRACE_S: Final = 3.0
 """How long mpirun may take to end its ranks on SIGTERM, before SIGKILL."""
+
+START_S: Final = 300
+"""Seconds that MPI may take to start in a rank. Where it tolerates dead ranks, it waits for them then."""
 
 FINISH_S: Final = 10.0
 """How long mpirun may take to exit once it says no more."""
@@ -164,6 +167,7 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
         channel.address,
         [str(folder) for folder in sys.path],
         sys.argv,
+        START_S,
         ranks,
     )
     environment = {
@@ -186,7 +190,11 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
         Path(segment).unlink(missing_ok=True)
     if signals.received is not None:
         act_on(signals.received)
-    return outcome([one for one in messages if isinstance(one, Report)], returncode, said)
+    reports = [one for one in messages if isinstance(one, Report)]
+    if returncode == 0 and not reports and is_this_machine(placement.hosts[0].name):
+        # A launcher that tolerates dead ranks says nothing of them.
+        raise PeerLost([0], "it ended before it was done")
+    return outcome(reports, returncode, said)
 
 
 def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
@@ -250,6 +258,10 @@ def outcome(reports: Sequence[Report], returncode: int, said: str) -> object:
     killed = _KILLED.search(said)
     deaths = [Death(int(killed[1]), time.monotonic(), -int(killed[2]))] if killed else []
     error, _ = cause(reports, deaths)
+    if killed and int(killed[2]) == signal.SIGALRM:
+        error = TuttiError(
+            f"MPI did not start within {START_S} s: a rank has ended before, or cannot reach the others"
+        )
     if error is not None:
         raise error
     # Open MPI's exit code is then 0.
