@@ -47,8 +47,8 @@ def test_without_fault_tolerance_a_dead_rank_ends_the_job(tmp_path: Path) -> Non
 )
 def test_a_rank_that_ends_early_is_named_to_the_hosts_that_wait_for_it(hosts: str, operation: str) -> None:
     done = mpirun(len(hosts), "leaving.py", hosts, operation, timeout_s=100)
-    # mpirun's is that of the first rank that it finds ended: of one that lost the other, 1; or of the other, 3,
-    # which waits for the rest in MPI's end and is free to go once one of them is gone.
+    # mpirun's is that of the first rank that it finds ended: 1 of one that lost the other, or 3 of the other,
+    # which waits for the rest in MPI's end, and is free to go once one of them is gone.
     assert done.returncode in (1, 3)
     assert str(PeerLost([len(hosts) - 1], LEFT_EARLY)) in done.stderr
 
