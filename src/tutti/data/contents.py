@@ -25,6 +25,15 @@ PARTS = {
 
 _INPUTS = ("x", "inputs", "images", "data", "features")
 _TARGETS = ("y", "targets", "labels", "target")
+_SLOTS = {
+    key: (PARTS.get(part, "train"), kind)
+    for kind, words in (("inputs", _INPUTS), ("targets", _TARGETS))
+    for word in words
+    for part in ("", *PARTS)
+    for key in ((f"{word}_{part}", f"{part}_{word}") if part else (word,))
+}
+"""The part and the kind that a key such as 'x_train', 'test_labels' or 'x' stands for."""
+
 _NAMES = ("label_names", "class_names", "target_names")
 
 _DATA_SETS = Dataset, DataLoader
@@ -92,7 +101,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str) -> Contents[ob
     listed = ", ".join(map(str, values)) or "none"
     slots: dict[tuple[str, str], str] = {}
     for key in values:
-        slot = _slot(str(key))
+        slot = _SLOTS.get(str(key).lower())
         if slot is None:
             continue
         if slot in slots:
@@ -133,23 +142,6 @@ def pair_up(
         elif len(missing) == 1 or part == "train":
             raise BadData(f"{what} lacks the {part} {' and '.join(missing)}; {explained}")
     return pairs
-
-
-def _slot(key: str) -> tuple[str, str] | None:
-    """Return the part and the kind that a key such as 'x_train', 'test_labels' or 'X' stands for."""
-    words = key.lower().split("_")
-    part = "train"
-    if len(words) == 2:
-        for word in words:
-            if word in PARTS:
-                part = PARTS[word]
-                words = [other for other in words if other != word]
-                break
-    if len(words) == 1 and words[0] in _INPUTS:
-        return part, "inputs"
-    if len(words) == 1 and words[0] in _TARGETS:
-        return part, "targets"
-    return None
 
 
 def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:

@@ -21,9 +21,6 @@ BACKEND: Final = "tutti"
 PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for another; one that is gone is noticed much earlier by who started the ranks."""
 
-TEAM: Final = "team"
-"""The dimension of the mesh along which ranks hold one model together."""
-
 
 class TeamMesh:
     """The process group of all ranks, and its mesh of (teams, ranks of a team); made together (collective).
@@ -33,7 +30,7 @@ class TeamMesh:
         team: how many neighbours hold one model together.
 
     Attributes:
-        mesh: its dimensions are `data` and `team`.
+        team: the ranks of this rank's team.
 
     Raises:
         BadOption: torch.distributed is in use already.
@@ -47,14 +44,8 @@ class TeamMesh:
             )
         store = _store(comm)
         dist.init_process_group(BACKEND, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)
-        self.mesh: DeviceMesh = init_device_mesh(
-            "cpu", (comm.size // team, team), mesh_dim_names=("data", TEAM)
-        )
-
-    @property
-    def team(self) -> DeviceMesh:
-        """The ranks of this rank's team."""
-        return self.mesh[TEAM]
+        mesh = init_device_mesh("cpu", (comm.size // team, team), mesh_dim_names=("data", "team"))
+        self.team: DeviceMesh = mesh["team"]
 
     def close(self) -> None:
         """End the process groups (collective)."""

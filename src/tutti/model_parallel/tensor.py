@@ -145,10 +145,15 @@ class CutSequential(ShareForward):
 
 
 def _next(layer: nn.Module, value: Tensor | TensorShare) -> Tensor | TensorShare:
-    if isinstance(layer.forward, ShareForward) and not hooked(layer):
-        return layer.forward.carry(value)
-    found = apply_to_share(layer, value) if isinstance(value, TensorShare) else None
-    return layer(whole(value)) if found is None else found
+    # A layer with hooks needs the whole: they expect what they see without tensor parallelism.
+    if not _is_hooked(layer):
+        if isinstance(layer.forward, ShareForward):
+            return layer.forward.carry(value)
+        way = _APPLIED_TO_SHARES.get(type(layer))
+        found = way(layer, value) if way is not None and isinstance(value, TensorShare) else None
+        if found is not None:
+            return found
+    return cast("Tensor", layer(whole(value)))
 
 
 def _refuse_uncut(name: str, layer: nn.Module, ranks: int) -> None:
@@ -210,18 +215,7 @@ DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that multiply by random numbers."""
 
 
-def apply_to_share(layer: nn.Module, share: TensorShare) -> TensorShare | None:
-    """Apply `layer` to a share; None if it needs the whole.
-
-    A layer with hooks needs it: they expect what they see without tensor parallelism.
-    """
-    if hooked(layer):
-        return None
-    way = _APPLIED_TO_SHARES.get(type(layer))
-    return None if way is None else way(layer, share)
-
-
-def hooked(layer: nn.Module) -> bool:
+def _is_hooked(layer: nn.Module) -> bool:
     """Return whether hooks see the inputs or outputs of a layer, or their gradients."""
     hooks = layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks
     return any(hooks)
@@ -288,3 +282,4 @@ _APPLIED_TO_SHARES: Final[dict[type[nn.Module], Callable[[Any, TensorShare], Ten
     **dict.fromkeys(DROPOUT, _dropout),
     nn.Flatten: _flatten,
 }
+"""What applies a layer to a share; it gives None where that needs the whole."""

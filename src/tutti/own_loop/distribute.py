@@ -41,11 +41,7 @@ def init() -> Communicator:
     Returns:
         The communicator of all ranks; `.rank` and `.size` say who this process is.
     """
-    global _loop
-    if _loop is None:
-        comm = join()
-        _loop = OwnLoop(comm, SampleCounts(1, comm.size))
-    return _loop.comm
+    return _current().comm
 
 
 def distribute(
@@ -93,9 +89,9 @@ def distribute(
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
         raise BadOption("the optimizer has no parameter of this model; make it from model.parameters()")
-    comm, loop = init(), _current()
+    loop = _current()
     loop.exchange.meetings.come(Purpose.DISTRIBUTE)
-    _check_ranks(chosen, comm)
+    _check_ranks(chosen, loop.comm)
     if loop.steppers and chosen.pace is not loop.pace:
         raise BadOption(
             f"strategy '{chosen.name}' ({chosen.pace.value}) cannot train beside that of the first model "
@@ -261,7 +257,6 @@ def mean(value: Number, samples: int | None = None) -> Number:
     Raises:
         BadOption: `value` is no single number, or `samples` no number of samples.
     """
-    init()
     loop = _current()
     count = loop.samples if samples is None else samples
     if not isinstance(count, int) or count < 0:
@@ -283,7 +278,6 @@ def total(value: Number) -> Number:
     Raises:
         BadOption: `value` is no single number.
     """
-    init()
     _check_figure(value, "total")
     return _current().total(value)
 
@@ -327,7 +321,6 @@ class shard:
         self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        init()
         loop = _current()
         loads = (
             isinstance(self.batches, DataLoader)
@@ -351,18 +344,20 @@ class shard:
             loop.close(mine)
 
     def __len__(self) -> int:
-        init()
         loop, batches = _current(), len(cast("Sized", self.batches))
         return batches if loop.pace is Pace.TOGETHER else len(range(loop.comm.rank, batches, loop.comm.size))
 
 
 def _current() -> OwnLoop:
-    assert _loop is not None, "init() makes the loop"
+    """The loop of this process, which joins the others at its first use."""
+    global _loop
+    if _loop is None:
+        comm = join()
+        _loop = OwnLoop(comm, SampleCounts(1, comm.size))
     return _loop
 
 
 def _steppers_of(model: nn.Module) -> list[Stepper]:
-    init()
     steppers = [stepper for stepper in _current().steppers if stepper.replica.module is model]
     if steppers:
         return steppers

@@ -118,27 +118,21 @@ class Tally:
 
     def total(self, comm: Communicator) -> Evaluation:
         """Return the sums over all ranks (collective); equal on all of them."""
-        counts, sums = self.sums()
+        return self.total_of(self.sums(), comm)
+
+    def total_of(self, found: tuple[Tensor, Tensor], comm: Communicator) -> Evaluation:
+        """Return the `total` of tallies with the same metrics and classes, from each rank's sums."""
+        counts, sums = found
         comm.all_reduce(counts)
         comm.all_reduce(sums)
         return self._evaluation(counts.tolist(), sums.tolist())
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """Return the sums, for another tally to `take_in`: a vector of int64 and one of float64."""
+        """Return the sums of this rank: a vector of int64 and one of float64."""
         self._count()
         counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
         sums = [float(total) for total in (self.weight, self.loss, *self._sums)]
         return counts, torch.tensor(sums, dtype=torch.float64)
-
-    def take_in(self, counts: Tensor, sums: Tensor) -> None:
-        """Add the `sums` of another tally with the same metrics and classes."""
-        self._count()
-        self.samples += int(counts[0])
-        self._labelled += int(counts[1])
-        self._confusion += counts[2:].view_as(self._confusion)
-        self.weight += float(sums[0])
-        self.loss += float(sums[1])
-        self._sums = [own + more for own, more in zip(self._sums, sums[2:].tolist(), strict=True)]
 
     def _count(self) -> None:
         """Count the outputs that were kept."""

@@ -56,12 +56,8 @@ class Background(Validation):
         if everything:
             evaluator.finish()
         ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
-        found, objective = [], task.objective
-        for _ in range(ready):
-            tally = Tally(objective.metrics, objective.classes, objective.loss.ignored)
-            tally.take_in(*evaluator.take())
-            found.append(tally.total(task.comm))
-        return found
+        tally = Tally(task.objective.metrics, task.objective.classes)
+        return [tally.total_of(evaluator.take(), task.comm) for _ in range(ready)]
 
     @override
     def close(self) -> None:
