@@ -8,7 +8,7 @@ import torch
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import open_data
-from tutti.errors import BadData, BadOption, TuttiError
+from tutti.errors import BadData, TuttiError
 
 
 def test_ranks_of_one_host_see_the_same_memory(images):
@@ -90,8 +90,3 @@ def test_large_arrays_are_filled_piece_by_piece(opened, monkeypatch, images):
     monkeypatch.setattr("tutti.data.arrays.CHUNK", 200)
     whole = opened(images, validation=0)
     assert torch.equal(whole.train.inputs[:, 0], torch.from_numpy(images[0]))
-
-
-def test_a_share_out_of_range_is_refused(opened, images):
-    with pytest.raises(BadOption, match=r"the validation share is 1\.5"):
-        opened(images, validation=1.5)

@@ -73,6 +73,10 @@ def test_an_unfit_pairing_is_refused_naming_what_fits(
         ({"parallel": "sharded", "servers": 1}, "--servers keep the centre of whole models"),
         ({"parallel": "sharded", "balance": "speed"}, "--balance speed is for ranks with whole models"),
         ({"parallel": "sharded", "device": "cuda"}, "--parallel sharded computes on the CPU"),
+        (
+            {"validate": "background", "strategy": "easgd", "device": "cuda"},
+            "--validate background evaluates on the CPU",
+        ),
         ({"cuda_graph": "on"}, "--cuda-graph on is for samples that lie on a GPU"),
         ({"cuda_graph": "on", "device": "cuda", "balance": "queue"}, "no --balance queue"),
     ],

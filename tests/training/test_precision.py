@@ -10,7 +10,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.errors import BadModel, BadOption
 from tutti.replica import Replica
 from tutti.training.evaluation import average_buffers
 from tutti.training.precision import Arithmetic
@@ -84,13 +84,6 @@ def test_channels_last_holds_for_weights_and_images_and_leaves_vectors() -> None
     images = arithmetic.inputs(torch.zeros(2, 3, 8, 8))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert arithmetic.inputs(torch.zeros(2, 8)).is_contiguous()
-
-
-def test_what_does_not_exist_is_refused() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'fp32'"):
-        Arithmetic("fp3")
-    with pytest.raises(UnknownName, match="did you mean 'channels_last'"):
-        Arithmetic(layout="channels-last")
 
 
 @pytest.mark.parametrize(

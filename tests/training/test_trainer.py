@@ -29,7 +29,7 @@ from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.progress import Moment, Progress
-from tutti.training.trainer import Schedule, Trainer
+from tutti.training.trainer import Trainer
 
 GENERATOR = torch.Generator().manual_seed(3)
 CENTRES = 2 * torch.randn(4, 12, generator=GENERATOR)
@@ -365,12 +365,6 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_step() -> None:
 def test_a_single_sample_for_a_rank_is_refused_where_the_model_needs_two() -> None:
     with pytest.raises(BadOption, match=r"205 samples in batches of 20 leave some rank a single one"):
         run(3, lambda: model(norm=True))
-
-
-@pytest.mark.parametrize("given", [{}, {"epochs": 1, "steps": 1}, {"epochs": 0}, {"steps": -3}])
-def test_a_run_has_epochs_or_steps(given: dict[str, int]) -> None:
-    with pytest.raises(BadOption, match="give one of them"):
-        _ = Schedule(Batches(TRAIN, BATCH), **given).updates
 
 
 def test_bf16_and_channels_last_train() -> None:

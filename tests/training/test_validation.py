@@ -359,13 +359,3 @@ def test_a_model_of_a_file_is_evaluated_by_the_same_file(tmp_path: Path) -> None
     wait_for_result(process)
     process.close()
     assert int(process.take()[0][0]) == 7
-
-
-def test_a_model_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-    def program(comm: Communicator) -> None:
-        Background(task(Replica(model()), comm, Arithmetic(device="cuda")))
-
-    with pytest.raises(BadOption, match=r"lies on cuda; use --validate pause"):
-        VirtualWorld(1).run(program)

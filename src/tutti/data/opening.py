@@ -16,7 +16,7 @@ from tutti.data.contents import Contents
 from tutti.data.parts import PIXEL_MAX, DataSet, Part, Scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
-from tutti.errors import BadData, BadOption, UserError
+from tutti.errors import BadData, UserError
 
 _Pieces = list[tuple[tuple[Array, Array], Indices]]
 """Of train, validation and test: inputs and targets, and which of them go into the part, in which order."""
@@ -73,8 +73,6 @@ def _find_or_error(
 ) -> tuple[DataSet, int, _Pieces] | UserError:
     """Return an error instead of raising it: the host's other ranks wait for the leader's word."""
     try:
-        if not 0 <= validation < 1:
-            raise BadOption(f"the validation share is {validation}; give at least 0 and below 1, such as 0.1")
         return _find(read_source(data, options), validation, seed)
     except UserError as error:
         return error

@@ -324,6 +324,8 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
     if c.parallel is not None and c.device == "cuda":
         yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
+    if c.validate == "background" and c.device == "cuda":
+        yield "--validate background evaluates on the CPU; use --validate pause, or leave --device cuda out"
     if c.cuda_graph == "on" and (c.device == "cpu" or c.balance == "queue"):
         yield NEEDS_GPU_SAMPLES
 

@@ -11,10 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.errors import BadModel, BadOption
 
-PRECISIONS = ("fp32", "bf16", "fp64")
-LAYOUTS = ("contiguous", "channels_last")
 _SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -29,7 +27,6 @@ class Arithmetic:
         device: "cpu" or "cuda".
 
     Raises:
-        UnknownName: a precision or layout that does not exist.
         BadOption: a device that this machine does not have.
     """
 
@@ -38,10 +35,6 @@ class Arithmetic:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise UnknownName("value", self.precision, PRECISIONS, of="--precision")
-        if self.layout not in LAYOUTS:
-            raise UnknownName("value", self.layout, LAYOUTS, of="--layout")
         if self.device != "cpu" and not torch.cuda.is_available():
             raise BadOption(
                 f"--device is '{self.device}', but torch finds no GPU here: {_no_gpu()}, or use --device cpu"

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch, Batches
-from tutti.errors import BadOption, NotFinite
+from tutti.errors import NotFinite
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
@@ -109,18 +109,8 @@ class Schedule:
 
     @property
     def updates(self) -> int:
-        """How many weight updates the run makes, or rounds of them where each rank makes its own.
-
-        Raises:
-            BadOption: not exactly one of `epochs` and `steps` is given, or it is below 1.
-        """
-        given = [count for count in (self.epochs, self.steps) if count is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise BadOption(
-                f"epochs is {self.epochs} and steps is {self.steps}; give one of them, as a whole number "
-                "from 1"
-            )
-        return given[0] if self.epochs is None else given[0] * self.batches.updates
+        """The number of weight updates that the run makes, or of rounds where each rank makes its own."""
+        return self.steps or (self.epochs or 0) * self.batches.updates
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Choices:
 
     Attributes:
         shapes: numbers of ranks, and of threads of each.
-        precisions: of `tutti.training.precision.PRECISIONS`.
+        precisions: of `PRECISIONS`.
         layouts: of `LAYOUTS`.
         batch_sizes: samples behind one weight update.
     """

@@ -11,7 +11,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, cut
-from tutti.errors import BadOption
 from tutti.records.run import Evaluation
 from tutti.registry import part
 from tutti.replica import stretch_like
@@ -25,19 +24,10 @@ class Background(Validation):
     """A process beside each rank evaluates its share of a snapshot, on time that training leaves.
 
     What is left at the end the ranks evaluate themselves.
-
-    Raises:
-        BadOption: the model is not in the CPU's memory.
     """
 
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
-        device = task.objective.arithmetic.device
-        if device != "cpu":
-            raise BadOption(
-                f"--validate background evaluates on the CPU, but the model lies on {device}; "
-                "use --validate pause"
-            )
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
         inputs, targets = (_stretch(whole, mine) for whole in (task.part.inputs, task.part.targets))
         share = replace(task.part, inputs=inputs, targets=targets)
