@@ -96,7 +96,7 @@ def _updates(batches: Batches, steps: int) -> list:
     found: list = []
     epoch = 0
     while len(found) < steps:
-        found += batches.epoch(epoch, rounds=steps - len(found))
+        found += batches.epoch(epoch, stop=steps - len(found))
         epoch += 1
     return found
 

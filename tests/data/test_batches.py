@@ -116,8 +116,8 @@ def test_rounds_are_counted_from_the_beginning_of_the_run():
 
 def test_an_epoch_can_be_cut_short():
     batches = Batches(numbered(45), 10)
-    assert [number for number, _ in batches.epoch(2, rounds=2)] == [10, 11]
-    assert [number for number, _ in batches.epoch(2, rounds=9)] == [10, 11, 12, 13, 14]
+    assert [number for number, _ in batches.epoch(2, stop=2)] == [10, 11]
+    assert [number for number, _ in batches.epoch(2, stop=9)] == [10, 11, 12, 13, 14]
 
 
 def test_an_order_that_was_prepared_is_taken_and_not_drawn_again(monkeypatch):

@@ -22,7 +22,7 @@ def numbered(count: int) -> Part:
 def queues(count: int, batch_size: int, size: int, passes: int = 1) -> list[Queue]:
     tickets = itertools.count()
     return [
-        Queue(Batches(numbered(count), batch_size, rank, size, passes, own=True), lambda: next(tickets))
+        Queue(Batches(numbered(count), batch_size, rank, size, passes, own=True), lambda count: next(tickets))
         for rank in range(size)
     ]
 
@@ -64,8 +64,8 @@ def test_a_round_is_one_batch_for_each_rank_whoever_computes_them():
 
 def test_an_epoch_can_be_cut_short_to_some_rounds():
     first, second = queues(100, 10, 2)
-    assert len(list(first.epoch(0, rounds=3))) == 6
-    assert list(second.epoch(0, rounds=3)) == []
+    assert len(list(first.epoch(0, stop=3))) == 6
+    assert list(second.epoch(0, stop=3)) == []
 
 
 def test_the_fewest_samples_of_a_pass_are_those_of_the_last_batch():

@@ -15,6 +15,7 @@ from typing_extensions import override
 from tutti.comm.base import cut
 from tutti.data.parts import Part
 from tutti.errors import BadOption
+from tutti.state import Saved, State, Values
 
 LEAST: Final = 2
 """Samples that a split by speed leaves every rank, where an equal split would: BatchNorm needs two."""
@@ -110,16 +111,25 @@ class Batches:
         self.part, self.batch_size, self.seed, self.shuffle = part, batch_size, seed, shuffle
         self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
         self._orders: dict[int, Tensor] = {}
+        self._cut_short: tuple[int, Tensor] | None = None
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
         self.round_size = batch_size * size if own else batch_size
-        self.updates = -(-len(part) // self.round_size)
-        self._last_size = len(part) - (self.updates - 1) * self.round_size
+        self.updates = self.rounds(len(part))
+        self._speeds: Sequence[float] = ()
+        self._last_size = self._last_of(len(part))
         self._full, self._last = self._spans(self.round_size), self._spans(self._last_size)
 
     @property
     def fewest(self) -> int:
         """The smallest number of samples that a rank may find in one pass."""
         return self._last_size // self.size // self.passes
+
+    def rounds(self, samples: int) -> int:
+        """Return the number of rounds in which so many samples are taken."""
+        return -(-samples // self.round_size)
+
+    def _last_of(self, samples: int) -> int:
+        return samples - (self.rounds(samples) - 1) * self.round_size
 
     def split_by(self, speeds: Sequence[float]) -> None:
         """From the next update on, cut each pass over the ranks by their speeds (all ranks give the same).
@@ -129,11 +139,67 @@ class Batches:
         Args:
             speeds: of each rank, above 0; only their ratios count.
         """
-        self._full = self._spans(self.round_size, speeds)
-        self._last = self._spans(self._last_size, speeds)
+        self._speeds = speeds
+        self._full, self._last = self._spans(self.round_size), self._spans(self._last_size)
+
+    def state(self, epoch: int, rounds: Sequence[int]) -> State:
+        """Return the position in the middle of an epoch, while no rank is in a round.
+
+        Args:
+            epoch: its number, from 0.
+            rounds: where each rank is: the number of the epoch's round that it makes next.
+        """
+        cut_short = self.order(epoch) if self._is_cut_short(epoch) else None
+        kind = {"size": self.size, "batch_size": self.batch_size, "own": self.own, "dealt": None}
+        return State(shared={**kind, "rounds": list(rounds), "order": cut_short})
+
+    def load_state(self, epoch: int, saved: Saved) -> int:
+        """Go on in the middle of an epoch: each sample that the ranks have left is taken once.
+
+        Where the ranks are as many, each has its own next batches; else what is left is dealt anew.
+
+        Args:
+            epoch: the epoch's number, from 0.
+            saved: the position.
+
+        Returns:
+            The number of the epoch's round to begin with. The epoch ends with the same as any other.
+        """
+        at = saved.shared
+        if at["order"] is not None:
+            self._cut_short = epoch, at["order"]
+        if (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
+            return int(at["rounds"][self.rank])
+        return self._take_only(epoch, self._left(epoch, at))
+
+    def _left(self, epoch: int, at: Values) -> Tensor:
+        """Return the samples of an epoch that are left, in their order."""
+        order = self.order(epoch)
+        if at["dealt"] is not None:
+            return order[at["dealt"] * at["batch_size"] :]
+        size = at["batch_size"] * (at["size"] if at["own"] else 1)
+        skipped = -(-len(self.part) // size) - -(-len(order) // size)
+        if not at["own"]:
+            return order[(at["rounds"][0] - skipped) * size :]
+        left = torch.ones(len(order), dtype=torch.bool)
+        for rank, made in enumerate(at["rounds"]):
+            for start in range(0, min((made - skipped) * size, len(order)), size):
+                mine = cut(min(size, len(order) - start), at["size"])[rank]
+                left[start + mine.start : start + mine.stop] = False
+        return order[left]
+
+    def _take_only(self, epoch: int, left: Tensor) -> int:
+        """Take only some samples in an epoch; returns the round to begin with."""
+        self._cut_short = epoch, left
+        return self.updates - self.rounds(len(left))
+
+    def _is_cut_short(self, epoch: int) -> bool:
+        return self._cut_short is not None and self._cut_short[0] == epoch
 
     def order(self, epoch: int) -> Tensor:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64."""
+        if self._cut_short is not None and self._cut_short[0] == epoch:
+            return self._cut_short[1]
         if not self.shuffle:
             return torch.arange(len(self.part))
         # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
@@ -156,24 +222,31 @@ class Batches:
 
     def samples_of(self, number: int) -> int:
         """The samples of a round, over all ranks and passes, by its number since the run began."""
-        return self._last_size if (number + 1) % self.updates == 0 else self.round_size
+        epoch, update = divmod(number, self.updates)
+        if update < self.updates - 1:
+            return self.round_size
+        return self._last_of(len(self.order(epoch))) if self._is_cut_short(epoch) else self._last_size
 
-    def epoch(self, epoch: int, rounds: int | None = None) -> Iterator[Round]:
+    def epoch(self, epoch: int, first: int = 0, stop: int | None = None) -> Iterator[Round]:
         """The rounds of one epoch, this rank's passes of each.
 
         Args:
             epoch: its number, from 0.
-            rounds: how many of them to make at most.
+            first: the round to begin with.
+            stop: the round before which to end; None: at the end of the epoch.
         """
         self.prepare(epoch)
         order, take = self._orders.pop(epoch), self.take
-        for update in range(self.updates if rounds is None else min(self.updates, rounds)):
-            start = update * self.round_size
-            spans = self._last if update == self.updates - 1 else self._full
+        skipped = self.updates - self.rounds(len(order))
+        for update in range(first, self.updates if stop is None else min(self.updates, stop)):
+            start = (update - skipped) * self.round_size
+            spans = self._full
+            if update == self.updates - 1:
+                spans = self._spans(len(order) - start) if self._is_cut_short(epoch) else self._last
             batches = tuple(Batch(*take(order[start + a : start + b]), share) for a, b, share in spans)
             yield epoch * self.updates + update, batches
 
-    def _spans(self, samples: int, speeds: Sequence[float] = ()) -> list[_Span]:
+    def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
         if self.own:
             mine = cut(samples, self.size)[self.rank]
@@ -181,17 +254,17 @@ class Batches:
             passes = [(mine.start, part) for part in cut(whole, self.passes)]
         else:
             whole = samples
-            passes = [(p.start, self._cut(_length(p), speeds)[self.rank]) for p in cut(whole, self.passes)]
+            passes = [(p.start, self._cut(_length(p))[self.rank]) for p in cut(whole, self.passes)]
         return [
             (start + part.start, start + part.stop, _length(part) / whole if whole else 0.0)
             for start, part in passes
         ]
 
-    def _cut(self, samples: int, speeds: Sequence[float]) -> list[slice]:
+    def _cut(self, samples: int) -> list[slice]:
         """Cut one pass over the ranks."""
-        if not speeds:
+        if not self._speeds:
             return cut(samples, self.size)
-        edges = [0, *accumulate(by_speed(samples, speeds, LEAST))]
+        edges = [0, *accumulate(by_speed(samples, self._speeds, LEAST))]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
@@ -207,10 +280,10 @@ class Queue(Batches):
 
     Args:
         batches: whose batches to deal; made with `own=True`.
-        draw: the next ticket of all ranks, such as `comm.counter().add`.
+        draw: takes so many tickets of all ranks, and returns the first; such as `comm.counter().add`.
     """
 
-    def __init__(self, batches: Batches, draw: Callable[[], int]) -> None:
+    def __init__(self, batches: Batches, draw: Callable[[int], int]) -> None:
         order = batches.passes, batches.seed, batches.shuffle
         super().__init__(batches.part, batches.batch_size, batches.rank, batches.size, *order, own=True)
         self._draw = draw
@@ -228,22 +301,51 @@ class Queue(Batches):
         """Do nothing: the samples of an epoch are looked up batch by batch."""
 
     @override
-    def epoch(self, epoch: int, rounds: int | None = None) -> Iterator[Round]:
-        """The batches of one epoch that this rank gets. Epochs are asked for in order, without gaps, from 0.
+    def state(self, epoch: int, rounds: Sequence[int]) -> State:
+        state, drawn, stop = super().state(epoch, rounds), self._draw(0), (epoch + 1) * self._count
+        dealt = min(drawn, stop) - epoch * self._count - self._skipped(epoch)
+        state.shared |= {"dealt": dealt, "drawn": drawn}
+        # The ticket of a rank whose epoch is over is not used yet.
+        state.own["ticket"] = self._ticket if self._ticket is not None and self._ticket >= stop else None
+        return state
+
+    @override
+    def load_state(self, epoch: int, saved: Saved) -> int:
+        at = saved.shared
+        if at["order"] is not None:
+            self._cut_short = epoch, at["order"]
+        if at["dealt"] is not None and at["size"] == self.size and saved.own is not None:
+            drawn, self._ticket = at["drawn"], saved.own["ticket"]
+        else:
+            self._take_only(epoch, self._left(epoch, at))
+            drawn = epoch * self._count + self._skipped(epoch)
+        if self.rank == 0:
+            self._draw(drawn)
+        return int(at["rounds"][self.rank]) if saved.own is not None else 0
+
+    def _skipped(self, epoch: int) -> int:
+        """Return the number of batches that a cut-short epoch lacks at its beginning."""
+        return self._count - -(-len(self.order(epoch)) // self.batch_size)
+
+    @override
+    def epoch(self, epoch: int, first: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """The batches of one epoch that this rank gets. Epochs are asked for in order, without gaps.
 
         Args:
             epoch: its number, from 0.
-            rounds: how many rounds the epoch is cut short to.
+            first: of no use here: the tickets say where the epoch goes on.
+            stop: how many rounds the epoch is cut short to.
         """
-        start, order = epoch * self._count, self.order(epoch)
-        stop = start + (self._count if rounds is None else min(self._count, rounds * self.size))
+        start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
+        last = start + (self._count if stop is None else min(self._count, stop * self.size))
         if self._ticket is None:
-            self._ticket = self._draw()
-        while self._ticket < stop:
+            self._ticket = self._draw(1)
+        while self._ticket < last:
             number = self._ticket - start
-            passes = self._passes(order[number * self.batch_size : (number + 1) * self.batch_size])
+            at = (number - skipped) * self.batch_size
+            passes = self._passes(order[at : at + self.batch_size])
             yield epoch * self.updates + number // self.size, passes
-            self._ticket = self._draw()
+            self._ticket = self._draw(1)
 
     def _passes(self, indices: Tensor) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""

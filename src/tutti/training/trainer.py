@@ -263,9 +263,10 @@ class Trainer:
     def _train(self, epoch: int, last: int, tally: Tally) -> None:
         """Make the updates of one epoch, up to update number `last` of the run."""
         stages, on_step, first = self._stages, self._hooks.on_step, self._step
+        start = epoch * self._batches.updates
         began = stages.start()
         report = began + self._progress.every_s
-        for made, passes in self._batches.epoch(epoch, rounds=last - first):
+        for made, passes in self._batches.epoch(epoch, first - start, last - start):
             stages.lap("data")
             if on_step is not None:
                 on_step(made)
