@@ -88,7 +88,9 @@ def strategy_help(words: Sequence[str]) -> str:
         UnknownName: there is no such strategy.
         BadOption: what is named cannot be imported, or is no strategy.
     """
-    name = _value_of("--strategy", words)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--strategy", nargs="?")
+    name = parser.parse_known_args(words)[0].strategy
     if name is None:
         return "'--strategy NAME --help' explains the options of a strategy.\n"
     from tutti.strategies import named
@@ -103,14 +105,3 @@ def strategy_help(words: Sequence[str]) -> str:
     if len(lines) == 1:
         lines.append("  it has none")
     return "\n".join(lines) + "\n"
-
-
-def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """Return the word after the flag on the command line."""
-    for at, word in enumerate(words):
-        name, given, value = word.partition("=")
-        if name == flag and given:
-            return value
-        if name == flag and at + 1 < len(words) and not words[at + 1].startswith("-"):
-            return words[at + 1]
-    return None

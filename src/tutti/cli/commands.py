@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     try:
         code = _choose(words)
-        _flush()
+        sys.stdout.flush()
         return code
     except (OutputClosed, BrokenPipeError) as error:
         if isinstance(error, BrokenPipeError) and not output_closed():
@@ -63,7 +63,7 @@ def _run(words: Sequence[str]) -> int:
 
 def _say(error: TuttiError) -> int:
     """Print the error, after all that was printed before; returns its exit code."""
-    _flush()
+    sys.stdout.flush()
     if not _repeated():
         print(f"tutti: error: {printable(str(error), lines=True)}", file=sys.stderr)
     return error.exit_code
@@ -111,8 +111,3 @@ def _repeated() -> bool:
     except UserError:
         return False
     return around.mpi and bool(around.rank)
-
-
-def _flush() -> None:
-    """Flush what was printed so far, so that it comes before the error."""
-    sys.stdout.flush()

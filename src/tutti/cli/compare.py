@@ -43,7 +43,6 @@ class CompareCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add what is compared, and the options of a training run."""
         parser.model()
         parser.option(
             "--strategies",

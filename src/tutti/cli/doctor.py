@@ -25,7 +25,6 @@ class DoctorCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Print the findings, one on each line."""
         findings = examine()
         width = max(len(name) for name, _ in findings)
         for name, value in findings:

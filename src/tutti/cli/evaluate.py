@@ -28,7 +28,6 @@ class EvaluateCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the run folder, which part, and where to compute."""
         parser.add_argument("folder", metavar="RUN", help="the run folder that 'tutti train' wrote")
         parser.option("--part", "which part of the data to evaluate", default="test", choices=PARTS)
         parser.trust_option()
@@ -37,7 +36,6 @@ class EvaluateCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Evaluate; rank 0 prints."""
         other_data = "data" in given or bool(dotted)
         here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
         here |= {"parallel": None, "parallel_options": {}}

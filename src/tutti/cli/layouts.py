@@ -32,14 +32,12 @@ class LayoutsCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the model, and the options of a training run that matter."""
         defaults = {"parallel": "every layout of so many ranks", "lr": "its own"}
         parser.model(required=True)
         parser.config_options(only=(*USED, *DOTTED), defaults=defaults)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Print the table; nothing is trained."""
         config = config_from(given, dotted)
         asked = ranks_of(config.parallel) if config.parallel is not None else None
         cores = asked or max(2, allowed_cores().usable)

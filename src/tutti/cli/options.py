@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -21,7 +22,8 @@ TARGET: Final = "accuracy on the validation part, 0 to 1"
 
 _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER"}
 
-_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
+_NEGATIVE = re.compile(r"(-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf)$")
+"""Values that are no options; argparse itself would take -1e-3 for one."""
 
 _POINTED = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 """Numbers with a point that JSON does not know, such as .9"""
@@ -36,10 +38,11 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("formatter_class", _Wide)
-        super().__init__(allow_abbrev=False, **settings)
-        self.register("type", int, _whole)
-        self.register("type", float, _number)
+        wide = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
+        super().__init__(allow_abbrev=False, formatter_class=wide, **settings)
+        self._negative_number_matcher = _NEGATIVE
+        self.register("type", int, partial(_parsed, int, "a whole number"))
+        self.register("type", float, partial(_parsed, float, "a number"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
 
@@ -126,23 +129,11 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-class _Wide(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
-
-
-def _whole(text: str) -> int:
+def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not {words}") from None
 
 
 def _help(f: Field[Any], default: str | None = None) -> str:
@@ -175,7 +166,7 @@ def split_dotted(
     stems = {_stem(field): field for field in dotted}
     rest: list[str] = []
     options: dict[str, Options] = {}
-    words = iter(_join_negative(arguments))
+    words = iter(arguments)
     for word in words:
         stem, dot, key = word.partition("=")[0].partition(".")
         if not (dot and stem.startswith("--") and key):
@@ -191,17 +182,6 @@ def split_dotted(
             text = following
         options.setdefault(stems[stem], {})[key.replace("-", "_")] = parse_value(text)
     return rest, options
-
-
-def _join_negative(arguments: Sequence[str]) -> list[str]:
-    """Write `--lr -1e-3` as `--lr=-1e-3`: argparse takes the number for an option."""
-    joined: list[str] = []
-    for word in arguments:
-        if _NUMBER.fullmatch(word) and joined and re.fullmatch(r"--?[a-z][^=]*", joined[-1]):
-            joined[-1] += ("=" if joined[-1].startswith("--") else "") + word
-        else:
-            joined.append(word)
-    return joined
 
 
 def parse_value(text: str) -> Any:

@@ -32,7 +32,6 @@ class PlanCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add what to measure, and the options of a training run."""
         parser.model()
         budget = "how long to measure at most, the start of the ranks included"
         parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
@@ -55,7 +54,6 @@ class PlanCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Measure; print the table, the reason, and the command to use."""
         _refuse_both(own, given)
         file = None if own.json is None else _writable(Path(own.json))
         config = config_from(given, dotted)

@@ -34,7 +34,6 @@ class ReportCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the folders, and where the page goes."""
         of = "the folder that 'tutti compare' wrote, or one or more run folders of 'tutti train'"
         parser.add_argument("folders", nargs="+", metavar="FOLDER", help=of)
         parser.option(
@@ -48,7 +47,6 @@ class ReportCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Print the table and write the page, from the records alone."""
         folders = [Path(folder) for folder in own.folders]
         results = read_results(folders, own.force)
         if own.target is not None:

@@ -27,7 +27,6 @@ class RunCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the place to run, the program, and its arguments."""
         parser.config_options(only=("workers", "hosts", "threads"))
         parser.option(
             "--no-prefix",
@@ -42,7 +41,6 @@ class RunCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Run it on every rank."""
         config = TrainConfig.from_json(given)
         where = config.workers, config.threads, config.hosts
         run_program(own.program, own.arguments, *where, prefix=not own.no_prefix)

@@ -48,7 +48,6 @@ class TrainCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the fields of `TrainConfig`, where they come from, and what is recorded besides the results."""
         models = f"built-in model ({', '.join(MODELS)}), package.module:factory or file.py:factory"
         parser.model(help=f"{models} (default: cnn)")
         parser.option(
@@ -75,7 +74,6 @@ class TrainCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Train as the options say; the ranks print, rank 0 writes the run folder."""
         config = config_of(own, given, dotted)
         if own.plan is not None:
             config = planned(config, given)

@@ -29,7 +29,6 @@ class VerifyCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the model, the steps, the dtype, and the options of a training run."""
         parser.model(required=True)
         parser.option("--steps", "weight updates to compare", "N", 20, type=int)
         help = "numbers to compute with; float64 leaves no room for rounding"
@@ -38,11 +37,6 @@ class VerifyCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Compare; rank 0 prints. The exit code is 1 when the two runs differ.
-
-        Raises:
-            TuttiError: rank 0 ran on another machine, and its verdict did not come back.
-        """
         config = config_from({**given, "steps": own.steps, "precision": DTYPES[own.dtype]}, dotted)
         verdict = run_job(VerifyJob(config, own.dtype))
         if verdict is None:

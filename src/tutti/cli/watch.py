@@ -31,7 +31,6 @@ class WatchCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        """Add the run, and when something is said about a rank."""
         usual = Limits()
         parser.add_argument("folder", metavar="RUN", help="the run folder that 'tutti train' writes")
         parser.option(
@@ -44,7 +43,6 @@ class WatchCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Show the run, now or until it ends. The exit code is 1 when it failed."""
         if own.silent_after < 2:
             raise BadOption(
                 f"--silent-after is {own.silent_after:g}; give at least 2: ranks give a sign each second"

@@ -65,6 +65,10 @@ class PipelineRecord(Record):
         """The idle share of all ranks' time."""
         return sum(self.idle) / len(self.idle) if self.idle else 0.0
 
+    def __str__(self) -> str:
+        shares = ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(self.idle))
+        return f"idle for {self.bubble:.1%} of the ranks' time in steps ({shares})"
+
 
 def since_the_first(spans: list[PipelineSpan]) -> list[PipelineSpan]:
     """Count the times of the spans from the first one's begin, and sort the spans by them."""

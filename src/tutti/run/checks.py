@@ -84,23 +84,14 @@ def check_strategy(job: Job, ranks: int, hosts: int) -> Strategy:
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(job, workers, hosts, config.servers)
-    check_pairing(strategy, config, job.compared)
+    for message in refused_strategy(strategy, config, job.compared):
+        raise BadOption(message)
     if strategy.pace is Pace.TOGETHER:
         check_split(config.batch_size, workers)
     return strategy
 
 
-def check_pairing(strategy: Strategy, config: TrainConfig, compared: bool = False) -> None:
-    """Refuse a strategy that does not go with the options of the run; `compared`: with one process.
-
-    Raises:
-        BadOption: the message names what goes together.
-    """
-    for message in refused_strategy(strategy, config, compared):
-        raise BadOption(message)
-
-
-def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool) -> Iterator[str]:
+def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:
     """Describe what of a run does not go with its strategy.
 
     Args:

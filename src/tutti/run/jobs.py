@@ -52,7 +52,26 @@ class Job:
         Raises:
             BadOption: the configuration asks for what cannot be had.
         """
-        return placement_for(self.config)
+        config = self.config
+        workers, free = config.workers, config.workers == "auto" and config.hosts is None
+        if config.parallel is not None:
+            asked = ranks_of(config.parallel)
+            workers = str(asked) if free and asked is not None else workers
+        elif free and (config.device == "cuda" or config.strategy == "solo"):
+            workers = "1"
+        placement = place_ranks(workers, config.threads, hosts=config.hosts, servers=config.servers)
+        if config.parallel is not None:
+            layout_of(config, placement.workers)
+            return placement
+        alone = workers == "auto" and placement.launcher is Launcher.ALONE
+        # One batch over all workers: each needs a sample of it.
+        if alone and config.strategy in ("auto", "sync") and placement.workers > config.batch_size:
+            placement = place_ranks(config.batch_size, config.threads, servers=config.servers)
+        if config.device == "cuda" and placement.workers > 1:
+            raise BadOption(
+                f"--device cuda is for one worker, not {placement.workers}; use -n 1, or --device cpu"
+            )
+        return placement
 
     def check(self, placement: Placement) -> None:
         """Refuse what only this command refuses, and what needs no torch to be seen.
@@ -89,30 +108,3 @@ def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
     if config.parallel is None:
         return None
     return Layout.of(config.parallel, config.parallel_options, ranks)
-
-
-def placement_for(config: TrainConfig) -> Placement:
-    """Place the ranks of a run of this configuration.
-
-    Raises:
-        BadOption: it asks for what cannot be had.
-    """
-    workers, free = config.workers, config.workers == "auto" and config.hosts is None
-    if config.parallel is not None:
-        asked = ranks_of(config.parallel)
-        workers = str(asked) if free and asked is not None else workers
-    elif free and (config.device == "cuda" or config.strategy == "solo"):
-        workers = "1"
-    placement = place_ranks(workers, config.threads, hosts=config.hosts, servers=config.servers)
-    if config.parallel is not None:
-        layout_of(config, placement.workers)
-        return placement
-    alone = workers == "auto" and placement.launcher is Launcher.ALONE
-    # One batch over all workers: each needs a sample of it.
-    if alone and config.strategy in ("auto", "sync") and placement.workers > config.batch_size:
-        placement = place_ranks(config.batch_size, config.threads, servers=config.servers)
-    if config.device == "cuda" and placement.workers > 1:
-        raise BadOption(
-            f"--device cuda is for one worker, not {placement.workers}; use -n 1, or --device cpu"
-        )
-    return placement

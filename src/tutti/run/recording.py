@@ -130,9 +130,6 @@ class Profiler:
         self._profile, self.found = None, (table, trace)
 
 
-TAG: Final = 7410
-
-
 @dataclass(frozen=True)
 class RankRecording:
     """The recordings of one rank: its lane in the trace, and its profile, a table and a trace of its own."""
@@ -200,8 +197,13 @@ class Recording:
         writer = next(
             (rank for rank, has in enumerate(self._all.all_gather_objects(folder is not None)) if has), 0
         )
-        parts = _bring(self._all, self._part(), writer)
-        return [] if parts is None or folder is None else _write(parts, RunFolder(Path(folder)), whole=True)
+        own, parts = self._part(), []
+        for rank in range(self._all.size):
+            # One after the other, and unpickled by the writer: all of them may be too large for each rank.
+            pickled = self._all.broadcast_object(pickle.dumps(own) if rank == self._all.rank else None, rank)
+            if self._all.rank == writer:
+                parts.append(cast("RankRecording", pickle.loads(cast("bytes", pickled))))
+        return [] if folder is None else _write(parts, RunFolder(Path(folder)), whole=True)
 
     def rescue(self, folder: RunFolder) -> None:
         """Write what this rank has recorded, after a failure; not collective."""
@@ -222,26 +224,6 @@ class Recording:
         reading = compare_clocks(self._all, self._all.clock)
         if reading is not None:
             self._readings.append(reading)
-
-
-def _bring(comm: Communicator, part: RankRecording, writer: int) -> list[RankRecording] | None:
-    """The parts of all ranks, in order, on rank `writer`; None on the others (collective)."""
-    if comm.rank != writer:
-        data = torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8)
-        comm.send(torch.tensor([len(data)]), writer, TAG)
-        comm.send(data, writer, TAG + 1)
-        return None
-    parts = []
-    for source in range(comm.size):
-        if source == writer:
-            parts.append(part)
-            continue
-        length = torch.zeros(1, dtype=torch.int64)
-        comm.recv(length, source, TAG)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        comm.recv(data, source, TAG + 1)
-        parts.append(cast("RankRecording", pickle.loads(data.numpy().tobytes())))
-    return parts
 
 
 def _write(parts: list[RankRecording], folder: RunFolder, whole: bool) -> list[str]:

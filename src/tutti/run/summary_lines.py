@@ -110,11 +110,7 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
 
 def bubble(record: PipelineRecord) -> str:
     """Describe the idle time of a pipeline's ranks."""
-    shares = ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(record.idle))
-    return (
-        f"pipeline {record.schedule}, {record.microbatches} microbatches: idle for {record.bubble:.1%} of "
-        f"the ranks' time in steps ({shares})"
-    )
+    return f"pipeline {record.schedule}, {record.microbatches} microbatches: {record}"
 
 
 def validation(way: str, history: Sequence[EpochRecord]) -> str:

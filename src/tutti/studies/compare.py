@@ -28,6 +28,8 @@ from tutti.run.checks import check_names, check_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.start import run
 from tutti.run.train_job import TrainJob
+from tutti.strategies import named
+from tutti.strategies.base import Pace
 
 CROSSED: Final = {
     "strategy": "--strategies",
@@ -273,20 +275,13 @@ def _named(question: Question, one: Combination, given: str) -> Combination:
     options = {**one.options, **(question.own or {}).get(given, {})}
     one = replace(one, name=name, folder=folder, options=options)
     batch = config_of(question, one, 0).batch_size
-    together = one.parallel is not None or _together(one.strategy)
+    together = one.parallel is not None or named(one.strategy).pace is Pace.TOGETHER
     if one.scaling == WEAK and together:
         options["batch_size"] = batch * one.workers
     elif one.scaling == STRONG and not together:
         # A batch is one worker's own; those of all workers together are to be as large as the others'.
         options["batch_size"] = max(1, batch // one.workers)
     return one
-
-
-def _together(strategy: str) -> bool:
-    from tutti.strategies import named
-    from tutti.strategies.base import Pace
-
-    return named(strategy).pace is Pace.TOGETHER
 
 
 def _crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

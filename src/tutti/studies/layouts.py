@@ -79,20 +79,16 @@ def _needs(
         BadModel, BadOption: the model cannot be divided like that.
     """
     if layout is None:
-        return _whole(ranks, module, workload, state)
+        # Data parallelism on one host: weights once for all, gradients for each, state in slices.
+        model = on_meta(module)
+        peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
+        return of_teams(ranks, *held(model), state, peak)
     try:
         return layout.options.need(layout, module, workload, state)
     except (RuntimeError, NotImplementedError) as error:
         raise BadModel(
             f"the model cannot be run without contents ({error}); train it for some steps and look instead"
         ) from error
-
-
-def _whole(ranks: int, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
-    """Data parallelism on one host: weights once for all, gradients for each, state in slices."""
-    model = on_meta(module)
-    peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
-    return of_teams(ranks, *held(model), state, peak)
 
 
 def _table(found: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:

@@ -18,12 +18,7 @@ LANE = 34
 
 def bubbles(results: Results) -> Sequence[str]:
     """Name the ranks' idle time, over all steps but the first."""
-    return [
-        f"{way}: idle for {record.bubble:.1%} of the ranks' time in steps ("
-        + ", ".join(f"rank {rank} {idle:.0%}" for rank, idle in enumerate(record.idle))
-        + ")."
-        for way, record in _records(results)
-    ]
+    return [f"{way}: {record}." for way, record in _records(results)]
 
 
 @part("pipeline")
