@@ -85,7 +85,6 @@ class Batches:
         size: the number of ranks.
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
-        shuffle: False takes the samples in their stored order.
         own: each rank has batches of its own.
 
     Attributes:
@@ -104,11 +103,10 @@ class Batches:
         size: int = 1,
         passes: int = 1,
         seed: int = 0,
-        shuffle: bool = True,
         own: bool = False,
     ) -> None:
         check_split(batch_size, 1 if own else size)
-        self.part, self.batch_size, self.seed, self.shuffle = part, batch_size, seed, shuffle
+        self.part, self.batch_size, self.seed = part, batch_size, seed
         self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
         self._orders: dict[int, Tensor] = {}
         self._cut_short: tuple[int, Tensor] | None = None
@@ -200,8 +198,6 @@ class Batches:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64."""
         if self._cut_short is not None and self._cut_short[0] == epoch:
             return self._cut_short[1]
-        if not self.shuffle:
-            return torch.arange(len(self.part))
         # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
         return torch.randperm(len(self.part), generator=torch.Generator().manual_seed(int(mixed)))
@@ -284,8 +280,8 @@ class Queue(Batches):
     """
 
     def __init__(self, batches: Batches, draw: Callable[[int], int]) -> None:
-        order = batches.passes, batches.seed, batches.shuffle
-        super().__init__(batches.part, batches.batch_size, batches.rank, batches.size, *order, own=True)
+        passes, seed = batches.passes, batches.seed
+        super().__init__(batches.part, batches.batch_size, batches.rank, batches.size, passes, seed, own=True)
         self._draw = draw
         self._count = -(-len(batches.part) // batches.batch_size)
         self._ticket: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,34 +24,31 @@ class Scale:
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    _factor: Tensor = field(init=False, repr=False, compare=False)
-    _offset: Tensor = field(init=False, repr=False, compare=False)
-    _only_factor: float = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _line(self) -> tuple[Tensor, Tensor, float]:
+        """Factor and offset of each channel, and the first factor as a number."""
         mean, std = torch.tensor(self.mean, dtype=torch.float64), torch.tensor(self.std, dtype=torch.float64)
         factor, offset = (1 / (PIXEL_MAX * std)).float(), (-mean / std).float()
-        one = len(self.mean) == 1
-        object.__setattr__(self, "_factor", factor)
-        object.__setattr__(self, "_offset", offset[0] if one else offset)
-        object.__setattr__(self, "_only_factor", factor.item() if one else 1.0)
+        return factor, offset, factor[0].item()
 
     def apply(self, stored: Tensor) -> Tensor:
         """Return the model's inputs for `stored`, of the same shape; float32 if there is a scale."""
         if not self.mean:
             return stored
-        seen = stored.to(torch.float32, copy=True)
+        seen, (factor, offset, first) = stored.to(torch.float32, copy=True), self._line
         if len(self.mean) == 1:
             # One vectorised sweep over the fresh copy: offset + factor * x.
-            return torch.add(self._offset, seen, alpha=self._only_factor, out=seen)
+            return torch.add(offset, seen, alpha=first, out=seen)
         per_channel = (1, -1) + (1,) * (stored.dim() - 2)
-        return seen.mul_(self._factor.view(per_channel)).add_(self._offset.view(per_channel))
+        return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
 
     def on(self, device: str) -> Scale:
         """Copy the scale for inputs in the memory of a device."""
         moved = Scale(self.mean, self.std)
-        for name in ("_factor", "_offset"):
-            object.__setattr__(moved, name, getattr(self, name).to(device))
+        if self.mean:
+            factor, offset, first = self._line
+            vars(moved)["_line"] = factor.to(device), offset.to(device), first
         return moved
 
 

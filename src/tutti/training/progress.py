@@ -64,8 +64,9 @@ class Progress:
 class PlainLines(Progress):
     """Plain lines: one for each epoch, and one every `every_s` seconds in epochs that take longer."""
 
-    def __init__(self, stream: TextIO, every_s: float = LINE_S) -> None:
-        self.every_s = every_s
+    every_s = LINE_S
+
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._span, self._began, self._step = RunLength(0, 1), 0.0, 0
 

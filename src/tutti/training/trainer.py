@@ -190,7 +190,10 @@ class Trainer:
         if not module.training:
             module.train()
         check_smallest_batch(module, self._batches, arithmetic=self._arithmetic)
-        self._validation = self._open_validation()
+        plan = self._validation_plan
+        if plan is not None:
+            task = ValidationTask(self.replica, plan.part, self.comm, self._objective)
+            self._validation = VALIDATIONS.named(plan.how)(task)
         self._progress.begin(RunLength(self._updates, self._batches.updates))
         try:
             while self._step < self._updates:
@@ -204,13 +207,6 @@ class Trainer:
             if self._validation is not None:
                 self._validation.close()
         return history
-
-    def _open_validation(self) -> Validation | None:
-        plan = self._validation_plan
-        if plan is None:
-            return None
-        task = ValidationTask(self.replica, plan.part, self.comm, self._objective)
-        return VALIDATIONS.named(plan.how)(task)
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
