@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tutti.parameter_server.staleness import compensate, compensate_adaptively, damping
+from tutti.parameter_server.base import Push
+from tutti.parameter_server.staleness import Damping, compensate, compensate_adaptively
 
 
 def scalar(value: float) -> torch.Tensor:
@@ -16,7 +17,7 @@ def scalar(value: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("staleness", "factor"), [(0, 1.0), (1, 1.0), (2, 0.5), (8, 0.125)])
 def test_a_gradient_counts_less_the_later_it_comes(staleness: int, factor: float) -> None:
-    assert damping(staleness) == factor
+    assert Damping().rate(Push(0, (), (), None, staleness=staleness)) == factor
 
 
 def test_the_gradient_is_extrapolated_along_the_weights_way() -> None:

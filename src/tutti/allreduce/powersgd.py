@@ -38,11 +38,6 @@ def first_right(columns: int, rank: int, dtype: torch.dtype, seed: int) -> Tenso
     return torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def left_factor(matrix: Tensor, right: Tensor) -> Tensor:
-    """P = M Q; of shape (rows, rank)."""
-    return matrix @ right
-
-
 def orthonormal(left: Tensor) -> Tensor:
     """An orthonormal basis of the columns of `left`, of the same shape.
 
@@ -51,16 +46,6 @@ def orthonormal(left: Tensor) -> Tensor:
     """
     basis, _ = torch.linalg.qr(left)
     return cast(Tensor, basis)
-
-
-def right_factor(matrix: Tensor, left: Tensor) -> Tensor:
-    """Q = M^T P; of shape (columns, rank)."""
-    return matrix.T @ left
-
-
-def product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Overwrite `out`, of shape (rows, columns), with the approximation P Q^T."""
-    torch.mm(left, right.T, out=out)
 
 
 @dataclass
@@ -106,15 +91,17 @@ class PowerSGD(GradientReduction):
         plain = sum(place.stop - place.start for place in self._rest)
         self._lefts = torch.zeros(sum(rows * thin for rows, _, thin in sizes) + plain, dtype=layout.wide)
         self._rights = torch.zeros(sum(columns * thin for _, columns, thin in sizes), dtype=layout.wide)
-        self._matrices = []
-        at_left = at_right = 0
-        for layer, (rows, columns, thin) in zip(chosen, sizes, strict=True):
-            left = self._lefts[at_left : at_left + rows * thin].view(rows, thin)
-            right = self._rights[at_right : at_right + columns * thin].view(columns, thin)
-            wanted = self._wanted[layer.place].view(rows, columns)
-            self._matrices.append(_Matrix(layer.place, wanted, left, right))
-            at_left, at_right = at_left + rows * thin, at_right + columns * thin
-        self._plain = self._lefts[at_left:]
+        *lefts, self._plain = torch.split(self._lefts, [*(rows * thin for rows, _, thin in sizes), plain])
+        rights = torch.split(self._rights, [columns * thin for _, columns, thin in sizes])
+        self._matrices = [
+            _Matrix(
+                layer.place,
+                self._wanted[layer.place].view(rows, columns),
+                left.view(rows, thin),
+                right.view(columns, thin),
+            )
+            for layer, (rows, columns, thin), left, right in zip(chosen, sizes, lefts, rights, strict=True)
+        ]
         self.forget()
 
     @override
@@ -128,7 +115,7 @@ class PowerSGD(GradientReduction):
     def all_reduce(self, vector: Tensor, share: float) -> int:
         torch.add(self._error, vector, out=self._wanted)
         for matrix in self._matrices:
-            matrix.left.copy_(left_factor(matrix.wanted, matrix.right))
+            torch.mm(matrix.wanted, matrix.right, out=matrix.left)
         if self._rest:
             torch.cat([self._wanted[place] for place in self._rest], out=self._plain)
         self._comm.all_reduce(self._lefts)
@@ -137,7 +124,7 @@ class PowerSGD(GradientReduction):
             return all_reduce_bytes(self._lefts.nbytes, self._comm.size)
         for matrix in self._matrices:
             matrix.left.copy_(orthonormal(matrix.left))
-            matrix.right.copy_(right_factor(matrix.wanted, matrix.left))
+            torch.mm(matrix.wanted.T, matrix.left, out=matrix.right)
             matrix.wanted.addmm_(matrix.left, matrix.right.T, alpha=-1)
         if self._matrices:
             self._comm.all_reduce(self._rights)
@@ -149,13 +136,11 @@ class PowerSGD(GradientReduction):
         """Overwrite the vector with what has arrived."""
         total = vector if vector.dtype == self._error.dtype else torch.zeros_like(self._error)
         for matrix in self._matrices:
-            product(matrix.left, matrix.right, out=total[matrix.place].view(matrix.wanted.shape))
-        at = 0
-        for place in self._rest:
-            length = place.stop - place.start
-            total[place] = self._plain[at : at + length]
+            torch.mm(matrix.left, matrix.right.T, out=total[matrix.place].view(matrix.wanted.shape))
+        lengths = [place.stop - place.start for place in self._rest]
+        for place, plain in zip(self._rest, torch.split(self._plain, lengths), strict=True):
+            total[place] = plain
             self._wanted[place] = 0
-            at += length
         if total is not vector:
             vector.copy_(total)
 

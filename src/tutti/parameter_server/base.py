@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tutti.optim.sharded import equal_slices
-from tutti.replica import Flat
+from tutti.replica import Flat, copy_all
 
 Vectors: TypeAlias = Sequence[Tensor]
 """One vector for each of `Replica.flats`, of the same lengths and dtypes."""
@@ -116,8 +116,7 @@ class Rule(ABC):
     def answer(self, push: Push) -> None:
         """Write the answer into `push.reply`: the centre's weights, unless a rule says otherwise."""
         assert push.reply is not None
-        for reply, centre in zip(push.reply, push.centre, strict=True):
-            reply.copy_(centre)
+        copy_all(push.reply, push.centre)
 
     def settings(self) -> list[float]:
         """Return what may change from message to message, such as the learning rate."""

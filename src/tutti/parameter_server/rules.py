@@ -282,24 +282,20 @@ class OptimizerRule(Rule):
 
     @override
     def settings(self) -> list[float]:
-        words = [0] * -(-len(self.parameters) // WORD)
+        mask = 0
         if self.missing:
-            for number, parameter in enumerate(self.parameters):
-                words[number // WORD] |= (parameter in self.missing) << number % WORD
-        return [*map(float, words), *self._hyperparameters.read()]
+            mask = sum(1 << number for number, p in enumerate(self.parameters) if p in self.missing)
+        shifts = range(0, len(self.parameters), WORD)
+        return [*(float(mask >> by & (1 << WORD) - 1) for by in shifts), *self._hyperparameters.read()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        count = -(-len(self.parameters) // WORD)
-        words = [int(word) for word in settings[:count]]
+        shifts = range(0, len(self.parameters), WORD)
+        mask = sum(int(word) << by for by, word in zip(shifts, settings, strict=False))
         self.missing = NONE_MISSING
-        if any(words):
-            self.missing = frozenset(
-                parameter
-                for number, parameter in enumerate(self.parameters)
-                if words[number // WORD] >> number % WORD & 1
-            )
-        self._hyperparameters.write(settings[count:])
+        if mask:
+            self.missing = frozenset(p for number, p in enumerate(self.parameters) if mask >> number & 1)
+        self._hyperparameters.write(settings[len(shifts) :])
 
     @override
     def above(self, hosts: int) -> Rule:

@@ -52,8 +52,7 @@ class SharedCentre(Centre):
         self._comm, self._rule = comm, rule
         self._weights = [comm.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
         if comm.rank == 0:
-            for weights, flat in zip(self._weights, flats, strict=True):
-                weights.copy_(flat.weights)
+            copy_all(self._weights, [flat.weights for flat in flats])
         comm.barrier()
         self.slots = cut_slots(flats, rule, parts or slots_for(flats, comm.size))
         count = len(self.slots)
@@ -168,8 +167,7 @@ class SharedCentre(Centre):
             with self._locks[number]:
                 wait_s += clock() - came
                 staleness = max(staleness, self._versions[number] - self._seen[number])
-                for reply, weights in zip(replies[number], self._at[number], strict=True):
-                    reply.copy_(weights)
+                copy_all(replies[number], self._at[number])
                 self._seen[number] = self._versions[number]
         age_s, self._seen_at = clock() - self._seen_at, clock()
         return Receipt(staleness, age_s, wait_s, 0)

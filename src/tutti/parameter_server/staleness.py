@@ -11,18 +11,6 @@ from typing_extensions import override
 from tutti.parameter_server.base import Allocate, Push, Slot, Vectors
 
 
-def damping(staleness: int) -> float:
-    """Return the factor of the learning rate: 1 / tau, and 1 for a gradient that is not stale.
-
-    Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
-    arXiv:1511.05950, section 3.2: alpha = alpha_0 / tau where tau > 0.
-
-    Args:
-        staleness: tau, how many updates the weights have had since the gradient's were read.
-    """
-    return 1.0 / max(1, staleness)
-
-
 def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
     """Correct a gradient, in place, by the loss's curvature along the way that the weights have gone.
 
@@ -95,13 +83,17 @@ class Remedy:
 
 
 class Damping(Remedy):
-    """A rate divided by the staleness: see `damping`."""
+    """A rate divided by the staleness; a gradient that is not stale keeps it.
+
+    Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
+    arXiv:1511.05950, section 3.2: alpha = alpha_0 / tau where tau > 0.
+    """
 
     scales: ClassVar[bool] = True
 
     @override
     def rate(self, push: Push) -> float:
-        return damping(push.staleness)
+        return 1.0 / max(1, push.staleness)
 
 
 class Compensation(Remedy):

@@ -63,8 +63,8 @@ class RowWorker(PairWorker):
         self._rows = [comm.shared(comm.size, len(w), dtype=w.dtype) for w in self.weights]
         # How often the others have moved each row.
         self._moved, self._seen = comm.shared(comm.size, dtype=torch.int64), 0
-        for row, weights in zip(self._rows, self.weights, strict=True):
-            row[comm.rank].copy_(weights)
+        self._row = [rows[comm.rank] for rows in self._rows]
+        copy_all(self._row, self.weights)
         self._edits = Edits(replica)
         comm.barrier()
 
@@ -77,11 +77,9 @@ class RowWorker(PairWorker):
         began, rank = self.comm.clock(), self.comm.rank
         with self._locks[rank]:
             wait_s += self.comm.clock() - began
-            for row, weights in zip(self._rows, self.weights, strict=True):
-                weights.copy_(row[rank])
+            copy_all(self.weights, self._row)
             self.move()
-            for row, weights in zip(self._rows, self.weights, strict=True):
-                row[rank].copy_(weights)
+            copy_all(self._row, self.weights)
             moved = int(self._moved[rank])
         self._edits.note()
         now = self.comm.clock()
@@ -96,8 +94,8 @@ class RowWorker(PairWorker):
         moves = self._edits.take()
         if moves:
             with self._locks[self.comm.rank]:
-                for row, move in zip(self._rows, moves, strict=True):
-                    row[self.comm.rank].add_(move)
+                for row, move in zip(self._row, moves, strict=True):
+                    row.add_(move)
 
     def _meet(self, partner: int) -> float:
         """Average with `partner`; returns the seconds waited for the locks."""
@@ -117,8 +115,7 @@ class RowWorker(PairWorker):
     def agree(self) -> None:
         self._bring_edits()
         self.comm.barrier()  # Nobody moves another's row any more.
-        for row, weights in zip(self._rows, self.weights, strict=True):
-            weights.copy_(row[self.comm.rank])
+        copy_all(self.weights, self._row)
         super().agree()
 
     @override
@@ -126,8 +123,7 @@ class RowWorker(PairWorker):
     def adopt(self) -> None:
         super().adopt()
         self.comm.barrier()  # Nobody moves another's row any more.
-        for row, weights in zip(self._rows, self.weights, strict=True):
-            row[self.comm.rank].copy_(weights)
+        copy_all(self._row, self.weights)
         self._seen = int(self._moved[self.comm.rank])
         self._edits.note()
         self.comm.barrier()  # Nobody reads another's row before all have been overwritten.

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.strategies.local_steps import OwnWeightsWorker, Steps
 
@@ -43,8 +43,7 @@ class WeightRows:
         """
         self._turn ^= 1
         rows = [both[self._turn] for both in self._sets]
-        for row, vector in zip(rows, vectors, strict=True):
-            row[self._comm.rank].copy_(vector)
+        copy_all([row[self._comm.rank] for row in rows], vectors)
         self._comm.barrier()
         return rows
 

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
 from tutti.errors import BadOption
-from tutti.optim.clipping import clip
 from tutti.optim.sharded import announce
 from tutti.parameter_server import Centre, Receipt, Rule, Server, join_centre
 from tutti.parameter_server.shared_memory import SharedCentre
@@ -91,6 +90,7 @@ class CentredWorker(OwnWeightsWorker):
             assert isinstance(self.centre, SharedCentre), "own loops have no servers"
             self.centre.move(moves, counts=False)
 
+    @override
     def prepare(self) -> None:
         """Announce an update to the learning-rate schedulers, and clip this worker's own gradient.
 
@@ -103,15 +103,7 @@ class CentredWorker(OwnWeightsWorker):
                 "all, and evaluate before inside 'with tutti.settled(model)'"
             )
         announce(self._announced)
-        clip(self.grads, self._clip.norm, self._clip.value)
-
-    @override
-    def move(self) -> None:
-        assert self.steps is not None
-        with self.updating:
-            self.prepare()
-            self.steps.step()
-            self.replica.zero_grad()
+        super().prepare()
 
     def count(self, receipt: Receipt) -> None:
         """Note an exchange."""

@@ -53,9 +53,13 @@ class OwnWeightsWorker(Worker):
         """Step by this worker's own gradient, which is zero afterwards."""
         assert self.steps is not None
         with self.updating:
-            clip_gradient(self.grads, self._clip.norm, self._clip.value)
+            self.prepare()
             self.steps.step()
             self.replica.zero_grad()
+
+    def prepare(self) -> None:
+        """Clip this worker's own gradient."""
+        clip_gradient(self.grads, self._clip.norm, self._clip.value)
 
     @abstractmethod
     def agree(self) -> None:
