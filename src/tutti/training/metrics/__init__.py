@@ -13,6 +13,7 @@ from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
 from tutti.registry import Registry
 from tutti.training.losses import Loss
+from tutti.training.stopping import LOSS
 from tutti.training.target_kinds import are_flags
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
@@ -32,10 +33,12 @@ class Metric:
     Attributes:
         name: its name in records and messages.
         function: computes it.
+        better: whether "lower" or "higher" values are; None: nobody has said, as of a function of the user's.
     """
 
     name: str
     function: MetricFunction
+    better: str | None = None
 
     def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over the samples, a scalar in float64.
@@ -63,9 +66,13 @@ class Metric:
         return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
 
 
-def built_in(function: MetricFunction) -> Metric:
-    """Make a metric of the registry, named as its function: the decorator below `@part`."""
-    return Metric(function.__name__, function)
+def built_in(better: str) -> Callable[[MetricFunction], Metric]:
+    """Make a metric of the registry, named as its function: the decorator below `@part`.
+
+    Args:
+        better: "lower" or "higher" values.
+    """
+    return lambda function: Metric(function.__name__, function, better)
 
 
 def named_metrics(
@@ -117,6 +124,11 @@ def check_metrics(spec: str) -> None:
             _metric(name)
 
 
+def better_of(metrics: Sequence[Metric]) -> dict[str, str | None]:
+    """Return of the loss and of each metric whether lower or higher values are better, as far as is known."""
+    return {metric.name: metric.better for metric in metrics} | {LOSS: "lower"}
+
+
 def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
     """Return the class that each output means: the largest score; of a single logit, whether it is above 0.
 
@@ -151,7 +163,7 @@ def _accuracy_of_nearest(outputs: Tensor, targets: Tensor) -> Tensor:
     return predicted(outputs, targets, amounts=True) == targets
 
 
-NEAREST = Metric("accuracy", _accuracy_of_nearest)
+NEAREST = Metric("accuracy", _accuracy_of_nearest, "higher")
 """The accuracy where a loss has a single output approach the class number."""
 
 

@@ -10,14 +10,14 @@ from tutti.training.metrics import built_in
 
 
 @part("mae")
-@built_in
+@built_in(better="lower")
 def mae(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean absolute error."""
     return (outputs - align(outputs, targets)).abs()
 
 
 @part("mse")
-@built_in
+@built_in(better="lower")
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean squared error."""
     return (outputs - align(outputs, targets)).square()

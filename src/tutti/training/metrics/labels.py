@@ -10,14 +10,14 @@ from tutti.training.metrics import built_in, predicted
 
 
 @part("accuracy")
-@built_in
+@built_in(better="higher")
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Share of the labels that are predicted."""
     return predicted(outputs, targets) == targets
 
 
 @part("top5")
-@built_in
+@built_in(better="higher")
 def top5(outputs: Tensor, targets: Tensor) -> Tensor:
     """Share of the labels that are among the five largest scores."""
     if outputs.dim() != targets.dim() + 1 or outputs.shape[1] == 1:

@@ -1,0 +1,87 @@
+"""Lengths of time, and intervals, as users write them. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tutti.errors import BadOption
+
+UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+"""Seconds of each unit, the largest first."""
+
+OFF: Final = "off"
+
+_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
+_DURATION: Final = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in UNITS))
+_COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
+
+
+def seconds_of(text: str, flag: str) -> float:
+    """Parse a length of time, such as 3h50m, 90s or 2d.
+
+    Args:
+        text: of numbers, each with its unit.
+        flag: the option that it was given for.
+
+    Raises:
+        BadOption: it is none, or not above 0.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise BadOption(f"{flag} is '{text}'; give a length of time with its units, such as 3h50m, 90s or 2d")
+    seconds = sum(
+        float(number or 0) * unit for number, unit in zip(found.groups(), UNITS.values(), strict=True)
+    )
+    if not 0 < seconds < math.inf:
+        raise BadOption(f"{flag} is '{text}'; give a length of time above 0, such as 3h50m, 90s or 2d")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Every:
+    """An interval: of time, steps or epochs. One of the three is set.
+
+    Attributes:
+        seconds: of training.
+        steps: weight updates.
+        epochs: passes over the training samples.
+    """
+
+    seconds: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, flag: str) -> Every | None:
+        """Parse an interval: "10m", "every 10m", "500 steps", "every epoch"; None: "off".
+
+        Args:
+            text: of the interval.
+            flag: the option that it was given for.
+
+        Raises:
+            BadOption: it is none, or not above 0.
+        """
+        said = text.strip()
+        if said == OFF:
+            return None
+        said = said.removeprefix("every ").strip()
+        counted = _COUNT.fullmatch(said)
+        if counted is None:
+            if not _DURATION.fullmatch(said) or not said:
+                raise BadOption(
+                    f"{flag} is '{text}'; give an interval, such as 10m, '500 steps' or '1 epoch', or off"
+                )
+            return cls(seconds=seconds_of(said, flag))
+        count = int(counted[1] or 1)
+        if count < 1:
+            raise BadOption(f"{flag} is '{text}'; give at least '1 {counted[2]}', or off")
+        return cls(steps=count) if counted[2] == "step" else cls(epochs=count)
+
+    def is_over(self, seconds: float, steps: int, epochs: int) -> bool:
+        """Return whether it is over, after so many seconds, steps and epochs."""
+        pairs = (self.seconds, seconds), (self.steps, steps), (self.epochs, epochs)
+        return any(most is not None and passed >= most for most, passed in pairs)
