@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
@@ -70,7 +72,8 @@ def test_the_launcher_and_what_is_between_are_followed(
 ) -> None:
     seen: list[int] = []
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setattr(orphans, "_ancestors", lambda: iter(enumerate(names, start=100)))
+    parents = [SimpleNamespace(pid=pid, name=lambda name=name: name) for pid, name in enumerate(names, 100)]
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: parents)
     monkeypatch.setattr(orphans, "follow", seen.extend)
     orphans.follow_launcher()
     assert seen == followed

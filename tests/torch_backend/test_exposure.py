@@ -64,9 +64,9 @@ def test_a_file_that_somebody_else_names_in_the_store_is_not_mapped(tmp_path: Pa
     theirs.write_bytes(b"\0" * (1 << 20))
     store = HashStore()
     with open(theirs, "r+b") as file:
-        group_store = GroupStore(store, 0, (0, 1), timeout_s=5, check=lambda rank: None)
-        group_store.tell("0", f"{os.getpid()} {file.fileno()} 5")
-        group_store.tell("1", "0")
+        of_rank_0 = GroupStore(store, 0, (0, 1), timeout_s=5, check=lambda rank: None)._store
+        of_rank_0.set("1/0", f"{os.getpid()} {file.fileno()} 5")
+        of_rank_0.set("2/0", "0")
         gather = GroupStore(store, 1, (0, 1), timeout_s=5, check=lambda rank: None).gather
         with pytest.raises(Unusable, match="theirs"):
             join_host(1, ["here", "here"], gather, (0, 1), unusable=Unusable)

@@ -20,6 +20,7 @@ from tutti.comm.reductions import SUM
 from tutti.comm.shm.barrier import Call, Kind
 from tutti.comm.shm.liveness import SLOWEST_BYTES_PER_S, Peers, wait
 from tutti.comm.shm.point_to_point import Receiving, run_together
+from tutti.errors import PeerLost
 
 if TYPE_CHECKING:
     from tutti.comm.mpi.collectives import HierarchicalCollectives
@@ -69,6 +70,9 @@ class BlockingCommunicator(Communicator):
                     wait(go_on, self._peers, self._group, missing, moving_s)
         except StopIteration as end:
             return cast("T", end.value)
+        except PeerLost as error:
+            self._leave(error.ranks)
+            raise
 
     # --- collectives
 
@@ -162,17 +166,24 @@ class BlockingCommunicator(Communicator):
         if source != ANY:
             self._check_rank(source)
         receiving = Receiving(source, tag)
-        found = self._messages.find(receiving)
-        if found is None and (now := time.monotonic()) >= self._next_check_s:
-            self._next_check_s = now + CHECK_EVERY_S
-            self._check_peers()
-            # A rank that has left may have sent something just before.
+        try:
             found = self._messages.find(receiving)
+            if found is None and (now := time.monotonic()) >= self._next_check_s:
+                self._next_check_s = now + CHECK_EVERY_S
+                self._check_peers()
+                # A rank that has left may have sent something just before.
+                found = self._messages.find(receiving)
+        except PeerLost as error:
+            self._leave(error.ranks)
+            raise
         return receiving.sender if found else None
 
     def _check_peers(self) -> None:
         """Raise if a rank of the job is lost."""
         self._peers.check()
+
+    def _leave(self, lost: Sequence[int]) -> None:
+        """Tell the ranks that do not see it themselves which ones are lost; those of one host do."""
 
     # --- time
 

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -146,8 +145,8 @@ def _environment(threads: int, crowded: bool) -> dict[str, str]:
     return environment
 
 
-_kept: ForkServer | None = None
-_lock = threading.Lock()
+_kept: Final[list[ForkServer]] = []
+"""Servers between two jobs. Of several threads that take one at the same time, `pop` gives each another."""
 
 
 @contextmanager
@@ -165,41 +164,31 @@ def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
         try:
             usable = server.clear(GRACE_S)
         finally:
-            if not (usable and _keep(server)):
+            # Of simultaneous jobs one keeps its server; if two come here at the same time, both do.
+            if usable and not _kept:
+                _kept.append(server)
+            else:
                 server.close()
 
 
 def _take() -> ForkServer | None:
-    global _kept
-    with _lock:
-        server, _kept = _kept, None
-    return server
-
-
-def _keep(server: ForkServer) -> bool:
-    """Keep the server if none is kept (of simultaneous jobs one keeps its server); returns whether it is."""
-    global _kept
-    with _lock:
-        if _kept is not None:
-            return False
-        _kept = server
-    return True
+    try:
+        return _kept.pop()
+    except IndexError:
+        return None
 
 
 def end_ranks() -> None:
     """End the process that is kept for ranks to come, if there is one: it has some 300 MB of memory."""
-    server = _take()
-    if server is not None:
+    while server := _take():
         server.close()
 
 
 def _disown_after_fork() -> None:
     """Leave the server to the parent, in a process that the program has forked."""
-    global _kept, _lock
-    if _kept is not None:
-        _kept.control.close()
-        _parents.append(_kept)
-    _kept, _lock = None, threading.Lock()
+    while server := _take():
+        server.control.close()
+        _parents.append(server)
 
 
 _parents: list[ForkServer] = []

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -91,7 +91,11 @@ def follow_launcher() -> None:
     except UserError:
         # Whoever starts something in parallel is told.
         return
-    ancestors = list(_ancestors())
+    import psutil  # `import tutti` imports this module, and is to be quick.
+
+    ancestors: list[tuple[int, str]] = []
+    with suppress(psutil.NoSuchProcess):
+        ancestors += ((process.pid, process.name()) for process in psutil.Process().parents())
     last = max((place for place, (_, name) in enumerate(ancestors) if name in LAUNCHERS), default=-1)
     if last < 0 and _nobody_listens(os.environ):
         # Not only out of sight, as behind the walls of a container: it was killed before this rank came here.
@@ -160,12 +164,3 @@ def remove_session(folder: Path) -> None:
 
     if folder.name.startswith("ompi."):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ancestors() -> Iterator[tuple[int, str]]:
-    """The parent of this process, its parent, and so on: their numbers and names."""
-    import psutil  # `import tutti` imports this module, and is to be quick.
-
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process().parents():
-            yield process.pid, process.name()

@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import Final, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tutti.comm.base import Communicator
 from tutti.comm.shm.memfd import make_for_all
 from tutti.errors import BadOption
-from tutti.torch_backend.rendezvous import store_in
 
 BACKEND: Final = "tutti"
 """The process groups' backend."""
@@ -55,7 +54,7 @@ class TeamMesh:
 def _store(comm: Communicator) -> Store:
     """The place where ranks find each other: on one host in a file, else at a port of rank 0's."""
     if comm.hosts == 1:
-        return store_in(make_for_all("store", comm), comm.size)
+        return FileStore(f"/proc/self/fd/{make_for_all('store', comm)}", comm.size)
     host = socket.gethostname()
     server = TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
     found = comm.broadcast_object(None if server is None else (host, server.port))

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import count
 from types import ModuleType
@@ -78,12 +78,11 @@ def _as_described(url: str) -> bool:
 
 def _store_of(file: int, timeout: timedelta) -> tuple[Store, int, int]:
     """The store in a file; its keys are new at each rendezvous."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    from tutti.torch_backend.rendezvous import store_in
+    from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
     rank, size = (int(os.environ[name.upper()]) for name in _PLACE)
-    store = store_in(file, size)
+    # The file stays open: C++ may use the store for as long as the process lives.
+    store = FileStore(f"/proc/self/fd/{file}", size)
     store.set_timeout(timeout)
     return PrefixStore(str(next(_generations)), store), rank, size
 
@@ -128,24 +127,12 @@ class _Watcher(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Following(spec.loader, self._action)
+        if spec is not None and (loader := spec.loader) is not None:
+
+            def run_and_call(module: ModuleType) -> None:
+                del loader.exec_module  # of this object: the method of its class is there again
+                loader.exec_module(module)
+                self._action()
+
+            loader.exec_module = run_and_call  # type: ignore[method-assign]
         return spec
-
-
-class _Following(Loader):
-    """A loader that makes a call when it is done."""
-
-    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
-        self._loader, self._action = loader, action
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As the loader does; then make the call."""
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._action()

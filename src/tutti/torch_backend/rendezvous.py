@@ -14,28 +14,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from torch.distributed import (  # type: ignore[attr-defined]
-    FileStore,
-    PrefixStore,
-    Store,
-)
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tutti.comm.mpi.communicator import group_of, world_place
 from tutti.comm.mpi.group import MpiGroup
 from tutti.comm.shm.liveness import LONGEST_NAP_S
 from tutti.errors import PeerLost
 from tutti.torch_backend.errors import Absent, Unusable
-
-
-def store_in(descriptor: int, size: int) -> FileStore:
-    """Open the store in a file.
-
-    Args:
-        descriptor: of the file; to be kept open, as C++ may use the store for as long as the process lives.
-        size: the number of ranks that meet there.
-    """
-    return FileStore(f"/proc/self/fd/{descriptor}", size)
-
 
 _LONGEST_STORE_NAP_S: Final = 0.01
 """How often a rank looks into the store; torch's own wait in a file does so as often."""
@@ -72,18 +57,19 @@ class GroupStore:
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s, self._check, self._gathered = timeout_s, check, 0
 
-    def tell(self, what: str, value: str) -> None:
-        """Publish a value of this rank."""
-        self._store.set(f"{what}/{self._rank}", value)
-
-    def ask(self, what: str, rank: int) -> str:
-        """Wait for a value of a rank.
+    def gather(self, value: str) -> list[str]:
+        """Publish a value, and wait for those of all ranks, in rank order.
 
         Raises:
-            Absent: it did not publish it in time.
+            Absent: a rank did not publish its own in time.
             PeerLost: it never will (`check`).
         """
-        key, nap_s = f"{what}/{rank}", LONGEST_NAP_S
+        self._gathered += 1
+        self._store.set(f"{self._gathered}/{self._rank}", value)
+        return [self._wait_for(rank) for rank in range(len(self._global_ranks))]
+
+    def _wait_for(self, rank: int) -> str:
+        key, nap_s = f"{self._gathered}/{rank}", LONGEST_NAP_S
         while not self._store.check([key]):
             try:
                 self._check(self._global_ranks[rank])
@@ -98,12 +84,6 @@ class GroupStore:
             nap_s = min(2 * nap_s, _LONGEST_STORE_NAP_S)
         found: bytes = self._store.get(key)
         return found.decode()
-
-    def gather(self, value: str) -> list[str]:
-        """Publish a value, and wait for those of all ranks, in rank order."""
-        what, self._gathered = str(self._gathered), self._gathered + 1
-        self.tell(what, value)
-        return [self.ask(what, rank) for rank in range(len(self._global_ranks))]
 
 
 def join_by_mpi(group_store: GroupStore, global_ranks: Sequence[int], keys: Sequence[str]) -> MpiGroup:

@@ -13,17 +13,17 @@ do that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import numpy
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.comm.base import ANY, Communicator, Counter, by_color
+from tutti.comm.base import Communicator, Counter, by_color
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.counters import REPLY, REQUEST, CounterServer, RemoteCounter, ThreadSafeCounter
 from tutti.comm.mpi.barrier import HostState, host_state_bytes
@@ -34,12 +34,10 @@ from tutti.comm.mpi.transport import MpiMessages, MpiRequests
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.liveness import LONGEST_NAP_S
-from tutti.errors import PeerLost, TuttiError
+from tutti.errors import TuttiError
 
 TAG: Final = 16_000
 """The tag of the groups of communicators; those of `torch_backend` have smaller ones."""
-
-T = TypeVar("T")
 
 
 def library() -> str:
@@ -183,18 +181,11 @@ class MpiCommunicator(BlockingCommunicator):
         names = [self._group.global_ranks[ranks[lane]] for ranks in self._members]
         return MpiCommunicator(self._world, names, self._node.cross, [[host] for host in range(self.hosts)])
 
-    def _run(
-        self,
-        steps: Generator[bool, None, T],
-        absent: Callable[[], Sequence[int]] | None = None,
-        nbytes: int = 0,
-    ) -> T:
-        try:
-            return super()._run(steps, absent, nbytes)
-        except PeerLost as error:
-            self._world.leave(error.ranks)
-            raise
+    @override
+    def _leave(self, lost: Sequence[int]) -> None:
+        self._world.leave(lost)
 
+    @override
     def _check_peers(self) -> None:
         self._peers.check()
         self._group.check()
@@ -207,14 +198,6 @@ class MpiCommunicator(BlockingCommunicator):
     def all_reduce(self, vector: Tensor) -> None:
         self._check(vector)
         self._run(self._collectives.all_reduce(vector.detach(), SUM), nbytes=vector.nbytes)
-
-    @override
-    def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        try:
-            return super().waiting(tag, source)
-        except PeerLost as error:
-            self._world.leave(error.ranks)
-            raise
 
     @override
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -139,12 +139,8 @@ class MpiMessages:
 
         Its sender is noted in `receiving`.
         """
-        # A message that an earlier receive may want is left to that one.
-        for earlier in self._receiving:
-            if earlier is receiving:
-                break
-            if earlier.competes(receiving):
-                return None
+        if not receiving.is_first(self._receiving):
+            return None
         source = self._mpi.any_source if receiving.source == ANY else receiving.source
         status = self._mpi.status()
         if not self._membership.call(self._mpi.messages.Iprobe, source, receiving.tag, status):

@@ -16,6 +16,8 @@ memory of its own, which makes room for the others. `rings` says why no lock is 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final
 
 from torch import Tensor
@@ -44,6 +46,10 @@ class Receiving:
     def competes(self, other: Receiving) -> bool:
         """Tell whether one message could be for either of the two."""
         return self.tag == other.tag and (ANY in (self.source, other.source) or self.source == other.source)
+
+    def is_first(self, asked: Iterable[Receiving]) -> bool:
+        """Tell whether none of those that were asked for earlier may want the message that this one gets."""
+        return not any(one.competes(self) for one in takewhile(lambda one: one is not self, asked))
 
 
 class HostMessages:
@@ -121,12 +127,8 @@ class HostMessages:
 
         Its sender is noted in `receiving`.
         """
-        # A message that an earlier receive may want is left to that one.
-        for earlier in self._receiving:
-            if earlier is receiving:
-                break
-            if earlier.competes(receiving):
-                return None
+        if not receiving.is_first(self._receiving):
+            return None
         first: tuple[Inbox, Arrival] | None = None
         source = receiving.source
         for inbox in [self._inbox(source)] if source != ANY else self._with_messages():
