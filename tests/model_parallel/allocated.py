@@ -14,11 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 from tutti.comm.base import Communicator
 from tutti.model_parallel.layout import portion_of
 from tutti.replica import local
-from tutti.run.assembly import assemble
-from tutti.run.build import build_strategy, open_config_data, seeded
+from tutti.run.build import assemble, build_strategy, open_config_data, prepare_task, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of
-from tutti.run.task import prepare_task
 from tutti.run.train_job import TrainJob
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -58,8 +57,7 @@ def test_a_configuration_without_a_seal_may_not_have_code_run(run: Path) -> None
     (run / SEAL).unlink()
     with pytest.raises(Untrusted) as caught:
         TrainConfig.read(run)
-    assert caught.value.names == {"model": f"{CODE}:net"}
-    assert f"{CODE}:net" in str(caught.value)
+    assert f"model '{CODE}:net';" in str(caught.value)
     assert TrainConfig.read(run, trust=True).model == f"{CODE}:net"
 
 
@@ -141,11 +139,6 @@ def test_what_is_replaced_need_not_be_trusted(tmp_path: Path) -> None:
     assert TrainConfig.read(path, replaced=["data"]).model == "mlp"
     with pytest.raises(Untrusted):
         TrainConfig.read(path, replaced=["model"])
-
-
-def test_the_error_travels_between_processes() -> None:
-    error = Untrusted("run/config.json", {"model": "os:system"})
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 @pytest.mark.parametrize("words", [["evaluate", "run"], ["train", "--config", "run"]])

@@ -65,7 +65,7 @@ def rehearsed(
     def rank(comm: Communicator) -> Recommendation | None:
         return measure.work(comm, pickle.dumps(job))
 
-    first, *others = VirtualWorld(ranks=choices.most_ranks).run(rank)
+    first, *others = VirtualWorld(ranks=max(size for size, _ in choices.shapes)).run(rank)
     assert others == [None] * len(others)
     assert first is not None
     return first

@@ -1,4 +1,8 @@
-"""From a configuration to the parts of a run: data, model, optimizer, strategy. Runs on every rank."""
+"""From a configuration to the parts of a run, for every command that has one. Runs on every rank.
+
+configuration ▸ data ▸ model ▸ Task ▸ portion ▸ optimizer ─┬▸ replica ▸ schedule ▸ worker ▸ Assembly
+configuration ▸ resolved ▸ batches ────────────────────────┘
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import cast
+from dataclasses import dataclass, fields, replace
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -18,15 +22,33 @@ from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
-from tutti.data import Batches, DataSet, Part, Queue, open_data
+from tutti.data import Batch, Batches, DataSet, Part, Queue, open_data
 from tutti.errors import BadOption, UnknownName, refuse_other
-from tutti.load_object import call_with_options
+from tutti.load_object import call_with_options, names_object
+from tutti.model_parallel.base import Portion, Workload, count_of
+from tutti.records.run import Evaluation
+from tutti.run import summary_lines
 from tutti.run.config import Options, TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.pickled_arguments import named_or_given
-from tutti.strategies import Strategy
+from tutti.run.pickled_arguments import OBJECT, named_or_given
+from tutti.run.train_job import PARTS
+from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.training.balance import SpeedBalance
+from tutti.training.evaluation import Objective, evaluate
+from tutti.training.losses import LOSSES, named_loss
+from tutti.training.metrics import named_metrics
+from tutti.training.precision import Arithmetic
+from tutti.training.preflight import check_fit
+from tutti.training.target_kinds import are_flags
+from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+from tutti.training.validation import ValidationPlan
+
+DEFAULT_EPOCHS: Final = 20
+"""Passes over the training samples, when neither epochs nor steps is given."""
+
+FEW: Final = 5
+"""Up to so many classes are told by their names."""
 
 
 @contextmanager
@@ -166,3 +188,162 @@ def deal(
     if config.balance == "queue":
         return Queue(batches, comm.counter().add), None
     return batches, SpeedBalance(batches, comm) if config.balance == "speed" else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, model, loss and metrics: all of a run but the way of training.
+
+    Attributes:
+        dataset: what is to be learned.
+        name: of the model.
+        module: the model.
+        parameters: how many trainable numbers it has.
+        objective: loss and metrics of the run, and how the model computes.
+    """
+
+    dataset: DataSet
+    name: str
+    module: nn.Module
+    parameters: int
+    objective: Objective
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights in bytes, of the whole model where this rank holds a portion of it."""
+        own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
+        return max(own, self.parameters * torch.float32.itemsize)
+
+    def described(self) -> str:
+        """Model, data and what is to be learned, in a line each."""
+        data, of = self.dataset, self.objective
+        parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
+        sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
+        return f"{sizes}\n{summary_lines.task(self.kind, of.loss.name, [one.name for one in of.metrics])}"
+
+    @property
+    def kind(self) -> str:
+        """The kind of targets, in words."""
+        targets, data, loss = self.dataset.train.targets, self.dataset, self.objective.loss
+        if data.classes is not None:
+            names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
+            positions = f" at each of {'x'.join(map(str, targets.shape[1:]))} positions"
+            return (
+                f"{_count(data.classes, 'class', 'classes')}{names}{positions if targets.dim() > 1 else ''}"
+            )
+        numbers = outputs_for(data)
+        if loss.labels:
+            return f"shares of {targets.shape[1]} classes"
+        if loss.name == "bce":
+            if not are_flags(targets):
+                return _count(numbers, "probability", "probabilities")
+            return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
+        if loss.name not in LOSSES:
+            return f"{_count(numbers, 'number', 'numbers')} for each sample"
+        return f"regression of {_count(numbers, 'number', 'numbers')}"
+
+    def workload(self, batch_size: int) -> Workload:
+        """Describe the work to layouts of the model over ranks: `batch_size` samples are behind an update."""
+        return Workload(self.dataset.train, batch_size, self.objective.loss, self.objective.arithmetic)
+
+    def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
+        """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
+        arithmetic = self.objective.arithmetic
+        inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
+        return self.objective.loss.measure(arithmetic.forward(module, inputs), targets)
+
+    def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
+        """Evaluate the model on `part` (collective)."""
+        return None if part is None else evaluate(self.module, part, comm, self.objective).total(comm)
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def prepare_task(job: Job, dataset: DataSet) -> Task:
+    """Build the model, and see that model, data, loss and metrics fit each other.
+
+    Raises:
+        UserError: they do not.
+    """
+    config = job.config
+    arithmetic = Arithmetic(config.precision, config.layout, config.device)
+    if arithmetic.has_room_for(dataset.nbytes):
+        dataset = dataset.on(config.device)
+    loss = named_loss(named_or_given(job, "loss"), dataset)
+    metrics = named_metrics(named_or_given(job, "metrics"), loss, dataset)
+    module = arithmetic.prepare(build_model(job, dataset))
+    objective = Objective(loss, metrics, dataset.classes, arithmetic)
+    objective = check_fit(module, dataset.train, objective)
+    return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a training run on one rank.
+
+    Attributes:
+        config: the configuration, with all that was left open filled in.
+        task: what is learned, by this rank's portion of the model.
+        portion: of the model.
+        workers: the ranks, and how this one steps.
+        schedule: the batches, and how many updates are made with them.
+    """
+
+    config: TrainConfig
+    task: Task
+    portion: Portion
+    workers: Workers
+    schedule: Schedule
+
+    def trainer(self, hooks: Hooks | None = None) -> Trainer:
+        """The trainer of the whole run."""
+        part = self.task.dataset.validation
+        validation = None if part is None else ValidationPlan(part, self.config.validate)
+        return Trainer(self.workers, self.task.objective, self.schedule, validation, hooks)
+
+
+def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, portion: Portion) -> Assembly:
+    """Lay a rank's portion of the model out for training (collective).
+
+    Args:
+        job: what is to be done.
+        comm: all ranks that train.
+        task: what is learned.
+        strategy: fits the ranks.
+        portion: of the task's model.
+
+    Raises:
+        UserError: the optimizer, its schedule or the batches cannot be made as the configuration says.
+    """
+    task = replace(task, module=portion.module)
+    optimizer = build_optimizer(job, portion.module)
+    config = resolved(job.config, comm, task, strategy, optimizer)
+    batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
+    updates = Schedule(batches, config.epochs, config.steps, balance=balance)
+    replica = portion.place(strategy)
+    updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
+    worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    compute = portion.compute
+    workers = Workers(portion.peers, replica, worker, optimizer, compute, compute is not None, comm)
+    return Assembly(config, task, portion, workers, updates)
+
+
+def resolved(
+    config: TrainConfig, comm: Communicator, task: Task, strategy: Strategy, optimizer: Optimizer
+) -> TrainConfig:
+    """The configuration with all that was left to us filled in."""
+    names = ",".join(metric.name for metric in task.objective.metrics) or "none"
+    return replace(
+        config,
+        # A class of the user's is found again by its file or package, not by its name.
+        strategy=config.strategy if names_object(config.strategy) else strategy.name,
+        strategy_options=strategy.options(),
+        workers=str(comm.size),
+        threads=torch.get_num_threads(),
+        epochs=config.epochs or (DEFAULT_EPOCHS if config.steps is None else None),
+        lr=float(optimizer.param_groups[0]["lr"]),
+        loss=task.objective.loss.name if config.loss == "auto" else config.loss,
+        metrics=names if config.metrics == "auto" else config.metrics,
+    )

@@ -10,9 +10,8 @@ from tutti.errors import BadData
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
-from tutti.run.build import open_config_data, seeded
+from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
-from tutti.run.task import prepare_task
 from tutti.run.train_job import PARTS, EvaluateJob
 from tutti.training.weights import load_weights
 

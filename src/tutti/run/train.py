@@ -23,15 +23,23 @@ from tutti.records.run import Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.run import summary_lines
-from tutti.run.assembly import Assembly, assemble
-from tutti.run.build import default_floats, open_config_data, outputs_for, reseed, seeded
+from tutti.run.build import (
+    Assembly,
+    Task,
+    assemble,
+    default_floats,
+    open_config_data,
+    outputs_for,
+    prepare_task,
+    reseed,
+    seeded,
+)
 from tutti.run.checks import check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.recording import Recording, crew_of, observed
 from tutti.run.rollback import take_back_after_me
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
-from tutti.run.task import Task, prepare_task
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
 from tutti.strategies import Strategy

@@ -32,23 +32,7 @@ HOSTS: Final = "hosts"
 
 
 class Untrusted(UserError):
-    """A configuration that would run code, and that this user has not written.
-
-    Args:
-        path: of the configuration.
-        names: the code, by where the configuration names it.
-    """
-
-    def __init__(self, path: str, names: dict[str, str]) -> None:
-        self.path, self.names = path, names
-        listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in names.items())
-        super().__init__(
-            f"{path} would have code run: {listed}; and no run of yours has written it, with that code where "
-            "it is now. Look at that code, then give --trust if it may run"
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[str, dict[str, str]]]:
-        return type(self), (self.path, self.names)
+    """A configuration that would run code, and that this user has not written."""
 
 
 def code_named(config: Mapping[str, Any]) -> dict[str, str]:
@@ -95,7 +79,11 @@ def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ())
         return
     left = code_named({field: value for field, value in config.items() if field not in replaced})
     if left:
-        raise Untrusted(str(path), left)
+        listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())
+        raise Untrusted(
+            f"{path} would have code run: {listed}; and no run of yours has written it, with that code where "
+            "it is now. Look at that code, then give --trust if it may run"
+        )
 
 
 def _sealed(path: Path, config: Mapping[str, Any], names: Mapping[str, str]) -> bool:

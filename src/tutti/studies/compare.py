@@ -81,8 +81,11 @@ class Question:
             raise BadOption(f"--repeats is {self.repeats}; the smallest possible is 1")
         if min(self.workers) < 1:
             raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
-        if self.target is not None:
-            self._check_target()
+        if self.target is not None and not self.config.validation:
+            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
+        metrics = self.config.metrics
+        if self.target is not None and {"auto", "accuracy"}.isdisjoint(map(str.strip, metrics.split(","))):
+            raise BadOption(f"--target is an accuracy, but accuracy is not among --metrics {metrics}")
         for name in CROSSED.keys() & (self.sweep or {}).keys():
             raise BadOption(f"--sweep {name}: every comparison crosses it in; give {CROSSED[name]} instead")
         for name in self.own or {}:
@@ -108,13 +111,6 @@ class Question:
         """The swept options of layouts, such as schedule. Each is crossed in where a layout has it."""
         parts = {key.partition("."): values for key, values in (self.sweep or {}).items()}
         return {key: values for (part, _, key), values in parts.items() if part == LAYOUT}
-
-    def _check_target(self) -> None:
-        if not self.config.validation:
-            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
-        metrics = self.config.metrics
-        if {"auto", "accuracy"}.isdisjoint(word.strip() for word in metrics.split(",")):
-            raise BadOption(f"--target is an accuracy, but accuracy is not among --metrics {metrics}")
 
 
 def plan_comparison(question: Question, cores: int | None = None) -> Comparison:

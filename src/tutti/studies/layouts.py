@@ -11,9 +11,8 @@ from tutti.errors import BadModel, UserError
 from tutti.model_parallel.base import Workload
 from tutti.model_parallel.layout import DATA, WAYS, Layout
 from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step, state_per_byte
-from tutti.run.build import build_optimizer, open_config_data, seeded
+from tutti.run.build import build_optimizer, open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
-from tutti.run.task import prepare_task
 from tutti.studies.layouts_job import LayoutsJob
 
 HEADS = ("weights", "gradients", "optimizer", "activations", "in all")
@@ -66,18 +65,7 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
 def _needs(
     layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
 ) -> MemoryNeed:
-    """The need of the rank that needs the most.
-
-    Args:
-        layout: who holds what; None: each rank the whole model, and its share of a batch.
-        ranks: how many there are.
-        module: the model; it is left as it is.
-        workload: the samples and the loss.
-        state: what `state_per_byte` gave.
-
-    Raises:
-        BadModel, BadOption: the model cannot be divided like that.
-    """
+    """The need of the rank that needs the most; without a layout each has the whole model."""
     if layout is None:
         # Data parallelism on one host: weights once for all, gradients for each, state in slices.
         model = on_meta(module)

@@ -69,11 +69,6 @@ class Choices:
     layouts: tuple[str, ...]
     batch_sizes: tuple[int, ...]
 
-    @property
-    def most_ranks(self) -> int:
-        """The largest number of ranks."""
-        return max(ranks for ranks, _ in self.shapes)
-
     def candidates(self) -> list[Candidate]:
         """All combinations, those that use the most cores first: they give the others something to reach."""
         shapes = sorted(self.shapes, key=lambda shape: (-shape[0] * shape[1], -shape[0]))

@@ -13,8 +13,8 @@ import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, cast
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
@@ -26,10 +26,17 @@ from tutti.errors import UserError
 from tutti.launch.cores import bind
 from tutti.launch.placement import share_host
 from tutti.model_parallel.base import Whole
-from tutti.run.assembly import Assembly, assemble
-from tutti.run.build import build_strategy, open_config_data, reseed, seeded
+from tutti.run.build import (
+    Assembly,
+    Task,
+    assemble,
+    build_strategy,
+    open_config_data,
+    prepare_task,
+    reseed,
+    seeded,
+)
 from tutti.run.jobs import load_job
-from tutti.run.task import Task, prepare_task
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.plan import PlanJob
 from tutti.studies.autotune.race import Contender, Timing, race
@@ -45,19 +52,8 @@ MOST_FOR_CHOICE: Final = 0.75
 """Of the time, if there are other precisions to be measured afterwards."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """An order of rank 0 to the ranks.
-
-    Attributes:
-        candidate: the way to train.
-        steps: how many.
-        number: of the order; each takes the samples in another sequence.
-    """
-
-    candidate: Candidate
-    steps: int
-    number: int
+Order = tuple[Candidate, int]
+"""An order of rank 0 to the ranks: the way to train, and how many steps."""
 
 
 class Rehearsal:
@@ -81,10 +77,8 @@ class Rehearsal:
         Raises:
             UserError: the model cannot be trained like this.
         """
-        self._orders += 1
-        order = Order(candidate, steps, self._orders)
-        self._comm.broadcast_object(order)
-        found = self._obey(order)
+        self._comm.broadcast_object((candidate, steps))
+        found = self._obey((candidate, steps))
         assert found is not None, "rank 0 belongs to every team"
         if isinstance(found, UserError):
             raise found
@@ -96,12 +90,13 @@ class Rehearsal:
 
     def follow(self) -> None:
         """Make the steps that rank 0 orders, on the other ranks, until it ends."""
-        while isinstance(order := self._comm.broadcast_object(None), Order):
-            self._obey(order)
+        while (order := self._comm.broadcast_object(None)) is not None:
+            self._obey(cast("Order", order))
 
     def _obey(self, order: Order) -> Timing | UserError | None:
         """The steps of an order, or why they cannot be made; nothing on ranks that have no part in them."""
-        one = order.candidate
+        one, steps = order
+        self._orders += 1
         team = self._team(one.ranks)
         if team is None:
             return None
@@ -109,12 +104,12 @@ class Rehearsal:
         try:
             # What goes wrong here does so on all ranks of the team. Later errors end the job.
             parts = self._assembly(one, team)
-            schedule = self._schedule(one, team, parts, order.number)
+            schedule = self._schedule(one, team, parts, seed=self._orders)  # samples in another sequence
         except UserError as error:
             return error
-        if order.steps >= WARM // 2:
-            _train(parts, replace(schedule, steps=max(1, order.steps // WARM)))
-        return _train(parts, replace(schedule, steps=order.steps))
+        if steps >= WARM // 2:
+            _train(parts, replace(schedule, steps=max(1, steps // WARM)))
+        return _train(parts, replace(schedule, steps=steps))
 
     def _team(self, ranks: int) -> Communicator | None:
         """The first so many ranks (collective over all, the first time)."""

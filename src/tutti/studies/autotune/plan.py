@@ -59,7 +59,7 @@ class PlanJob(Job):
     @override
     def placement(self) -> Placement:
         # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
-        return Placement(self.choices.most_ranks, 1)
+        return Placement(max(ranks for ranks, _ in self.choices.shapes), 1)
 
 
 def plan(

@@ -24,12 +24,20 @@ from tutti.data import Batch, Batches, Round
 from tutti.errors import BadOption
 from tutti.model_parallel.base import Of, gradient_of, taken, values_of
 from tutti.model_parallel.layout import Layout, portion_of
-from tutti.run.assembly import Assembly, assemble
-from tutti.run.build import build_optimizer, build_schedule, open_config_data, reseed, seeded
+from tutti.run.build import (
+    Assembly,
+    Task,
+    assemble,
+    build_optimizer,
+    build_schedule,
+    open_config_data,
+    prepare_task,
+    reseed,
+    seeded,
+)
 from tutti.run.checks import check_strategy
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
-from tutti.run.task import Task, prepare_task
 from tutti.strategies import Clip, Strategy
 from tutti.studies.verify.causes import by_design, is_random, of_the_loss
 from tutti.studies.verify.tolerance import (
