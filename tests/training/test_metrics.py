@@ -11,7 +11,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
 from tutti.training.evaluation import Objective, Tally, evaluate
-from tutti.training.losses import named_loss
+from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, named_metrics, predicted
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -110,9 +110,13 @@ def test_bad_metrics_are_refused() -> None:
         three.sum(SCORES, LABELS)
 
 
+def tally_of(*metrics: str, classes: int | None = None) -> Tally:
+    return Tally(Objective(LOSSES["cross_entropy"], [METRICS[name] for name in metrics], classes))
+
+
 @pytest.mark.parametrize("batch", [1, 7, 500])
 def test_a_tally_does_not_depend_on_how_samples_are_batched(batch: int) -> None:
-    tally = Tally([METRICS["accuracy"]], classes=10)
+    tally = tally_of("accuracy", classes=10)
     for scores, labels in zip(SCORES.split(batch), LABELS.split(batch), strict=True):
         tally.add(2.0, scores, labels)
     evaluation = tally.here()
@@ -124,7 +128,7 @@ def test_a_tally_does_not_depend_on_how_samples_are_batched(batch: int) -> None:
 
 def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
     outputs, targets = torch.randn(500, 1, dtype=torch.float64).exp(), torch.zeros(500, 1)
-    seen, unseen = Tally([METRICS["mae"]]), Tally([METRICS["mae"]])
+    seen, unseen = tally_of("mae"), tally_of("mae")
     for batch, wanted in zip(outputs.split(7), targets.split(7), strict=True):
         seen.add(0.1, batch, wanted)
         assert seen.here().samples == seen.samples
@@ -133,7 +137,7 @@ def test_looking_at_a_tally_changes_no_bit_of_its_sums() -> None:
 
 
 def test_a_tally_keeps_few_outputs_in_memory() -> None:
-    tally = Tally([METRICS["accuracy"]])
+    tally = tally_of("accuracy")
     for _ in range(100):
         tally.add(0.0, torch.zeros(1000, 10), torch.zeros(1000, dtype=torch.int64))
     assert tally._pending < 1 << 17
@@ -141,14 +145,14 @@ def test_a_tally_keeps_few_outputs_in_memory() -> None:
 
 
 def test_predictions_of_no_known_class_have_their_own_column() -> None:
-    tally = Tally(classes=2)
+    tally = tally_of(classes=2)
     tally.add(0.0, torch.eye(4), torch.tensor([0, 1, 0, 1]))
     assert tally.here().confusion == [[1, 0, 1], [0, 1, 1]]
 
 
 def test_totals_add_up_over_ranks_even_where_one_has_nothing() -> None:
     def program(comm):
-        tally = Tally([METRICS["accuracy"]], classes=10)
+        tally = tally_of("accuracy", classes=10)
         if comm.rank:
             mine = slice((comm.rank - 1) * 250, comm.rank * 250)
             tally.add(float(comm.rank), SCORES[mine], LABELS[mine])

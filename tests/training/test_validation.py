@@ -229,7 +229,7 @@ def test_what_the_other_process_has_done_is_not_done_again(forked: None) -> None
     def count() -> Tally:
         nonlocal here
         here += 1
-        tally = Tally()
+        tally = Tally(Objective(LOSS))
         tally.samples = os.getpid()
         return tally
 
@@ -283,7 +283,7 @@ def test_statistics_are_evaluated_as_they_were_with_the_weights(
     here, module = os.getpid(), kind()
 
     def check() -> Tally:
-        tally = Tally()
+        tally = Tally(Objective(LOSS))
         while not beside_training and os.getpid() != here:
             signal.pause()
         (tally.samples,) = map(int, module.held())
@@ -325,7 +325,7 @@ def test_a_killed_process_beside_training_is_named_with_the_remedy(forked: None)
 
 def test_it_runs_on_time_that_nobody_else_wants() -> None:
     def report() -> Tally:
-        tally = Tally()
+        tally = Tally(Objective(LOSS))
         tally.samples = os.sched_getscheduler(0) * 100 + os.getpriority(os.PRIO_PROCESS, 0)
         return tally
 
@@ -341,7 +341,7 @@ def test_a_model_that_no_other_process_can_have_is_refused_with_the_remedy() -> 
     module = model()
     module.lock = threading.Lock()
     with pytest.raises(BadOption, match=r"cannot be done \(TypeError: .*lock.*; use --validate distributed"):
-        BackgroundEvaluator(Replica(module), Tally)
+        BackgroundEvaluator(Replica(module), lambda: Tally(Objective(LOSS)))
 
 
 def test_a_model_of_a_file_is_evaluated_by_the_same_file(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_model_of_a_file_is_evaluated_by_the_same_file(tmp_path: Path) -> None
     module = cast("Callable[..., nn.Module]", load_object(f"{file}:Mine", "model"))(2, 1)
 
     def count() -> Tally:
-        tally = Tally()
+        tally = Tally(Objective(LOSS))
         tally.samples = module.samples()
         return tally
 

@@ -11,13 +11,8 @@ def whole_numbers(option: str, value: object) -> list[int]:
     Raises:
         BadOption: `value` is something else.
     """
-    parts: list[object]
-    if isinstance(value, str):
-        parts = [part for part in value.strip("[]() ").replace(",", " ").split() if part]
-    elif isinstance(value, (list, tuple)):
-        parts = list(value)
-    else:
-        parts = [value]
+    sizes = value.strip("[]() ").replace(",", " ").split() if isinstance(value, str) else value
+    parts: list[object] = list(sizes) if isinstance(sizes, list | tuple) else [sizes]
     numbers = [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts]
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise BadOption(f"option '{option}' is {value!r}; give whole numbers above 0, such as 256,128")

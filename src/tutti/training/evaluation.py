@@ -47,13 +47,8 @@ class Tally:
     Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. Values
     on a GPU are summed there, and waited for when the sums are asked for.
 
-    Args:
-        metrics: to be summed besides the loss.
-        classes: the classes of the confusion matrix; None: no matrix. Should the model predict
-            others, these are counted together in one more column.
-        ignored: the label that means that there is none: metrics and matrix are of the labels that there
-            are. None: of the samples.
-        amounts: a single output of the model is the class number, and no logit.
+    Metrics and matrix are of the labels that there are, where the loss ignores one that means none. Should
+    the model predict other classes than those of the matrix, these are counted together in one more column.
 
     Attributes:
         samples: the number counted.
@@ -61,21 +56,15 @@ class Tally:
         weight: the divisor of that sum: the samples, or the loss's own denominator.
     """
 
-    def __init__(
-        self,
-        metrics: Sequence[Metric] = (),
-        classes: int | None = None,
-        ignored: int | None = None,
-        amounts: bool = False,
-    ) -> None:
-        self.metrics, self.classes, self.ignored = tuple(metrics), classes, ignored
-        self._amounts = amounts
-        self.samples = 0
+    def __init__(self, objective: Objective) -> None:
+        self._metrics, self._classes = tuple(objective.metrics), objective.classes
+        self._ignored, self._amounts = objective.loss.ignored, objective.loss.amounts
+        self.samples, classes = 0, self._classes or 0
         self.loss: float | Tensor = 0.0
         self.weight = 0.0
         self._labelled = 0
-        self._sums: list[float | Tensor] = [0.0] * len(self.metrics)
-        self._confusion = torch.zeros(classes or 0, (classes or 0) + 1, dtype=torch.int64)
+        self._sums: list[float | Tensor] = [0.0] * len(self._metrics)
+        self._confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._pending = 0
@@ -100,7 +89,7 @@ class Tally:
             self.loss.add_(loss, alpha=count)
         else:
             self.loss += loss * count
-        if self.metrics or self.classes is not None:
+        if self._metrics or self._classes is not None:
             self._outputs.append(outputs)
             self._targets.append(targets)
             self._pending += outputs.numel()
@@ -138,35 +127,35 @@ class Tally:
         """Count the outputs that were kept."""
         if not self._outputs:
             return
-        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self.ignored)
+        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self._ignored)
         self._outputs, self._targets, self._pending = [], [], 0
         self._labelled += len(targets)
         if not len(targets):
             return
-        found = [metric.sum(outputs, targets) for metric in self.metrics]
+        found = [metric.sum(outputs, targets) for metric in self._metrics]
         # Nothing is changed in place: `here` counts on a copy.
         self._sums = [
             old + (new.item() if new.is_cpu else new) for old, new in zip(self._sums, found, strict=True)
         ]
-        if self.classes is not None:
-            classes = predicted(outputs, targets, self._amounts).clamp(max=self.classes)
-            cells = (targets * (self.classes + 1) + classes).flatten().cpu()
+        if self._classes is not None:
+            classes = predicted(outputs, targets, self._amounts).clamp(max=self._classes)
+            cells = (targets * (self._classes + 1) + classes).flatten().cpu()
             counted = torch.bincount(cells, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
     def _evaluation(self, counts: list[int], sums: list[float]) -> Evaluation:
         samples, labels, *cells = counts
         weight, loss, *totals = sums
-        names = [metric.name for metric in self.metrics]
+        names = [metric.name for metric in self._metrics]
         means = [_mean(total, labels) for total in totals]
         return Evaluation(
             samples, _mean(loss, weight), dict(zip(names, means, strict=True)), self._rows(cells)
         )
 
     def _rows(self, cells: list[int]) -> list[list[int]] | None:
-        if self.classes is None:
+        if self._classes is None:
             return None
-        width = self.classes + 1
+        width = self._classes + 1
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
 
@@ -195,7 +184,7 @@ def evaluate(
         batch_size: samples of one forward pass of one rank.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
-    tally = Tally(objective.metrics, objective.classes, loss.ignored, loss.amounts)
+    tally = Tally(objective)
     shares = cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.

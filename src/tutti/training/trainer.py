@@ -210,7 +210,7 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
-        began, tally = self._stages.start(), Tally(self._objective.metrics, ignored=self._loss.ignored)
+        began, tally = self._stages.start(), Tally(replace(self._objective, classes=None))
         last = min(self._updates, self._step + self._batches.updates)
         final = last == self._updates
         self._train(epoch, last, tally)

@@ -46,7 +46,7 @@ class Background(Validation):
         if everything:
             evaluator.finish()
         ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
-        tally = Tally(task.objective.metrics, task.objective.classes)
+        tally = Tally(task.objective)
         return [tally.total_of(evaluator.take(), task.comm) for _ in range(ready)]
 
     @override
