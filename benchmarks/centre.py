@@ -24,7 +24,7 @@ from torch import nn, optim
 
 from measure import describe_machine, interleave, table
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.parameter_server import OptimizerRule
+from tutti.parameter_server.rules import OptimizerRule
 from tutti.parameter_server.shared_memory import SharedCentre, slots_for
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place

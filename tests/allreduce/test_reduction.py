@@ -9,18 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tutti.allreduce import (
-    ALGORITHMS,
-    Adasum,
-    ByMessages,
-    Compressed,
-    GradientLayout,
-    GradientReduction,
-    Layer,
-    Native,
-    PowerSGD,
-)
-from tutti.allreduce.compression import Sign, TopK
+from tutti.allreduce import ALGORITHMS
+from tutti.allreduce.adasum import Adasum
+from tutti.allreduce.base import GradientLayout, GradientReduction, Layer
+from tutti.allreduce.compression import Compressed, Sign, TopK
+from tutti.allreduce.exact import ByMessages, Native
+from tutti.allreduce.powersgd import PowerSGD
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.replica import Replica

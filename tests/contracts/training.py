@@ -17,7 +17,7 @@ from tests.trainers import trainer_of
 from tutti.comm.base import Communicator
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches, Part, open_data
-from tutti.parameter_server import Centre
+from tutti.parameter_server.base import Centre
 from tutti.records.run import EpochRecord
 from tutti.records.trace import Trace
 from tutti.replica import Replica

@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.optim import build, schedule
+from tutti.optim.named import build
 from tutti.optim.optimizers.lamb import LAMB, trust_ratio
 from tutti.optim.optimizers.lars import LARS, local_rate
 from tutti.optim.optimizers.rmsprop_warmup import RMSpropWarmup, sgd_share
 from tutti.optim.schedulers.linear_scaling import LinearScalingLR
+from tutti.optim.schedules import schedule
 from tutti.strategies import Sync
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from tutti.errors import BadOption, UnknownName
-from tutti.optim import build
+from tutti.optim.named import build
 
 
 class Halving(optim.SGD):

@@ -8,8 +8,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 
 from tutti.errors import BadOption, UnknownName
-from tutti.optim import schedule
-from tutti.optim.schedules import check_schedule
+from tutti.optim.schedules import check_schedule, schedule
 
 
 def sgd(lr: float = 1.0) -> optim.Optimizer:

@@ -16,17 +16,11 @@ from tests.comm.ranks import World
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual.world import Fault, Network, VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.parameter_server import (
-    AddRule,
-    ElasticRule,
-    OptimizerRule,
-    Rule,
-    Server,
-    join_centre,
-    workers_of_centre,
-)
+from tutti.parameter_server.base import Rule
+from tutti.parameter_server.connect import join_centre, workers_of_centre
 from tutti.parameter_server.protocol import BODY, receive_all, send_all
-from tutti.parameter_server.rules import Hyperparameters
+from tutti.parameter_server.rules import AddRule, ElasticRule, Hyperparameters, OptimizerRule
+from tutti.parameter_server.server import Server
 from tutti.replica import Replica
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place

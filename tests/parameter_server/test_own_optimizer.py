@@ -17,7 +17,7 @@ from tests.strategies.alone import Point, assert_close, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.parameter_server import OptimizerRule, Rounds
+from tutti.parameter_server.rules import OptimizerRule, Rounds
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place

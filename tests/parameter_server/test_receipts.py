@@ -14,22 +14,14 @@ from torch.optim import Optimizer
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.parameter_server import (
-    AddRule,
-    Centre,
-    OptimizerRule,
-    Outcome,
-    Push,
-    Receipt,
-    Remedy,
-    Rule,
-    Server,
-    join_centre,
-)
+from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule
+from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS
-from tutti.parameter_server.rules import Rounds
+from tutti.parameter_server.rules import AddRule, OptimizerRule, Rounds
+from tutti.parameter_server.server import Server
 from tutti.parameter_server.shared_memory import CLOSED_TAG, SharedCentre, slots_for
 from tutti.parameter_server.ssp_clock import STEP_TAG
+from tutti.parameter_server.staleness import Remedy
 from tutti.replica import Replica
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place

@@ -13,8 +13,8 @@ from tests.comm.ranks import World
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import BadOption, PeerLost
-from tutti.parameter_server import AddRule, ElasticRule, OptimizerRule, Outcome, Push, Rule
-from tutti.parameter_server.base import cut_slots
+from tutti.parameter_server.base import Outcome, Push, Rule, cut_slots
+from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule
 from tutti.parameter_server.shared_memory import SMALLEST_SLOT, SharedCentre, slots_for
 from tutti.replica import Replica
 from tutti.strategies.base import Home

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tutti.allreduce import GradientLayout, Native
+from tutti.allreduce.base import GradientLayout
+from tutti.allreduce.exact import Native
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
 from tutti.errors import BadModel

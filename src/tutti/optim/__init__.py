@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tutti.optim.named import OPTIMIZERS, build
-from tutti.optim.schedules import SCHEDULES, schedule
-from tutti.optim.sharded import ShardedOptimizer
+from tutti.optim.named import build
+from tutti.optim.schedules import schedule
 
-__all__ = [
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "ShardedOptimizer",
-    "build",
-    "schedule",
-]
+__all__ = ["build", "schedule"]

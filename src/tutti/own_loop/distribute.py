@@ -21,7 +21,7 @@ from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, Samp
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
-from tutti.parameter_server import Centre
+from tutti.parameter_server.base import Centre
 from tutti.run.arguments import as_arguments
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.training.evaluation import average_buffers

@@ -13,7 +13,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator, Servers
 from tutti.errors import BadOption
 from tutti.optim.sharded import announce
-from tutti.parameter_server import Centre, Receipt, Rule, Server, join_centre
+from tutti.parameter_server.base import Centre, Receipt, Rule
+from tutti.parameter_server.connect import join_centre
+from tutti.parameter_server.server import Server
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy

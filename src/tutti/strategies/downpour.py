@@ -16,15 +16,9 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.missing import MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.parameter_server import (
-    AdaptiveCompensation,
-    AddRule,
-    Compensation,
-    Damping,
-    OptimizerRule,
-    Remedy,
-    Rule,
-)
+from tutti.parameter_server.base import Rule
+from tutti.parameter_server.rules import AddRule, OptimizerRule
+from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker

@@ -11,7 +11,9 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.parameter_server import ElasticRule, Rule, workers_of_centre
+from tutti.parameter_server.base import Rule
+from tutti.parameter_server.connect import workers_of_centre
+from tutti.parameter_server.rules import ElasticRule
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Worker

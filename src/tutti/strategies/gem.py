@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
-from tutti.parameter_server import AddRule, Rule
+from tutti.parameter_server.base import Rule
+from tutti.parameter_server.rules import AddRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker

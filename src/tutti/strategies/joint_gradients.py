@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tutti.allreduce import GradientLayout, GradientReduction
+from tutti.allreduce.base import GradientLayout, GradientReduction
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.optim.sharded import equal_slices

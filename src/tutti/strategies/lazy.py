@@ -16,7 +16,8 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import squared_norm
 from tutti.optim.missing import MissingGradients
-from tutti.parameter_server import OptimizerRule, Receipt, Rule
+from tutti.parameter_server.base import Receipt, Rule
+from tutti.parameter_server.rules import OptimizerRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Worker

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.optim.missing import MissingGradients
-from tutti.parameter_server import Rounds
+from tutti.parameter_server.rules import Rounds
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Pace, Worker

@@ -17,17 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.allreduce import (
-    ALGORITHMS,
-    Adasum,
-    ByMessages,
-    Compressed,
-    GradientLayout,
-    GradientReduction,
-    Native,
-    PowerSGD,
-)
-from tutti.allreduce.compression import Cast, Codec, Int8, Sign, TopK
+from tutti.allreduce import ALGORITHMS
+from tutti.allreduce.adasum import Adasum
+from tutti.allreduce.base import GradientLayout, GradientReduction
+from tutti.allreduce.compression import Cast, Codec, Compressed, Int8, Sign, TopK
+from tutti.allreduce.exact import ByMessages, Native
+from tutti.allreduce.powersgd import PowerSGD
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
