@@ -65,19 +65,15 @@ def broadcast_s(link: Link, ranks: int, nbytes: float) -> float:
 
 
 def all_gather_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds until all have the `nbytes` of which each had 1/p (TRG section 4.1).
+    """Seconds until all have the `nbytes` of which each had 1/p, or of a reduce-scatter: it is the way back.
 
-    By recursive doubling or Bruck's algorithm, ⌈log2 p⌉ α + (p - 1)/p nβ.
+    By recursive doubling, Bruck's algorithm or recursive halving, ⌈log2 p⌉ α + (p - 1)/p nβ (TRG sections 4.1
+    and 4.3).
     """
     return rounds(ranks) * link.latency_s + link.transfer_s(_others(ranks, nbytes))
 
 
-def reduce_scatter_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds until each has its 1/p of the sum (TRG section 4.3).
-
-    By recursive halving, ⌈log2 p⌉ α + (p - 1)/p nβ.
-    """
-    return rounds(ranks) * link.latency_s + link.transfer_s(_others(ranks, nbytes))
+reduce_scatter_s = all_gather_s
 
 
 def all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
@@ -88,8 +84,7 @@ def all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
     rounds: see `ring_all_reduce_s`.
     """
     doubling = rounds(ranks) * link.message_s(nbytes)
-    halving = reduce_scatter_s(link, ranks, nbytes) + all_gather_s(link, ranks, nbytes)
-    return min(doubling, halving)
+    return min(doubling, 2 * all_gather_s(link, ranks, nbytes))
 
 
 def ring_all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
@@ -151,13 +146,10 @@ class Network:
         return broadcast_s(self.remote, len(hosts), nbytes) + broadcast_s(self.local, max(hosts), nbytes)
 
     def all_gather_s(self, hosts: Sequence[int], nbytes: float) -> float:
-        """Seconds until all ranks have all `nbytes`: between the hosts, then inside each."""
+        """Seconds until all ranks have all `nbytes`, or of a reduce-scatter: between hosts, and inside."""
         return all_gather_s(self.remote, len(hosts), nbytes) + all_gather_s(self.local, max(hosts), nbytes)
 
-    def reduce_scatter_s(self, hosts: Sequence[int], nbytes: float) -> float:
-        """Seconds until each rank has its slice of the sum: inside each host, then between the hosts."""
-        inside = reduce_scatter_s(self.local, max(hosts), nbytes)
-        return inside + reduce_scatter_s(self.remote, len(hosts), nbytes)
+    reduce_scatter_s = all_gather_s
 
     def all_reduce_s(self, hosts: Sequence[int], nbytes: float) -> float:
         """Seconds until all ranks have the sum of vectors of `nbytes`.
@@ -171,7 +163,5 @@ class Network:
         """
         if len(hosts) == 1:
             return all_reduce_s(self.local, hosts[0], nbytes)
-        inside = reduce_scatter_s(self.local, max(hosts), nbytes) + all_gather_s(
-            self.local, max(hosts), nbytes
-        )
+        inside = 2 * all_gather_s(self.local, max(hosts), nbytes)
         return inside + all_reduce_s(self.remote, len(hosts), nbytes)

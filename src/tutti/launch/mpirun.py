@@ -99,15 +99,7 @@ def command_line(
     *,
     prefix: bool = False,
 ) -> list[str]:
-    """The command with all its arguments.
-
-    Args:
-        mpirun: the launcher.
-        hosts: where ranks run, and how many.
-        exported: environment variables that reach every host.
-        extra: further arguments.
-        prefix: have it say before each line which rank printed it.
-    """
+    """The command with all its arguments; the variables that are `exported` reach every host."""
     placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
     ranks = str(sum(host.ranks for host in hosts))
     if mpirun.open_mpi:

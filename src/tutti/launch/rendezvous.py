@@ -150,13 +150,7 @@ def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
 
 
 def variables(place: LaunchContext, address: str, port: int) -> dict[str, str]:
-    """Return the variables that torchrun would set.
-
-    Args:
-        place: this process among those of the job.
-        address: of the host of rank 0.
-        port: one that is free there.
-    """
+    """Return the variables that torchrun would set: address and port are those of rank 0's host."""
     found = {
         "RANK": place.rank,
         "WORLD_SIZE": place.size,

@@ -137,12 +137,7 @@ class GroupCollectives(ProcessGroup):
 
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], options: Any) -> Steps:
         parts = parts_of(parts, self._size)
-        if len(parts) != self._size or len(parts[self._rank]) != len(output):
-            raise Unusable(
-                f"reduce_scatter got {[len(part) for part in parts]} elements for {self._size} ranks and an "
-                f"output of {len(output)} in rank {self._rank}; give one input for each rank, as long as its "
-                "output"
-            )
+        self._check_parts("reduce_scatter", parts, output)
         reduction = reduction_of(reduce_op(options), output.dtype)
         if reduction.factor is not None:
             parts = [part * reduction.factor for part in parts]
@@ -202,13 +197,15 @@ class GroupCollectives(ProcessGroup):
         return self._run("all_gather_single", steps, outputs, staging, options)
 
     def _all_gather(self, vector: Tensor, places: Sequence[Tensor]) -> Steps:
-        if len(places) != self._size or len(places[self._rank]) != len(vector):
-            raise Unusable(
-                f"all_gather got outputs of {[len(place) for place in places]} elements for {self._size} "
-                f"ranks and an input of {len(vector)} in rank {self._rank}; give one output for each rank, "
-                "as long as its input"
-            )
+        self._check_parts("all_gather", places, vector)
         return self._transport.all_gather(vector, places)
+
+    def _check_parts(self, what: str, parts: Sequence[Tensor], own: Tensor) -> None:
+        if len(parts) != self._size or len(parts[self._rank]) != len(own):
+            raise Unusable(
+                f"{what} got tensors of {[len(part) for part in parts]} elements for {self._size} ranks and "
+                f"one of {len(own)} for that of rank {self._rank}; give one for each rank, as long as that"
+            )
 
     @dispatched("gather")
     def gather(

@@ -26,11 +26,6 @@ class BackendStub(Backend):
     """The stub of a group in C++; the group itself does all the work.
 
     Every property is here because those of C++ look for a Python one, find themselves, and so never end.
-
-    Args:
-        rank: this process's number in the group.
-        size: how many ranks the group has.
-        timeout: how long its operations may take.
     """
 
     supports_splitting = True

@@ -16,14 +16,7 @@ from tutti.torch_backend.errors import Unusable
 
 
 class DeviceDispatch:
-    """The backends of the group's other devices.
-
-    Args:
-        store: of the group; the other backends meet in it.
-        rank: this process's number in the group.
-        size: how many ranks there are.
-        timeout: how long an operation may take.
-    """
+    """The backends of the group's other devices; they meet in its store."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout

@@ -53,12 +53,6 @@ def create(options: Any, backend_options: object) -> TuttiGroup:
 class TuttiGroup(GroupCollectives):
     """One rank's end of a process group.
 
-    Args:
-        store: of torch's; the group's own part of it.
-        rank: this process's number in the group.
-        global_ranks: the numbers of the group's ranks in the job.
-        timeout: how long an operation may take.
-
     Raises:
         TuttiError: a rank did not come, or the ranks share no memory.
     """

@@ -32,6 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
@@ -131,6 +132,7 @@ class ProgressEngine:
         what: str,
         asynchronous: bool,
         timeout_s: float | None = None,
+        recorded: bool = False,
     ) -> Operation | None:
         """Run a collective after those before it.
 
@@ -140,24 +142,14 @@ class ProgressEngine:
             what: its name in errors.
             asynchronous: whether the caller goes on as soon as another rank has to be waited for.
             timeout_s: how long it may take; None: as long as the group allows.
+            recorded: whether torch's profiler, if it runs, knows of it already.
 
         Returns:
             The operation under way; None without `asynchronous`.
         """
-        if profiler._is_profiler_enabled:
-            return _profiled(
-                what, outputs, lambda: self._collective(steps, outputs, what, asynchronous, timeout_s)
-            )
-        return self._collective(steps, outputs, what, asynchronous, timeout_s)
-
-    def _collective(
-        self,
-        steps: Steps,
-        outputs: Sequence[Tensor],
-        what: str,
-        asynchronous: bool,
-        timeout_s: float | None,
-    ) -> Operation | None:
+        if profiler._is_profiler_enabled and not recorded:
+            again = partial(self.collective, steps, outputs, what, asynchronous, timeout_s, recorded=True)
+            return _profiled(what, outputs, again)
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:
@@ -235,20 +227,12 @@ class ProgressEngine:
         what: str,
         absent: Callable[[], list[int]],
         receiving: Receiving | None = None,
+        recorded: bool = False,
     ) -> Operation:
         """Run a send or receive beside the collectives; the arguments are those of `Operation`."""
-        if profiler._is_profiler_enabled:
-            return _profiled(what, outputs, lambda: self._message(steps, outputs, what, absent, receiving))
-        return self._message(steps, outputs, what, absent, receiving)
-
-    def _message(
-        self,
-        steps: Steps,
-        outputs: Sequence[Tensor],
-        what: str,
-        absent: Callable[[], list[int]],
-        receiving: Receiving | None,
-    ) -> Operation:
+        if profiler._is_profiler_enabled and not recorded:
+            again = partial(self.message, steps, outputs, what, absent, receiving, recorded=True)
+            return _profiled(what, outputs, again)
         operation = Operation(self, steps, outputs, what, absent, self.timeout_s, receiving)
         with self.lock:
             self._check(what)

@@ -33,14 +33,7 @@ class GroupStore:
     """The values that the ranks of a group exchange through a store, while the group is made.
 
     A store may outlive a group (torchrun keeps its own), and the next group may have the same name: each
-    generation of a group has keys of its own.
-
-    Args:
-        store: torch's.
-        rank: this process's number in the group.
-        global_ranks: the numbers of the group's ranks in the job.
-        timeout_s: how long they may take.
-        check: raises PeerLost if the rank with this number in the job will not come.
+    generation of a group has keys of its own. `check` raises PeerLost if a rank of the job will not come.
     """
 
     def __init__(

@@ -23,14 +23,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class Message:
-    """A vector on its way, or arrived.
-
-    Attributes:
-        vector: a copy of what was sent.
-        source: the sender, numbered in the communicator.
-        tag: the tag it was sent with.
-        arrival_s: when its last byte is there.
-    """
+    """A copy of a vector on its way, or arrived: its last byte is there at `arrival_s`."""
 
     vector: Tensor
     source: int
