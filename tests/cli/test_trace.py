@@ -75,7 +75,10 @@ def test_steps_at_the_end_of_the_run_can_be_profiled(out: Path) -> None:
         (("--profile", "0-5"), "'0-5' are no steps"),
         (("--profile", "6-5"), "'6-5' are no steps"),
         (("--profile-ranks", "0"), "--profile-ranks is given without --profile"),
-        (("--profile", "1-2", "--profile-ranks", "0,x"), "'0,x' are no ranks; give numbers, such as 0,1"),
+        (
+            ("--profile", "1-2", "--profile-ranks", "0,x"),
+            "--profile-ranks is '0,x'; give whole numbers with commas, such as 0,1",
+        ),
         (("--profile", "1-2", "--profile-ranks", "0,1"), "names rank 1, but the job has 1 rank, counted"),
     ],
 )

@@ -56,8 +56,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "run", "mlp", "digits")
     module = nn.Linear(4, 3)
-    folder.write_config({"model": "mlp", "lr": None})
-    folder.write_seal("0123")
+    folder.write_config({"model": "mlp", "lr": None}, seal="0123")
     for record in (TRAINED_ON, FACTS, PIPELINE):
         folder.write(record)
     folder.append(RECORD)

@@ -41,8 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(path: Path, config: dict[str, object]) -> None:
     """Write a configuration as a run does."""
     folder = RunFolder.create(path, "net", "digits")
-    folder.write_config(config)
-    folder.write_seal(seal(config))
+    folder.write_config(config, seal(config))
 
 
 def test_what_a_run_of_this_user_has_written_is_trusted(run: Path) -> None:

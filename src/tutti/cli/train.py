@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
+from tutti.cli.options import Parser, config_from, numbers_of
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import MODELS
@@ -25,13 +25,6 @@ def _steps(text: str) -> tuple[int, int]:
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"'{text}' are no steps; give a first and a last one, such as 10-20")
     return int(first), int(last)
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(word.isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"'{text}' are no ranks; give numbers, such as 0,1")
-    return tuple(sorted({int(word) for word in words}))
 
 
 @part("train")
@@ -69,7 +62,7 @@ class TrainCommand(Command):
         profile = "have torch's profiler look at steps A to B, counted from 1"
         parser.option("--profile", profile, "A-B", type=_steps)
         ranks = "on which ranks --profile looks (default: 0)"
-        parser.option("--profile-ranks", ranks, "R,...", type=_ranks)
+        parser.option("--profile-ranks", ranks, "R,...")
         parser.config_options()
 
     @override
@@ -93,8 +86,8 @@ def config_of(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, 
 
 def _profiled(own: argparse.Namespace) -> ProfiledSteps | None:
     if own.profile is not None:
-        first, last = own.profile
-        return ProfiledSteps(first, last, own.profile_ranks or (0,))
+        (first, last), ranks = own.profile, numbers_of(own.profile_ranks or "", "--profile-ranks", "0,1")
+        return ProfiledSteps(first, last, tuple(sorted({*ranks})) or (0,))
     if own.profile_ranks is not None:
         raise BadOption("--profile-ranks is given without --profile; add --profile 10-20 or the like")
     return None

@@ -175,12 +175,9 @@ class RunFolder:
             )
         return cls(folder)
 
-    def write_config(self, config: Json) -> None:
-        """Write the resolved configuration."""
+    def write_config(self, config: Json, seal: str | None = None) -> None:
+        """Write the resolved configuration, and the proof that this user has written it, if there is one."""
         self._write_json(CONFIG, config)
-
-    def write_seal(self, seal: str | None) -> None:
-        """Write the proof that this user has written the configuration, if there is one."""
         if seal is not None:
             self._write(SEAL, seal.encode() + b"\n")
 

@@ -101,17 +101,12 @@ class Lane:
 
     def nanoseconds(self, at: float) -> int:
         """Convert a time of this rank's clock to that of rank 0."""
-        return round(1e9 * (at - self._ahead_s(at)))
-
-    def _ahead_s(self, at: float) -> float:
-        """Interpolate the offset between the readings: clocks drift evenly."""
         if not self.readings:
-            return 0.0
+            return round(1e9 * at)
         first, last = self.readings[0], self.readings[-1]
-        if last.at <= first.at:
-            return first.ahead_s
-        part = (at - first.at) / (last.at - first.at)
-        return first.ahead_s + part * (last.ahead_s - first.ahead_s)
+        # Clocks drift evenly.
+        part = (at - first.at) / (last.at - first.at) if last.at > first.at else 0.0
+        return round(1e9 * (at - first.ahead_s - part * (last.ahead_s - first.ahead_s)))
 
 
 @dataclass(frozen=True)

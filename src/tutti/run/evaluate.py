@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tutti.comm.base import Communicator
-from tutti.data import DataSet, Part, Scale
+from tutti.data import DataSet, Scale
 from tutti.errors import BadData
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
@@ -60,23 +60,14 @@ def _seen_as(dataset: DataSet, trained: TrainedOn) -> DataSet:
             f"the inputs of {dataset.name} have shape {dataset.shape}, but the model was trained on "
             f"{trained.shape} ({trained.name}); give data of that shape"
         )
-    if (dataset.classes is None) != (trained.classes is None) or (dataset.classes or 0) > (
-        trained.classes or 0
-    ):
+    here, there = dataset.classes, trained.classes
+    if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
-            f"{dataset.name} has {dataset.classes or 'no'} classes, but the model was trained on "
-            f"{trained.classes or 'none'} ({trained.name}); give data of the same classes"
+            f"{dataset.name} has {here or 'no'} classes, but the model was trained on {there or 'none'} "
+            f"({trained.name}); give data of the same classes"
         )
     scale = Scale(trained.mean, trained.std)
-
-    def scaled(part: Part | None) -> Part | None:
-        return None if part is None else replace(part, scale=scale)
-
-    return replace(
-        dataset,
-        train=replace(dataset.train, scale=scale),
-        validation=scaled(dataset.validation),
-        test=scaled(dataset.test),
-        classes=trained.classes,
-        labels=trained.labels,
-    )
+    scaled = {
+        name: replace(part, scale=scale) for name in PARTS if (part := getattr(dataset, name)) is not None
+    }
+    return replace(dataset, **scaled, classes=trained.classes, labels=trained.labels)

@@ -16,7 +16,7 @@ from tutti.data import Batches, DataSet, Queue
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
 from tutti.launch.usage_sampler import Sampler, sampling
-from tutti.model_parallel.layout import Layout, portion_of
+from tutti.model_parallel.layout import portion_of
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import Summary, World
@@ -98,13 +98,12 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         team = take_sides(recording.comm, config)
         with sampling(crew_of(team), job.write) as sampler:
             task = prepare_task(job, open_config_data(job, comm))
-            layout = layout_of(config, comm.size)
             outcome = work_or_serve(
                 job,
                 team,
                 task.module,
                 strategy,
-                lambda: _train(job, team, task, strategy, layout, sampler, recording),
+                lambda: _train(job, team, task, strategy, sampler, recording),
             )
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
@@ -117,12 +116,12 @@ def _train(
     comm: Communicator,
     task: Task,
     strategy: Strategy,
-    layout: Layout | None,
     sampler: Sampler | None,
     recording: Recording,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    with closing(portion_of(layout, comm, task.module, task.workload(job.config.batch_size))) as portion:
+    layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
+    with closing(portion_of(layout, comm, task.module, work)) as portion:
         parts = assemble(job, comm, task, strategy, portion)
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if graph is not None:
@@ -228,8 +227,7 @@ def _run_folder(
         take_back_after_me(folder)
     try:
         folder.reserve_weights(task.nbytes)
-        folder.write_config(config.as_json())
-        folder.write_seal(seal(config.as_json()))
+        folder.write_config(config.as_json(), seal(config.as_json()))
         folder.write(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
         folder.write(facts)
         yield folder

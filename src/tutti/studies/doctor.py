@@ -56,14 +56,17 @@ class Measured:
 
 def examine() -> list[Finding]:
     """Everything that matters for training on this machine. Takes some seconds: it starts two ranks."""
-    cores = allowed_cores()
+    import psutil
+
+    cores, memory = allowed_cores(), psutil.virtual_memory()
+    logical = f"{len(cores.logical)} logical allowed of {os.cpu_count() or 1}"
     findings = [
         ("machine", f"{_processor()}, {platform.system()} {platform.release()}"),
-        ("cores", _describe_cores(cores)),
+        ("cores", f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"),
         ("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
         ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
         ("threads", _threads()),
-        ("memory", _memory()),
+        ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
         ("matrix units", _matrix_units()),
         ("python", f"{platform.python_version()} ({sys.executable})"),
         ("MPI", mpi_library()),
@@ -149,11 +152,6 @@ def mpi_library() -> str:
     return f"{answer[0]}, mpi4py {_version('mpi4py')}, {ulfm} ULFM (fault tolerance)"
 
 
-def _describe_cores(cores: Cores) -> str:
-    logical = f"{len(cores.logical)} logical allowed of {os.cpu_count() or 1}"
-    return f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"
-
-
 def _listed(cpus: tuple[int, ...]) -> str:
     return ", ".join(map(str, cpus)) if len(cpus) <= 16 else f"{cpus[0]} to {cpus[-1]} ({len(cpus)} of them)"
 
@@ -165,13 +163,6 @@ def _threads() -> str:
     return f"{placement.describe()} by default" + (
         f"; {', '.join(given)} in the environment" if given else ""
     )
-
-
-def _memory() -> str:
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"
 
 
 def _flags() -> set[str]:

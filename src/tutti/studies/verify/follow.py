@@ -234,18 +234,13 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
         strategy = check_strategy(job, comm.size, comm.hosts)
         team = take_sides(comm, job.config)
         task = prepare_task(job, open_config_data(job, comm))
-        layout = layout_of(job.config, comm.size)
-        verdict = work_or_serve(
-            job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy, layout)
-        )
+        verdict = work_or_serve(job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy))
         return result_for_all(comm, team, verdict)
 
 
-def _verdict(
-    job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy, layout: Layout | None
-) -> Verdict:
+def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy) -> Verdict:
     """Compare, and print what was found."""
-    config = job.config
+    config, layout = job.config, layout_of(job.config, comm.size)
     if config.steps is None:
         raise BadOption("a comparison needs a number of steps; give --steps 20")
     part = _part(layout, comm.size, strategy.passes)

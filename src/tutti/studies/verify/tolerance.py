@@ -185,16 +185,10 @@ def describe(verdict: Verdict, dtype: str) -> str:
             "" if dtype == "float64" else ", or with --dtype float64"
         )
         return f"verdict: none: this training amplifies rounding so much that nothing can be said; {remedy}"
-    causes = verdict.causes or _unexplained(verdict)
+    causes = verdict.causes
+    if not causes:
+        when = "loss or gradient differ from the first step on, which is no rounding"
+        late = "they differ by more than rounding, and nothing that was tried on model and loss explains it"
+        remedy = f"the strategy has the options {verdict.options}: compare without them"
+        causes = (when if verdict.at_once else late, *([remedy] if verdict.options else []))
     return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
-
-
-def _unexplained(verdict: Verdict) -> tuple[str, ...]:
-    """Describe a difference for which no cause was found."""
-    when = (
-        "loss or gradient differ from the first step on, which is no rounding"
-        if verdict.at_once
-        else ("they differ by more than rounding, and nothing that was tried on model and loss explains it")
-    )
-    remedy = f"the strategy has the options {verdict.options}: compare without them"
-    return (when, remedy) if verdict.options else (when,)
