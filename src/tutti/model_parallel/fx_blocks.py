@@ -12,8 +12,7 @@ some.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import cached_property, partial, reduce
 from typing import Any, Final, cast
 
@@ -23,7 +22,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
 from typing_extensions import override
 
 from tutti.errors import BadModel
-from tutti.training.evaluation import evaluating
+from tutti.training.evaluation import evaluating, undone
 from tutti.training.precision import Arithmetic
 
 _SAME: Final = 1e-2
@@ -174,18 +173,6 @@ class _SampleWiseNodes(Interpreter):
         if isinstance(found, Tensor) and found.is_floating_point() and found.shape[:1] == (self._samples,):
             self.passing.add(n)
         return found
-
-
-@contextmanager
-def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Restore random numbers and buffers afterwards."""
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    with torch.random.fork_rng(devices=[]):
-        yield
-    with torch.no_grad():
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
 
 
 def _joined(blocks: list[Block]) -> list[Block]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tutti.errors import BadModel
-from tutti.model_parallel.fx_blocks import Block, undone
+from tutti.model_parallel.fx_blocks import Block
+from tutti.training.evaluation import undone
 from tutti.training.precision import Arithmetic
 
 REPEATS: Final = 3

@@ -74,8 +74,14 @@ def divide(
     """Divide a model, which stays as it is, into stages by what rank 0 of `comm`, if given, has measured.
 
     Raises:
-        BadModel, BadOption: as `PipelinePortion`.
+        BadModel: the model's operations cannot be written down, or there are fewer blocks than stages.
+        BadOption: the microbatches do not fit the batch or the schedule.
     """
+    if workload.arithmetic.layout != "contiguous":
+        raise BadOption(
+            f"--layout {workload.arithmetic.layout} does not go through a pipeline, whose stages send "
+            "contiguous tensors; leave it out, or use another --parallel"
+        )
     batch, arithmetic = workload.batch_size // layout.data, workload.arithmetic
     microbatches = check_microbatches(schedule, microbatches, layout.team, batch)
     inputs = workload.batch(-(-batch // microbatches))[0]
@@ -133,40 +139,29 @@ def _received(shape: Tensor, from_a_rank: bool) -> Tensor:
 
 
 class PipelinePortion(TeamPortion):
-    """The stages that one rank has of a model.
-
-    Raises:
-        BadModel: the model's operations cannot be written down, or there are fewer blocks than stages.
-        BadOption: the microbatches do not fit the batch or the schedule.
-    """
+    """The stages that one rank has of a model."""
 
     def __init__(
         self,
         module: nn.Module,
-        schedule: str,
-        microbatches: int | None,
+        division: StageDivision,
         layout: Layout,
         comm: Communicator,
         workload: Workload,
     ) -> None:
-        if workload.arithmetic.layout != "contiguous":
-            raise BadOption(
-                f"--layout {workload.arithmetic.layout} does not go through a pipeline, whose stages send "
-                "contiguous tensors; leave it out, or use another --parallel"
-            )
-        self._division = divide(module, schedule, microbatches, layout, workload, comm)
-        self._arithmetic, names, count = workload.arithmetic, list(module.state_dict()), count_of(module)
-        stages = [Stage(blocks, workload.arithmetic) for blocks in self._division.stages]
+        self._division, self._arithmetic = division, workload.arithmetic
+        names, count = list(module.state_dict()), count_of(module)
+        stages = [Stage(blocks, workload.arithmetic) for blocks in division.stages]
         self._layers, state = [list(stage.layers) for stage in stages], state_by_stage(module, stages)
         ranks, group = LayoutRanks.of(comm, layout.team), TeamMesh(comm, layout.team)
-        owners, shapes, team = self._division.owners, self._division.shapes, ranks.team
+        owners, shapes, team = division.owners, division.shapes, ranks.team
         own = {number: stages[number] for number, rank in enumerate(owners) if rank == team.rank}
         self._names, self._state = names, {number: state[number] for number in own}
         super().__init__(_Pipe(own, owners, shapes, team), ranks, lambda _: True, group)
         self.parameters = count
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
-        self._division.stages.clear()  # they hold the layers of the other ranks
-        self._passes = MicrobatchPasses(schedule, own, shapes, group.team.get_group(), workload.loss)
+        division.stages.clear()  # they hold the layers of the other ranks
+        self._passes = MicrobatchPasses(division.schedule, own, shapes, group.team.get_group(), workload.loss)
         self.compute = self._compute
 
     @override

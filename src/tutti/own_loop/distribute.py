@@ -17,7 +17,7 @@ from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.world import join
-from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper
+from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
@@ -262,7 +262,9 @@ def mean(value: Number, samples: int | None = None) -> Number:
     if not isinstance(count, int) or count < 0:
         raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
     _check_figure(value, "mean")
-    return loop.mean(value, count)
+    sums = loop.add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
+    whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
 
 
 def total(value: Number) -> Number:
@@ -279,7 +281,10 @@ def total(value: Number) -> Number:
         BadOption: `value` is no single number.
     """
     _check_figure(value, "total")
-    return _current().total(value)
+    loop = _current()
+    sums = loop.add_up(Purpose.TOTAL, float(value) if loop.samples else 0.0)
+    flag = isinstance(value, torch.Tensor) and value.dtype == torch.bool
+    return like(value, sums[0].item(), torch.int64 if flag else None)
 
 
 def _check_figure(value: object, function: str) -> None:

@@ -155,18 +155,6 @@ class OwnLoop:
         if not ended.trained:
             self.train_on(ended.before)
 
-    def mean(self, value: Number, count: int) -> Number:
-        """The mean of a figure over the ranks, weighted by their samples (collective)."""
-        sums = self._add_up(Purpose.MEAN, float(value) * count if count else 0.0, float(count))
-        whole = isinstance(value, Tensor) and not value.is_floating_point()
-        return _like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
-
-    def total(self, value: Number) -> Number:
-        """The sum of a figure over the ranks that have samples of the batch (collective)."""
-        sums = self._add_up(Purpose.TOTAL, float(value) if self.samples else 0.0)
-        flag = isinstance(value, Tensor) and value.dtype == torch.bool
-        return _like(value, sums[0].item(), torch.int64 if flag else None)
-
     def whole_loss(self, loss: Number, batches: Sequence[SampleCounts], sums: bool) -> Number:
         """The loss over all ranks, of those that their closures return (collective).
 
@@ -181,7 +169,7 @@ class OwnLoop:
         size, batches = self.comm.size, batches or [self.counts]
         table = torch.zeros(size, 2, dtype=torch.float64)
         table[self.comm.rank, 0], table[self.comm.rank, 1] = float(loss), sum(one.own for one in batches)
-        losses, counts = self._add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
+        losses, counts = self.add_up(Purpose.MEAN, *table.view(-1).tolist()).view(size, 2).unbind(1)
         wholes = {one.all for one in batches}
         if not _are_shared_alike(wholes, size, sums):
             if not sums and bool((losses == losses[0]).all()):
@@ -194,9 +182,10 @@ class OwnLoop:
             )
         there = counts > 0
         losses, counts = losses[there], counts[there]
-        return _like(loss, (losses.sum() if sums else (losses * counts).sum() / counts.sum()).item())
+        return like(loss, (losses.sum() if sums else (losses * counts).sum() / counts.sum()).item())
 
-    def _add_up(self, purpose: Purpose, *figures: float) -> Tensor:
+    def add_up(self, purpose: Purpose, *figures: float) -> Tensor:
+        """Sum figures over the ranks, in float64 (collective)."""
         sums = torch.tensor(figures, dtype=torch.float64)
         if self.comm.size > 1:
             self.exchange.meetings.come(purpose)
@@ -251,7 +240,8 @@ def _are_shared_alike(wholes: set[int], size: int, sums: bool) -> bool:
     return len(wholes) == 1 or not any(whole < size if sums else whole % size for whole in wholes)
 
 
-def _like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
+def like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
+    """Return a figure as a number, or as a tensor like `value`, if that is one."""
     if not isinstance(value, Tensor):
         return figure
     return torch.full_like(value, figure, dtype=dtype, requires_grad=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator, cut
 from tutti.data.parts import Part
 from tutti.records.run import Evaluation
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
 from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss
 from tutti.training.metrics import Metric, labelled, predicted
@@ -214,6 +214,19 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore random numbers and buffers afterwards."""
+    tensors = [tensor for module in modules for tensor in (*module.buffers(), *module.parameters())]
+    before = {buffer: buffer.clone() for buffer in tensors if not isinstance(buffer, nn.Parameter)}
+    try:
+        with torch.random.fork_rng(devices={tensor.device for tensor in tensors if tensor.is_cuda}):
+            yield
+    finally:
+        with torch.no_grad():
+            copy_all(before, before.values())
 
 
 def average_buffers(replica: Replica, comm: Communicator) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
-from tutti.training.evaluation import Objective, evaluating
+from tutti.training.evaluation import Objective, evaluating, undone
 from tutti.training.losses import check_labels, fit_check
 from tutti.training.metrics import labelled
 from tutti.training.precision import FP32, Arithmetic
@@ -69,10 +69,8 @@ def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Ari
     if batches.fewest > 1:
         return
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
-    before = [buffer.clone() for buffer in module.buffers()]
     try:
-        gpus = [inputs.device] if inputs.is_cuda else []
-        with torch.random.fork_rng(devices=gpus), torch.no_grad():
+        with undone([module]), torch.no_grad():
             arithmetic.forward(module, inputs)
     except ValueError as error:
         raise BadOption(
@@ -80,9 +78,6 @@ def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Ari
             f"the last update of an epoch, and the model cannot train on that ({error}); "
             f"choose another --batch-size, or fewer workers"
         ) from error
-    finally:
-        for buffer, value in zip(module.buffers(), before, strict=True):
-            buffer.copy_(value)
 
 
 @contextmanager

@@ -42,9 +42,10 @@ class Pipeline(Way):
 
     @override
     def portion(self, layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
-        from tutti.model_parallel.pipeline import PipelinePortion
+        from tutti.model_parallel.pipeline import PipelinePortion, divide
 
-        return PipelinePortion(module, self.schedule, self.microbatches, layout, comm, workload)
+        division = divide(module, self.schedule, self.microbatches, layout, workload, comm)
+        return PipelinePortion(module, division, layout, comm, workload)
 
     @override
     def need(self, layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
