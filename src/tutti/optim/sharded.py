@@ -152,7 +152,7 @@ class ShardedOptimizer:
         if self._in_own_loop and self.joint:
             self._optimizer.step()
             return
-        missing = self._missing.of(self._missing.take())
+        missing = self._missing.take_parameters()
         if self.joint:
             self.step_itself(missing)
             return

@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from torch import Tensor
 from typing_extensions import override
 
 from tutti.parameter_server.base import Allocate, Push, Slot, Vectors
 
-
-def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
-    """Correct a gradient, in place, by the loss's curvature along the way that the weights have gone.
-
-        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
-
-    Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation", arXiv:1609.08326,
-    equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian.
-
-    Args:
-        gradient: g, computed at `then`.
-        now: the weights that it will be applied to.
-        then: the weights that it was computed at.
-        strength: lambda.
-    """
-    gradient.addcmul_(gradient * gradient, now - then, value=strength)
-
-
-def compensate_adaptively(
-    gradient: Tensor,
-    mean_square: Tensor,
-    now: Tensor,
-    then: Tensor,
-    strength: float,
-    decay: float,
-    epsilon: float = 1e-7,
-) -> None:
-    """The same with a strength for each element, which is smaller where gradients are large; in place.
-
-        s = m s + (1 - m) g * g
-        g = g + lambda_0 / sqrt(s + epsilon) * g * g * (w_now - w_then)
-
-    Zheng et al. 2017, section 5 (DC-ASGD-a).
-
-    Args:
-        gradient: g, computed at `then`.
-        mean_square: s, updated in place; zeros at first.
-        now: the weights that the gradient will be applied to.
-        then: the weights that it was computed at.
-        strength: lambda_0.
-        decay: m.
-        epsilon: keeps the root above zero.
-    """
-    square = gradient * gradient
-    mean_square.lerp_(square, 1 - decay)
-    gradient.addcmul_(square.div_((mean_square + epsilon).sqrt_()), now - then, value=strength)
+EPSILON: Final = 1e-7
+"""Keeps the root of the adaptive compensation above zero."""
 
 
 class Remedy:
@@ -97,7 +53,16 @@ class Damping(Remedy):
 
 
 class Compensation(Remedy):
-    """Delay compensation with a constant strength: see `compensate`."""
+    """Delay compensation: gradients corrected by the loss's curvature along the way that the weights have gone.
+
+        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
+
+    Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation", arXiv:1609.08326,
+    equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian.
+
+    Args:
+        strength: lambda.
+    """
 
     compares: ClassVar[bool] = True
 
@@ -107,12 +72,22 @@ class Compensation(Remedy):
     @override
     def apply(self, push: Push) -> None:
         assert push.then is not None
-        for message, now, then in zip(push.message, push.centre, push.then, strict=True):
-            compensate(message, now, then, self._strength)
+        for gradient, now, then in zip(push.message, push.centre, push.then, strict=True):
+            gradient.addcmul_(gradient * gradient, now - then, value=self._strength)
 
 
 class AdaptiveCompensation(Remedy):
-    """Delay compensation that follows the gradients' size: see `compensate_adaptively`."""
+    """Delay compensation with a strength for each element, which is smaller where gradients are large.
+
+        s = m s + (1 - m) g * g                               zero at first
+        g = g + lambda_0 / sqrt(s + epsilon) * g * g * (w_now - w_then)
+
+    Zheng et al. 2017, section 5 (DC-ASGD-a).
+
+    Args:
+        strength: lambda_0.
+        decay: m.
+    """
 
     compares: ClassVar[bool] = True
 
@@ -130,5 +105,8 @@ class AdaptiveCompensation(Remedy):
     def apply(self, push: Push) -> None:
         assert push.then is not None
         parts = zip(push.message, self._squares[push.slot], push.centre, push.then, strict=True)
-        for message, mean_square, now, then in parts:
-            compensate_adaptively(message, mean_square, now, then, self._strength, self._decay)
+        for gradient, mean_square, now, then in parts:
+            square = gradient * gradient
+            mean_square.lerp_(square, 1 - self._decay)
+            square.div_((mean_square + EPSILON).sqrt_())
+            gradient.addcmul_(square, now - then, value=self._strength)

@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
 from tutti.strategies.base import Clip, Home, Pace, Strategy
-from tutti.strategies.local_steps import OwnWeightsWorker, Steps
+from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
 
 MOST_ROWS: Final = 8
 """The most workers that read each other's rows directly. With more, each sums a slice of its own for all."""
@@ -97,7 +97,9 @@ class PeerWorker(OwnWeightsWorker):
         rounds: how many steps it has made or skipped.
     """
 
-    def __init__(self, replica: Replica, comm: Communicator, steps: Steps, clip: Clip) -> None:
+    def __init__(
+        self, replica: Replica, comm: Communicator, steps: ShardedOptimizer | LocalSteps, clip: Clip
+    ) -> None:
         super().__init__(replica, steps, clip)
         self.comm, self.rounds, self._met_at = comm, 0, comm.clock()
 

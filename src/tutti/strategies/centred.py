@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
 from tutti.errors import BadOption
-from tutti.optim.sharded import announce
+from tutti.optim.sharded import ShardedOptimizer, announce
 from tutti.parameter_server.base import Centre, Receipt, Rule
 from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.server import Server
@@ -20,7 +20,7 @@ from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.strategies.edits import Edits
-from tutti.strategies.local_steps import OwnWeightsWorker, Steps
+from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class CentredWorker(OwnWeightsWorker):
         rule: Rule,
         optimizer: Optimizer,
         clip: Clip,
-        steps: Steps | None = None,
+        steps: ShardedOptimizer | LocalSteps | None = None,
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)

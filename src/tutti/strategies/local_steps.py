@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, optim
@@ -23,13 +23,6 @@ _FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
 """Options of SGD that cannot be had together with a momentum of the strategy's."""
 
 
-class Steps(Protocol):
-    """A worker's own steps: `ShardedOptimizer` or `LocalSteps`."""
-
-    def step(self) -> None:
-        """Move the weights by the gradients, which may be changed."""
-
-
 class OwnWeightsWorker(Worker):
     """A worker with weights of its own, which are put aside while those that all agree on are evaluated.
 
@@ -37,7 +30,7 @@ class OwnWeightsWorker(Worker):
         steps: its own steps; None if it makes none.
     """
 
-    def __init__(self, replica: Replica, steps: Steps | None, clip: Clip) -> None:
+    def __init__(self, replica: Replica, steps: ShardedOptimizer | LocalSteps | None, clip: Clip) -> None:
         super().__init__()
         self.replica, self.steps, self._clip = replica, steps, clip
         self.weights = [flat.weights for flat in replica.flats]
