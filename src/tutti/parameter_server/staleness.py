@@ -53,7 +53,7 @@ class Damping(Remedy):
 
 
 class Compensation(Remedy):
-    """Delay compensation: gradients corrected by the loss's curvature along the way that the weights have gone.
+    """Delay compensation: gradients corrected by the loss's curvature along the way of the weights.
 
         g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
 
