@@ -54,7 +54,9 @@ class PlanCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        _refuse_both(own, given)
+        for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
+            if one in given and several:
+                raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
         file = None if own.json is None else _writable(Path(own.json))
         config = config_from(given, dotted)
         found = plan(
@@ -73,12 +75,6 @@ class PlanCommand(Command):
             record = {**found.as_json(), "command": command}
             file.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
         return 0
-
-
-def _refuse_both(own: argparse.Namespace, given: dict[str, Any]) -> None:
-    for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
-        if one in given and several:
-            raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
 
 
 def _writable(path: Path) -> Path:

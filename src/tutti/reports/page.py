@@ -42,22 +42,18 @@ def write_report(results: Results, page: Path) -> Path:
     ).from_string(files("tutti.reports").joinpath("page.html").read_text(encoding="utf-8"))
     text = template.render(**_words(results), figures=shown, specs=specs, library=_library())
     try:
-        _write_pictures(converter, specs, page.parent / PICTURES)
+        pictures = page.parent / PICTURES
+        pictures.mkdir(parents=True, exist_ok=True)
+        for name, spec in specs.items():
+            svg = converter.vegalite_to_svg(spec)
+            (pictures / f"{name}.svg").write_text(svg, encoding="utf-8")
+            (pictures / f"{name}.png").write_bytes(converter.svg_to_png(svg, scale=2))
         page.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise BadRunFolder(
             f"cannot write the report to {page}: {error.strerror}; name a place that you may write with --out"
         ) from error
     return page
-
-
-def _write_pictures(converter: Any, specs: dict[str, Any], folder: Path) -> None:
-    """Write each figure as SVG and PNG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, spec in specs.items():
-        svg = converter.vegalite_to_svg(spec)
-        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
-        (folder / f"{name}.png").write_bytes(converter.svg_to_png(svg, scale=2))
 
 
 @cache

@@ -84,7 +84,7 @@ class Run:
     @property
     def epoch_seconds(self) -> list[float]:
         """Seconds of training of each epoch, without validation."""
-        return [_training_s(record) for record in self.history]
+        return [record.seconds["total"] - record.seconds["validation"] for record in self.history]
 
     @property
     def epochs(self) -> list[float | None]:
@@ -140,8 +140,8 @@ class Run:
         Between two epochs the accuracy is taken to grow evenly.
         """
         points, seconds = [], 0.0
-        for record in self.history:
-            seconds += _training_s(record)
+        for record, spent in zip(self.history, self.epoch_seconds, strict=True):
+            seconds += spent
             if record.validation is not None and "accuracy" in record.validation.metrics:
                 points.append((seconds, float(record.step), record.validation.metrics["accuracy"]))
         reached = crossing(points, target)
@@ -165,7 +165,3 @@ def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tup
             return before[0] + part * (point[0] - before[0]), before[1] + part * (point[1] - before[1])
         before = point
     return None
-
-
-def _training_s(record: EpochRecord) -> float:
-    return record.seconds["total"] - record.seconds["validation"]

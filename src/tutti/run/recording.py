@@ -29,11 +29,6 @@ from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.progress import Progress
 
 
-def crew_of(team: Communicator) -> Communicator:
-    """All ranks of the job, the workers first, with the numbers that they have among the workers."""
-    return team if team.servers is None else team.servers.comm
-
-
 @contextmanager
 def observed(
     comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool

@@ -37,7 +37,7 @@ from tutti.run.build import (
 from tutti.run.checks import check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
-from tutti.run.recording import Recording, crew_of, observed
+from tutti.run.recording import Recording, observed
 from tutti.run.rollback import take_back_after_me
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -96,7 +96,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         strategy = check_strategy(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
         team = take_sides(recording.comm, config)
-        with sampling(crew_of(team), job.write) as sampler:
+        # All ranks, the workers first, with the numbers that they have among the workers.
+        crew = team if team.servers is None else team.servers.comm
+        with sampling(crew, job.write) as sampler:
             task = prepare_task(job, open_config_data(job, comm))
             outcome = work_or_serve(
                 job,

@@ -25,6 +25,9 @@ LENGTHS = (1_000, 250_000, 4_000_000)
 
 ROUNDS = 5
 
+UNITS = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "sve", "bf16", "asimd")
+"""The units of processors for matrices and vectors, as the kernel calls them."""
+
 PATIENCE_S = 60
 """How long another program (MPI's, the GPU driver's) may take to answer."""
 
@@ -67,7 +70,7 @@ def examine() -> list[Finding]:
         ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
         ("threads", _threads()),
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
-        ("matrix units", _matrix_units()),
+        ("matrix units", ", ".join(unit for unit in UNITS if unit in _flags()) or "none that matter"),
         ("python", f"{platform.python_version()} ({sys.executable})"),
         ("MPI", mpi_library()),
     ]
@@ -170,12 +173,6 @@ def _flags() -> set[str]:
         if line.startswith(("flags", "Features")):
             return set(line.partition(":")[2].split())
     return set()
-
-
-def _matrix_units() -> str:
-    known = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "sve", "bf16", "asimd")
-    found = [name for name in known if name in _flags()]
-    return ", ".join(found) or "none that matter"
 
 
 def _processor() -> str:

@@ -104,12 +104,16 @@ class Rehearsal:
         try:
             # What goes wrong here does so on all ranks of the team. Later errors end the job.
             parts = self._assembly(one, team)
-            schedule = self._schedule(one, team, parts, seed=self._orders)  # samples in another sequence
+            part, passes = parts.schedule.batches.part, parts.schedule.batches.passes
+            # The number of the order: each takes the samples in another sequence.
+            batches = Batches(part, one.batch_size, team.rank, team.size, passes, self._orders)
+            model, arithmetic = parts.task.module.train(), parts.task.objective.arithmetic
+            check_smallest_batch(model, batches, arithmetic=arithmetic)
         except UserError as error:
             return error
         if steps >= WARM // 2:
-            _train(parts, replace(schedule, steps=max(1, steps // WARM)))
-        return _train(parts, replace(schedule, steps=steps))
+            _train(parts, Schedule(batches, steps=max(1, steps // WARM)))
+        return _train(parts, Schedule(batches, steps=steps))
 
     def _team(self, ranks: int) -> Communicator | None:
         """The first so many ranks (collective over all, the first time)."""
@@ -145,13 +149,6 @@ class Rehearsal:
         parts = self._assemblies[key]
         check_fit(parts.task.module, self._task.dataset.train, objective)
         return replace(parts, task=replace(parts.task, objective=objective))
-
-    def _schedule(self, one: Candidate, team: Communicator, parts: Assembly, seed: int) -> Schedule:
-        before = parts.schedule.batches
-        batches = Batches(before.part, one.batch_size, team.rank, team.size, before.passes, seed)
-        arithmetic = parts.task.objective.arithmetic
-        check_smallest_batch(parts.task.module.train(), batches, arithmetic=arithmetic)
-        return Schedule(batches)
 
 
 def _train(parts: Assembly, schedule: Schedule) -> Timing:
