@@ -55,7 +55,12 @@ def open_data(
         UnknownName: no such built-in data set, file, factory or option.
     """
     node = comm.node
-    found = _find_or_error(data, validation, seed, dict(options or {})) if node.rank == 0 else None
+    found: tuple[DataSet, int, _Pieces] | UserError | None = None
+    if node.rank == 0:
+        try:
+            found = _find(read_source(data, options or {}), validation, seed)
+        except UserError as error:
+            found = error  # the host's other ranks wait for the leader's word
     outcome = node.broadcast_object(found[:2] if isinstance(found, tuple) else found)
     outline = _agreed(cast("tuple[DataSet, int] | UserError", outcome), comm)
     lengths, train = [len(part) for part in outline.parts], outline.train
@@ -66,16 +71,6 @@ def open_data(
     scale = cast(Scale, node.broadcast_object(scale))
     arrays = zip(torch.split(inputs, lengths), torch.split(targets, lengths), strict=True)
     return outline.with_parts(lambda _: Part(*next(arrays), scale))
-
-
-def _find_or_error(
-    data: object, validation: float, seed: int, options: Mapping[str, object]
-) -> tuple[DataSet, int, _Pieces] | UserError:
-    """Return an error instead of raising it: the host's other ranks wait for the leader's word."""
-    try:
-        return _find(read_source(data, options), validation, seed)
-    except UserError as error:
-        return error
 
 
 def _find(contents: Contents[Array], validation: float, seed: int) -> tuple[DataSet, int, _Pieces]:

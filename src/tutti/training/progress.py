@@ -152,42 +152,41 @@ class Several(Progress):
 
     def __init__(self, *ways: Progress) -> None:
         self.every_s = min(way.every_s for way in ways)
-        self._ways = ways
-        self._due = [0.0] * len(ways)
+        self._due = dict.fromkeys(ways, 0.0)
 
     def begin(self, span: RunLength) -> None:
         """Training begins."""
-        for way in self._ways:
+        for way in self._due:
             way.begin(span)
         self._wait()
 
     def moment(self, moment: Moment) -> None:
         """Pass the moment on to the displays that are due."""
         now = time.monotonic()
-        for number, way in enumerate(self._ways):
-            if now >= self._due[number]:
+        for way, due in self._due.items():
+            if now >= due:
                 way.moment(moment)
-                self._due[number] = now + way.every_s
+                self._due[way] = now + way.every_s
 
     def doing(self, what: str) -> None:
         """The rank does something else than to train."""
-        for way in self._ways:
+        for way in self._due:
             way.doing(what)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
-        for way in self._ways:
+        for way in self._due:
             way.epoch(record)
         self._wait()
 
     def end(self) -> None:
         """Training has ended, with or without an error."""
-        for way in self._ways:
+        for way in self._due:
             way.end()
 
     def _wait(self) -> None:
         now = time.monotonic()
-        self._due = [now + way.every_s for way in self._ways]
+        self._due = {way: now + way.every_s for way in self._due}
 
 
 def progress_on(stream: TextIO, rank: int = 0, bar: bool = True) -> Progress:
