@@ -59,19 +59,14 @@ def bind(cpus: Iterable[int]) -> None:
 
 def group_siblings(allowed: Iterable[int], topology: Path) -> tuple[tuple[int, ...], ...]:
     """The allowed logical CPUs by physical core; each alone where the topology cannot be read."""
-    allowed = sorted(set(allowed))
     cores: dict[tuple[int, ...], list[int]] = {}
-    for cpu in allowed:
-        siblings = _siblings(cpu, topology)
+    for cpu in sorted(set(allowed)):
+        try:
+            siblings = parse_cpu_list((topology / f"cpu{cpu}/topology/thread_siblings_list").read_text())
+        except (OSError, ValueError):
+            siblings = [cpu]
         cores.setdefault(tuple(siblings), []).append(cpu)
-    return tuple(tuple(cpus) for cpus in cores.values())
-
-
-def _siblings(cpu: int, topology: Path) -> list[int]:
-    try:
-        return parse_cpu_list((topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
-    except (OSError, ValueError):
-        return [cpu]
+    return tuple(map(tuple, cores.values()))
 
 
 def parse_cpu_list(text: str) -> list[int]:

@@ -77,7 +77,11 @@ def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
         environ = os.environ
     found = mpi_place(environ)
     if found is not None:
-        _require_mpi4py(found)
+        if importlib.util.find_spec("mpi4py") is None:
+            raise UserError(
+                f"{found.launcher.value} started this process as one of several ranks, which needs mpi4py; "
+                "install it with: pip install 'tutti[mpi]'"
+            )
         return found
     if "TORCHELASTIC_RUN_ID" in environ and _number(environ, "WORLD_SIZE", 1) > 1:
         raise UserError(
@@ -166,14 +170,6 @@ def _pmi(environ: Mapping[str, str]) -> LaunchContext | None:
         local_rank=_known(environ, "MPI_LOCALRANKID"),
         local_size=_known(environ, "MPI_LOCALNRANKS"),
     )
-
-
-def _require_mpi4py(found: LaunchContext) -> None:
-    if importlib.util.find_spec("mpi4py") is None:
-        raise UserError(
-            f"{found.launcher.value} started this process as one of several ranks, which needs mpi4py; "
-            "install it with: pip install 'tutti[mpi]'"
-        )
 
 
 def _known(environ: Mapping[str, str], name: str) -> int | None:

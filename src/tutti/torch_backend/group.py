@@ -39,17 +39,6 @@ from tutti.torch_backend.work import Operation
 _open: Final[weakref.WeakSet[TuttiGroup]] = weakref.WeakSet()
 
 
-def create(options: Any, backend_options: object) -> TuttiGroup:
-    """Make a group of the ranks that call this (called by `torch.distributed`; collective).
-
-    Args:
-        options: torch's `_DistributedBackendOptions`.
-        backend_options: ignored.
-    """
-    global_ranks = options.global_ranks_in_group or range(options.group_size)
-    return TuttiGroup(options.store, options.group_rank, global_ranks, options.timeout)
-
-
 class TuttiGroup(GroupCollectives):
     """One rank's end of a process group.
 
@@ -78,10 +67,13 @@ class TuttiGroup(GroupCollectives):
             raise RankLost(error.ranks, error.why) from error
         # A few of many ranks may be fewer than the cores, and have none for themselves all the same.
         self._peers.crowded |= any(group._peers.crowded for group in _open)
+        rows = HostCollectives(self._group, self._peers.crowded)
         if len(hosts) == 1:
-            self._connect_ranks()
+            self._transport, self._short_all_reduce = rows, rows.short_all_reduce
+            self._short = SHORT if size > 1 else -1
+            self._messages = HostMessages(self._group)
         else:
-            self._connect_hosts(join_by_mpi(group_store, self._global_ranks, keys), hosts)
+            self._connect_hosts(join_by_mpi(group_store, self._global_ranks, keys), hosts, rows)
         self._progress = ProgressEngine(
             self._peers,
             self._global_ranks,
@@ -92,20 +84,13 @@ class TuttiGroup(GroupCollectives):
         )
         _open.add(self)
 
-    def _connect_ranks(self) -> None:
-        rows = HostCollectives(self._group, self._peers.crowded)
-        self._transport, self._short_all_reduce = rows, rows.short_all_reduce
-        self._short = SHORT if self._size > 1 else -1
-        self._messages = HostMessages(self._group)
-
-    def _connect_hosts(self, mpi: MpiGroup, hosts: Sequence[Sequence[int]]) -> None:
+    def _connect_hosts(self, mpi: MpiGroup, hosts: Sequence[Sequence[int]], rows: HostCollectives) -> None:
         group, size = self._group, self._size
         # It comes next in the arena, of which nobody else takes anything.
         state = HostState(group.arena, group.block + group.layout.nbytes, group.size, size)
         if group.rank == 0:
             group.arena.allocate(host_state_bytes(group.size, size))
         self._membership = Membership(mpi, self._rank, self._global_ranks, self._peers, RankLost)
-        rows = HostCollectives(self._group, self._peers.crowded)
         self._transport = HierarchicalCollectives(self._membership, rows, state, hosts, mismatch=Mismatch)
         self._messages = MpiMessages(self._membership, Mismatch, Unusable)
 

@@ -108,9 +108,11 @@ def _when_imported(module: str, action: Callable[[], None]) -> None:
 
 
 def _create(options: Any, backend_options: object) -> ProcessGroup:
-    from tutti.torch_backend.group import create
+    """Make a group of the ranks that call this, from torch's `_DistributedBackendOptions` (collective)."""
+    from tutti.torch_backend.group import TuttiGroup
 
-    return create(options, backend_options)
+    global_ranks = options.global_ranks_in_group or range(options.group_size)
+    return TuttiGroup(options.store, options.group_rank, global_ranks, options.timeout)
 
 
 class _Watcher(MetaPathFinder):

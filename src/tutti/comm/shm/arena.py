@@ -111,14 +111,9 @@ class Arena:
             ValueError: the descriptor is that of something else, or of another user's file.
         """
         memfd.check(fd, FIXED)
-        if os.fstat(fd).st_size < PAGE:
+        if os.fstat(fd).st_size < PAGE or (arena := cls(fd))._header[_MAGIC_WORD] != _MAGIC:
             raise ValueError(
-                f"descriptor {fd} is no arena: the file is too short; pass on the `fd` of an Arena"
-            )
-        arena = cls(fd)
-        if arena._header[_MAGIC_WORD] != _MAGIC:
-            raise ValueError(
-                f"descriptor {fd} is no arena: its header is another; pass on the `fd` of an Arena"
+                f"descriptor {fd} is no arena: it has no such header; pass on the `fd` of an Arena"
             )
         return arena
 

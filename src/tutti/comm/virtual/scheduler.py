@@ -174,7 +174,12 @@ class Scheduler:
                     task.state.restore()
                     task.body.switch()
         finally:
-            self._discard()
+            # Unwind what still runs.
+            self._over = True
+            for task in self.tasks:
+                if not task.body.dead:
+                    task.body.throw(Ended())
+            self._outside.restore()
 
     def begin(self, task: RankTask, operation: str) -> None:
         """Count an operation that `task` begins; kill it if that is its last one."""
@@ -270,11 +275,3 @@ class Scheduler:
             raise Deadlock(
                 "\n".join([f"deadlock: all {len(waiting)} ranks that are left wait", *lines, *more])
             )
-
-    def _discard(self) -> None:
-        """Unwind what still runs."""
-        self._over = True
-        for task in self.tasks:
-            if not task.body.dead:
-                task.body.throw(Ended())
-        self._outside.restore()
