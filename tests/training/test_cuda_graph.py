@@ -20,6 +20,7 @@ from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Solo
 from tutti.training.cuda_graph import WARM, CudaRecorder, GraphedPass, Pass, Work, can_be_recorded
+from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
@@ -69,9 +70,8 @@ def trained(
         optimizer = SGD(replica.module.parameters(), lr=lr, momentum=0.9)
         batches = Batches(TRAIN, BATCH, passes=passes, seed=5)
         loss, metrics, recorder = LOSSES["cross_entropy"], [METRICS["accuracy"]], Replaying(replica)
-        captured = (
-            GraphedPass(replica, batches, loss, arithmetic("fp64"), True, recorder) if captures else None
-        )
+        objective = Objective(loss, metrics, arithmetic=arithmetic("fp64"))
+        captured = GraphedPass(replica, batches, objective, recorder) if captures else None
         history = trainer_of(
             comm=comm,
             replica=replica,
@@ -153,7 +153,10 @@ def test_a_model_that_cannot_be_recorded_is_refused_with_the_remedy() -> None:
 
     replica = Replica(copy.deepcopy(model()))
     captured = GraphedPass(
-        replica, Batches(TRAIN, BATCH), LOSSES["cross_entropy"], Late(), False, Refusing(replica)
+        replica,
+        Batches(TRAIN, BATCH),
+        Objective(LOSSES["cross_entropy"], arithmetic=Late()),
+        Refusing(replica),
     )
     batch = Batch(torch.arange(4), torch.arange(4), 1.0)
     for _ in range(WARM):
@@ -175,7 +178,10 @@ def test_a_replay_counts_as_a_gradient_of_all_that_it_writes() -> None:
     module.register_parameter("unused", nn.Parameter(torch.ones(2)))
     replica = Replica(module)
     captured = GraphedPass(
-        replica, Batches(TRAIN, BATCH), LOSSES["cross_entropy"], Late(), False, Zero(replica)
+        replica,
+        Batches(TRAIN, BATCH),
+        Objective(LOSSES["cross_entropy"], arithmetic=Late()),
+        Zero(replica),
     )
     missing = MissingGradients(replica)
     for _ in range(WARM + 3):

@@ -74,8 +74,7 @@ def captured_by(
         return None
     if wanted == "auto" and not can_be_recorded(replica.module, objective.loss):
         return None
-    keeps = bool(objective.metrics)
-    return GraphedPass(replica, batches, objective.loss, objective.arithmetic, keeps, CudaRecorder())
+    return GraphedPass(replica, batches, objective, CudaRecorder())
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:

@@ -22,8 +22,8 @@ from torch.autograd.graph import increment_version
 from tutti.data.batches import Batch, Batches
 from tutti.errors import BadModel
 from tutti.replica import Replica
+from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
-from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Computed
 
 WARM: Final = 3
@@ -72,9 +72,8 @@ class GraphedPass:
     Args:
         replica: the model; gradients are added to its vectors.
         batches: on the GPU. From now on they deal positions of samples: the graph gets the samples itself.
-        loss: of the run, the mean over the samples of a batch.
-        arithmetic: how the model computes.
-        keeps: whether outputs and targets must outlast the next batch.
+        objective: of the run; its loss is the mean over the samples of a batch. For metrics, outputs and
+            targets must outlast the next batch.
         recorder: records the graph.
     """
 
@@ -82,13 +81,12 @@ class GraphedPass:
         self,
         replica: Replica,
         batches: Batches,
-        loss: Loss,
-        arithmetic: Arithmetic,
-        keeps: bool,
+        objective: Objective,
         recorder: CudaRecorder,
     ) -> None:
-        self._module, self._part, self._loss = replica.module, batches.part, loss
-        self._arithmetic, self._keeps, self._recorder = arithmetic, keeps, recorder
+        self._module, self._part, self._loss = replica.module, batches.part, objective.loss
+        self._arithmetic, self._keeps = objective.arithmetic, bool(objective.metrics)
+        self._recorder = recorder
         self._parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
         self._warm = 0
         self._written: list[Tensor] = []
