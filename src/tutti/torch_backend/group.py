@@ -26,8 +26,7 @@ from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.liveness import LEFT_EARLY, Peers
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
 from tutti.errors import PeerLost
-from tutti.torch_backend.arguments import Tensors, asynchronous, listed
-from tutti.torch_backend.collectives import GroupCollectives, chain
+from tutti.torch_backend.collectives import GroupCollectives, Tensors, asynchronous, chain, listed
 from tutti.torch_backend.cpp_stub import register_stub
 from tutti.torch_backend.device_dispatch import DeviceDispatch, dispatched
 from tutti.torch_backend.errors import Absent, Mismatch, RankLost, Unusable
