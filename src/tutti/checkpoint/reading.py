@@ -1,0 +1,137 @@
+"""Checkpoints that are there: found, verified to the last byte, and read by any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tutti.checkpoint.encoding import decode
+from tutti.errors import BadCheckpoint
+from tutti.records import checkpoints
+from tutti.records.checkpoints import RUN, FoundCheckpoint, head_file, tensors_file
+from tutti.records.json_lines import Json
+from tutti.records.untrusted import parse_json, read_file
+from tutti.state import Named, Saved, State, named
+
+
+class Checkpoint:
+    """A checkpoint whose files are as they were written. Made by `open_checkpoint`, `newest` and `best`.
+
+    It is small: one rank opens it, and sends it to the others of its host.
+
+    Attributes:
+        path: of its folder.
+        step: how many steps were done.
+        ranks: how many have left their state.
+        score: how good the model is, the higher the better; None: nobody has measured it.
+    """
+
+    def __init__(self, found: FoundCheckpoint) -> None:
+        self._found, self.path = found, found.path
+        self.step, self.ranks, self.score = found.manifest.step, found.manifest.ranks, found.manifest.score
+
+    def __reduce__(self) -> tuple[type, tuple[FoundCheckpoint]]:
+        return type(self), (self._found,)
+
+    @cached_property
+    def facts(self) -> Json:
+        """What rank 0 has told of the run."""
+        return self._read(RUN)
+
+    def saved(self, rank: int, ranks: int) -> Saved:
+        """Return what a rank is given to go on from.
+
+        Tensors that one rank has saved whole are mapped from its file; whoever changes them does not change
+        the file.
+
+        Args:
+            rank: its number.
+            ranks: how many go on.
+
+        Raises:
+            BadCheckpoint: elements of a tensor are missing, or the files are not what tutti writes.
+        """
+        same = ranks == self.ranks
+        alone = named([self._states[rank].alone]) if same else None
+        return Saved(self._joint, alone, self._states[0].shared, self._states[rank].own if same else None)
+
+    @cached_property
+    def _joint(self) -> Named:
+        return named(state.joint for state in self._states)
+
+    @cached_property
+    def _states(self) -> list[State]:
+        """What each rank has left."""
+        return [self._state(rank) for rank in range(self.ranks)]
+
+    def _state(self, rank: int) -> State:
+        with self._reading(tensors_file(rank)):
+            return decode(self._read(head_file(rank)), load_file(self.path / tensors_file(rank)))
+
+    def _read(self, name: str) -> Json:
+        with self._reading(name):
+            values: Any = parse_json(read_file(self.path / name))
+            if not isinstance(values, dict):
+                raise TypeError("it is no JSON object")
+            return cast("Json", values)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Turn errors about a file into one with a remedy."""
+        try:
+            yield
+        except OSError as error:
+            raise BadCheckpoint(f"cannot read {self.path / name}: {error.strerror or error}") from error
+        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise BadCheckpoint(
+                f"{self.path / name} is not what tutti writes ({type(error).__name__}: {error}); resume from "
+                "another checkpoint"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to go on from.
+
+    Attributes:
+        checkpoint: None: there is no good one.
+        passed_over: what is wrong with those that would have been taken before it, a sentence each.
+    """
+
+    checkpoint: Checkpoint | None
+    passed_over: list[str]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open the checkpoint in a folder.
+
+    Raises:
+        BadCheckpoint: it is damaged or missing, or a newer version of tutti has written it.
+    """
+    path = path.resolve()
+    return Checkpoint(FoundCheckpoint(path, checkpoints.verify(path)))
+
+
+def newest(folder: Path) -> Found:
+    """Find the good checkpoint of the latest step in the folder `checkpoints` of a run.
+
+    Raises:
+        BadCheckpoint: a newer version of tutti has written a later one.
+    """
+    return _found(*checkpoints.newest(folder))
+
+
+def best(folder: Path) -> Found:
+    """Find the good checkpoint with the highest score, else as `newest`."""
+    return _found(*checkpoints.best(folder))
+
+
+def _found(found: FoundCheckpoint | None, passed_over: list[str]) -> Found:
+    return Found(None if found is None else Checkpoint(found), passed_over)

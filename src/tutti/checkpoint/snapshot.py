@@ -1,0 +1,214 @@
+"""Memory for copies of the states of a host's ranks, which the process that writes them has too.
+
+    memfd   │ rank 0: safetensors file │ head │ facts of the run │ rank 1: safetensors file │ head │ ...
+                      header, tensors    with room to grow
+
+A rank maps only its own region. It is as in the files already, so writing them needs no knowledge of tensors.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from tutti.checkpoint.encoding import EncodedState
+from tutti.comm.base import Communicator
+from tutti.comm.shm import memfd
+from tutti.comm.shm.memfd import FileAddress
+
+_PAGE: Final = mmap.ALLOCATIONGRANULARITY
+_HUGE_PAGE: Final = 2 << 20
+_FILE_ALIGNMENT: Final = 64
+_ROOM_FOR_TEXT: Final = 16 << 10
+_TAG: Final = 0x7C4B
+"""The tag of the messages with copies."""
+
+_MADV_POPULATE_WRITE: Final = 23
+"""Of Linux 5.14: give memory all its pages now, so that the copy need not wait for them."""
+
+Sizes = tuple[int, ...]
+"""The sizes of the files of a rank: tensors, head, and rank 0's facts of the run."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The place of a rank's files in the memory.
+
+    Attributes:
+        start: of its region.
+        most: how large each file may be.
+    """
+
+    start: int
+    most: Sizes
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each file begins in the region."""
+        return [0, *accumulate(_round_up(most, _FILE_ALIGNMENT) for most in self.most)][:-1]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the region."""
+        whole = sum(_round_up(most, _FILE_ALIGNMENT) for most in self.most)
+        return _round_up(whole, _HUGE_PAGE if whole >= _HUGE_PAGE else _PAGE)
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Tell whether files of these sizes have room."""
+        return all(size <= most for size, most in zip(sizes, self.most, strict=True))
+
+
+def rooms_for(sizes: Mapping[int, Sizes]) -> dict[int, Room]:
+    """Return rooms for the files of some ranks, and for texts that are longer by the next time."""
+    rooms, start = {}, 0
+    for rank, (tensors, *texts) in sizes.items():
+        room = Room(start, (tensors, *(2 * size + _ROOM_FOR_TEXT for size in texts)))
+        if room.nbytes >= _HUGE_PAGE:
+            room = Room(_round_up(start, _HUGE_PAGE), room.most)
+        rooms[rank], start = room, room.start + room.nbytes
+    return rooms
+
+
+class Snapshot:
+    """The copies of the states of ranks whose files one process writes.
+
+    Attributes:
+        memory: on the first of them, the descriptor of what has all copies; None: it has none yet.
+
+    Args:
+        comm: all ranks.
+        host: those of this host.
+        ranks: those whose files are written together; the first of them has it done.
+        senders: the ranks that send their copies to that one, as they are on other hosts.
+    """
+
+    def __init__(
+        self, comm: Communicator, host: Communicator, ranks: Sequence[int], senders: Sequence[int]
+    ) -> None:
+        self._comm, self._host, self._first = comm, host, ranks[0]
+        self._sends = comm.rank in senders
+        self._senders = [rank for rank in senders if rank in ranks]
+        self._rooms: dict[int, Room] = {}
+        self._regions: dict[int, _Region] = {}
+        self.memory: int | None = None
+
+    def take(self, encoded: EncodedState, texts: Sequence[bytes], sizes: Mapping[int, Sizes]) -> None:
+        """Copy this rank's files; on the first rank those of all are there when this returns (collective).
+
+        Args:
+            encoded: the state of this rank.
+            texts: the files beside the tensors.
+            sizes: of the files of each of the ranks.
+        """
+        rank = self._comm.rank
+        if not self._rooms or not all(self._rooms[other].holds(needed) for other, needed in sizes.items()):
+            self.close()
+            self._rooms = rooms_for(sizes)
+            self._make_room()
+        self._regions[rank].copy(encoded, texts)
+        if self._sends:
+            for file in self._regions[rank].files(sizes[rank]):
+                self._comm.send(file, self._first, _TAG)
+            return
+        if rank == self._first:
+            for sender in self._senders:
+                for file in self._regions[sender].files(sizes[sender]):
+                    self._comm.recv(file, sender, _TAG)
+        self._host.barrier()
+
+    def offsets(self, rank: int) -> list[int]:
+        """Return where the files of a rank begin in the memory."""
+        room = self._rooms[rank]
+        return [room.start + start for start in room.starts]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._regions.clear()
+        if self.memory is not None:
+            os.close(self.memory)
+            self.memory = None
+
+    def _make_room(self) -> None:
+        rank = self._comm.rank
+        if self._sends:
+            self._regions[rank] = _Region(self._rooms[rank])
+            return
+        address = ""
+        if rank == self._first:
+            self.memory = memfd.make("snapshot")
+            os.ftruncate(self.memory, max(room.start + room.nbytes for room in self._rooms.values()))
+            # Always as long: under a virtual clock a message takes as long as it is.
+            address = f"{os.getpid():010} {self.memory:010}"
+            for sender in self._senders:
+                self._regions[sender] = _Region(self._rooms[sender], self.memory)
+        address = cast("str", self._host.broadcast_object(address))
+        file = FileAddress.parse(address).open()
+        self._regions[rank] = _Region(self._rooms[rank], file)
+        os.close(file)
+        self._host.barrier()
+
+
+class _Region:
+    """The files of one rank, mapped."""
+
+    def __init__(self, room: Room, memory: int | None = None) -> None:
+        """Map a region of a file; without one, of this process's own memory.
+
+        Args:
+            room: its place.
+            memory: the descriptor of the file; it may be closed afterwards.
+        """
+        self._room = room
+        self._layout: list[tuple[str, torch.dtype, torch.Size]] | None = None
+        self._targets: list[Tensor] = []
+        if memory is None:
+            self._bytes = torch.empty(room.nbytes, dtype=torch.uint8, device="cpu")
+            return
+        mapped = mmap.mmap(memory, room.nbytes, offset=room.start)
+        with suppress(OSError):  # the kernel has no huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):
+            mapped.madvise(_MADV_POPULATE_WRITE)
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def files(self, sizes: Sizes) -> list[Tensor]:
+        """Return the bytes of each file."""
+        starts = self._room.starts
+        return [self._bytes[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    @torch.no_grad()
+    def copy(self, encoded: EncodedState, texts: Sequence[bytes]) -> None:
+        """Overwrite the files."""
+        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in encoded.tensors.items()]
+        if layout != self._layout:
+            self._layout, self._targets = layout, self._lay_out(encoded)
+        for target, tensor in zip(self._targets, encoded.tensors.values(), strict=True):
+            target.copy_(tensor)
+        for start, text in zip(self._room.starts[1:], texts, strict=True):
+            self._write(start, text)
+
+    def _lay_out(self, encoded: EncodedState) -> list[Tensor]:
+        """Write the beginning of the file of tensors, and return places for all of them."""
+        header = encoded.header()
+        self._write(0, header)
+        at, targets = len(header), []
+        for tensor in encoded.tensors.values():
+            place = self._bytes[at : at + tensor.nbytes]
+            targets.append(place.view(tensor.dtype).view(tensor.shape))
+            at += tensor.nbytes
+        return targets
+
+    def _write(self, start: int, text: bytes) -> None:
+        self._bytes[start : start + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _round_up(size: int, to: int) -> int:
+    return -(-size // to) * to

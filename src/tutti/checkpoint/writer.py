@@ -1,0 +1,91 @@
+"""A rank's side of the process that writes checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+
+from tutti.checkpoint.writer_process import LENGTH_BYTES, PROGRAM, Answer, Order, WriterStart
+from tutti.records.json_lines import parse_record, to_json
+
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
+"""The variables of the environment that the process gets: with others it would take itself for a rank."""
+
+
+class Writer:
+    """The process that writes the checkpoints of a host. It is started again when it was killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._asked: tuple[int, float] | None = None
+        self._start()
+
+    @property
+    def busy_s(self) -> float | None:
+        """For how long it has been writing, as far as the last `poll` has shown; None: it is not."""
+        return time.monotonic() - self._asked[1] if self._asked else None
+
+    def give(self, order: Order, memory: int) -> None:
+        """Have a checkpoint written; call this only when it has nothing to do.
+
+        Args:
+            order: what to write.
+            memory: the descriptor of the memory that has it. Nobody may change it before `poll` has returned.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._connection is not None, "it is started"
+        self._asked = order.step, time.monotonic()
+        text = to_json(order).encode()
+        with suppress(BrokenPipeError, ConnectionResetError):  # `poll` tells that it is gone
+            socket.send_fds(self._connection, [len(text).to_bytes(LENGTH_BYTES, "little")], [memory])
+            self._connection.sendall(text)
+
+    def poll(self, timeout_s: float | None = 0.0) -> Answer | None:
+        """Return the outcome of the order, once; None: there is none yet, or nothing was ordered.
+
+        Args:
+            timeout_s: how long to wait for it; None: as long as it takes.
+        """
+        if self._asked is None or self._connection is None:
+            return None
+        readable, _, _ = select.select([self._connection], [], [], timeout_s)
+        if not readable:
+            return None
+        (step, begun), self._asked = self._asked, None
+        with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
+            if line := stream.readline():
+                return parse_record(line, Answer)
+        self.close()
+        return Answer(step, "the process that writes it was killed", time.monotonic() - begun)
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._asked = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        self.close()
+        self._connection, theirs = socket.socketpair()
+        start = WriterStart(os.getpid(), [str(path) for path in sys.path], theirs.fileno())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, json.dumps(asdict(start))],
+                stdin=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+                pass_fds=(theirs.fileno(),),
+            )

@@ -1,0 +1,340 @@
+"""The files of checkpoints: their names, how they become whole, and how damage is found.
+
+    RUN/checkpoints/
+        step-00001234/                 a checkpoint: the state of a run after 1234 steps
+            rank-00000.safetensors     the tensors of rank 0
+            rank-00000.json            what else it knows, and what its tensors are
+            ...
+            run.json                   the facts of the run
+            manifest.json              the size and the SHA-256 of each of these files, and of itself
+        latest                         a link to the one that was written last
+
+    1  the files are written and flushed to the disk in a folder of another name
+    2  the manifest is, and the folder
+    3  that folder is renamed, and the one around it flushed: from here on there is a new checkpoint
+    4  `latest` is moved
+    5  those that are not kept are removed
+
+A process that is killed at any moment, and a power cut, leave what was whole before, or the new one too.
+Needs neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadCheckpoint
+from tutti.records.json_lines import Json, Record, decode
+from tutti.records.untrusted import open_file, printable, read_file
+
+FOLDER: Final = "checkpoints"
+LATEST: Final = "latest"
+MANIFEST: Final = "manifest.json"
+RUN: Final = "run.json"
+
+FORMAT: Final = 1
+"""The version of all of this. A later one keeps how a manifest is sealed, and `format` in it."""
+
+_BEFORE: Final = ".before"
+"""The end of the name of a checkpoint whose place a new one of the same step takes."""
+
+_UNFINISHED: Final = ".unfinished"
+_NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
+_CHUNK: Final = 1 << 20
+_MOST_MANIFEST_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True)
+class FileEntry(Record):
+    """The size of a file in bytes, and its SHA-256."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest(Record):
+    """What a checkpoint consists of.
+
+    Attributes:
+        step: how many steps were done.
+        ranks: how many have left their state.
+        files: by their names; all but the manifest.
+        score: how good the model is, the higher the better; None: nobody has measured it.
+        format: the version of the files.
+    """
+
+    step: int
+    ranks: int
+    files: dict[str, FileEntry]
+    score: float | None = None
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The checkpoint to go on from.
+
+    Attributes:
+        path: of its folder.
+        manifest: all files are as it says.
+    """
+
+    path: Path
+    manifest: Manifest
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step."""
+    return folder / f"step-{step:08d}"
+
+
+def unfinished_folder(folder: Path, step: int, attempt: str) -> Path:
+    """Return the path of a checkpoint while it is being written."""
+    return folder / f".step-{step:08d}.{attempt}{_UNFINISHED}"
+
+
+def tensors_file(rank: int) -> str:
+    """Return the name of the file with a rank's tensors."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def head_file(rank: int) -> str:
+    """Return the name of the file with all else that a rank knows."""
+    return f"rank-{rank:05d}.json"
+
+
+def present(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, good or not, in the order of their steps."""
+    if not folder.is_dir():
+        return []
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    found = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
+    return [path for _, _, path in found]
+
+
+def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
+    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one.
+
+    Raises:
+        BadCheckpoint: a newer version of tutti has written one that is later.
+    """
+    return _first_good(reversed(present(folder)))
+
+
+def best(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
+    """Find the good checkpoint with the highest score, the latest of equal ones; else as `newest`."""
+    paths = present(folder)[::-1]
+    paths.sort(key=_score, reverse=True)
+    return _first_good(paths)
+
+
+def verify(path: Path) -> Manifest:
+    """Compare all files of a checkpoint with its manifest, and return it.
+
+    Raises:
+        BadCheckpoint: something is damaged or missing, or a newer version of tutti has written it.
+    """
+    manifest = read_manifest(path)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda item: _compare(path / item[0], item[1]), manifest.files.items()))
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a checkpoint, and compare it with its own SHA-256.
+
+    Raises:
+        BadCheckpoint: it is damaged, missing or of another checkpoint, or has a newer format.
+    """
+    try:
+        text = read_file(path / MANIFEST, _MOST_MANIFEST_BYTES)
+    except FileNotFoundError as error:
+        raise _bad(path, "it has no manifest.json" if path.is_dir() else "there is no such folder") from error
+    except OSError as error:
+        raise _bad(path, f"manifest.json cannot be read ({error.strerror})") from error
+    try:
+        values = json.loads(text)
+        values.pop("sha256")
+        if _sealed(values) != text:
+            raise _bad(path, "manifest.json is damaged")
+        if values["format"] > FORMAT:
+            raise NewerFormat(
+                f"{path} has format {values['format']} of checkpoints, and this version of tutti reads up to "
+                f"{FORMAT}; update tutti"
+            )
+        manifest = decode(Manifest, values)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise _bad(path, "manifest.json is damaged") from error
+    match = _NAME.fullmatch(path.resolve().name)
+    if match and int(match[1]) != manifest.step:
+        raise _bad(path, f"manifest.json is that of step {manifest.step}")
+    names = [name(rank) for rank in range(len(manifest.files) // 2) for name in (tensors_file, head_file)]
+    if {RUN, *names} != set(manifest.files) or len(names) != 2 * manifest.ranks:
+        raise _bad(path, "manifest.json lists other files than a checkpoint has")
+    return manifest
+
+
+class NewerFormat(BadCheckpoint):
+    """A checkpoint that a newer version of tutti has written."""
+
+
+def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
+    """Write a stretch of another file to a new file, and flush it to the disk.
+
+    Args:
+        path: of the new file.
+        memory: the descriptor of the other one.
+        offset: where the stretch begins in it.
+        size: of the stretch, in bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(size, _CHUNK)))
+    with open(path, "wb", buffering=0) as file:
+        for at in range(0, size, _CHUNK):
+            chunk = buffer[: min(_CHUNK, size - at)]
+            if os.preadv(memory, [chunk], offset + at) != len(chunk):
+                raise OSError(errno.EIO, "the snapshot is too short", str(path))
+            digest.update(chunk)
+            while chunk:
+                chunk = chunk[os.write(file.fileno(), chunk) :]
+        os.fsync(file.fileno())
+    return FileEntry(size, digest.hexdigest())
+
+
+def commit(unfinished: Path, manifest: Manifest, keep: int) -> None:
+    """Make a checkpoint of a folder that has all of its files; see above for the steps.
+
+    Args:
+        unfinished: the folder, beside the checkpoints.
+        manifest: of it.
+        keep: how many of the last checkpoints are kept, and the best one. Those of later steps are removed:
+            the run has gone on from an earlier one, so they are of a course that was given up.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    folder, final = unfinished.parent, step_folder(unfinished.parent, manifest.step)
+    with open(unfinished / MANIFEST, "wb") as file:  # [2]
+        file.write(_sealed(asdict(manifest)))
+        file.flush()
+        os.fsync(file.fileno())
+    _flush(unfinished)
+    if final.exists():  # [3]
+        # It counts until the new one is there.
+        before = final.with_name(final.name + _BEFORE)
+        remove(before)
+        final.rename(before)
+    unfinished.rename(final)
+    _flush(folder)
+    link = folder / f".{LATEST}{_UNFINISHED}"  # [4]
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.rename(folder / LATEST)
+    _flush(folder)
+    _remove_old(folder, final, keep)  # [5]
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, which is none any more as soon as that begins."""
+    gone = path.with_name(f".{path.name.lstrip('.')}.removed{_UNFINISHED}")
+    with suppress(FileNotFoundError):
+        shutil.rmtree(gone)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path.rename(gone))
+
+
+def remove_unfinished(folder: Path, but: Path | None = None) -> None:
+    """Remove what writers have left that were killed, all `but` one."""
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        if path != but and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def _remove_old(folder: Path, written: Path, keep: int) -> None:
+    found = present(folder)
+    at = found.index(written)
+    scores = {path: _score(path) for path in found[: at + 1]}
+    kept = [path for path in found[: at + 1] if not path.name.endswith(_BEFORE)][-keep:]
+    top = max(scores, key=lambda path: (scores[path], path))
+    if scores[top] > -math.inf:
+        kept.append(top)
+    for path in found:
+        if path not in kept:
+            remove(path)
+
+
+def _score(path: Path) -> float:
+    with suppress(BadCheckpoint):
+        score = read_manifest(path).score
+        if score is not None and not math.isnan(score):
+            return score
+    return -math.inf
+
+
+def _first_good(paths: Iterable[Path]) -> tuple[FoundCheckpoint | None, list[str]]:
+    passed_over: list[str] = []
+    for path in paths:
+        try:
+            return FoundCheckpoint(path, verify(path)), passed_over
+        except NewerFormat:
+            raise
+        except BadCheckpoint as error:
+            passed_over.append(str(error))
+    return None, passed_over
+
+
+def _compare(path: Path, entry: FileEntry) -> None:
+    """Compare a file with what the manifest says of it."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == entry.size:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+    except FileNotFoundError as error:
+        raise _bad(path.parent, f"{_shown(path)} is missing") from error
+    except OSError as error:
+        raise _bad(path.parent, f"{_shown(path)} cannot be read ({error.strerror})") from error
+    if size != entry.size:
+        raise _bad(path.parent, f"{_shown(path)} has {size:,} bytes instead of {entry.size:,}")
+    if digest.hexdigest() != entry.sha256:
+        raise _bad(path.parent, f"{_shown(path)} has other contents than were written (SHA-256)")
+
+
+def _sealed(values: Json) -> bytes:
+    """Return a manifest as it is written, with the SHA-256 of all else in it."""
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    return json.dumps({"sha256": digest, **values}, indent=1).encode() + b"\n"
+
+
+def _bad(path: Path, why: str) -> BadCheckpoint:
+    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}; resume from another one")
+
+
+def _shown(path: Path) -> str:
+    return printable(path.name)
+
+
+def _flush(path: Path) -> None:
+    """Flush the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
