@@ -109,7 +109,7 @@ class Batches:
         self.part, self.batch_size, self.seed = part, batch_size, seed
         self.take: Callable[[Tensor], tuple[Tensor, Tensor]] = part.take
         self._orders: dict[int, Tensor] = {}
-        self._cut_short: tuple[int, Tensor] | None = None
+        self._cut_short: dict[int, Tensor] = {}
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
         self.round_size = batch_size * size if own else batch_size
         self.updates = self.rounds(len(part))
@@ -147,9 +147,8 @@ class Batches:
             epoch: its number, from 0.
             rounds: where each rank is: the number of the epoch's round that it makes next.
         """
-        cut_short = self.order(epoch) if self._is_cut_short(epoch) else None
         kind = {"size": self.size, "batch_size": self.batch_size, "own": self.own, "dealt": None}
-        return State(shared={**kind, "rounds": list(rounds), "order": cut_short})
+        return State(shared={**kind, "rounds": list(rounds), "order": self._cut_short.get(epoch)})
 
     def load_state(self, epoch: int, saved: Saved) -> int:
         """Go on in the middle of an epoch: each sample that the ranks have left is taken once.
@@ -165,7 +164,7 @@ class Batches:
         """
         at = saved.shared
         if at["order"] is not None:
-            self._cut_short = epoch, at["order"]
+            self._cut_short = {epoch: at["order"]}
         if (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
             return int(at["rounds"][self.rank])
         return self._take_only(epoch, self._left(epoch, at))
@@ -188,16 +187,13 @@ class Batches:
 
     def _take_only(self, epoch: int, left: Tensor) -> int:
         """Take only some samples in an epoch; returns the round to begin with."""
-        self._cut_short = epoch, left
+        self._cut_short = {epoch: left}
         return self.updates - self.rounds(len(left))
-
-    def _is_cut_short(self, epoch: int) -> bool:
-        return self._cut_short is not None and self._cut_short[0] == epoch
 
     def order(self, epoch: int) -> Tensor:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64."""
-        if self._cut_short is not None and self._cut_short[0] == epoch:
-            return self._cut_short[1]
+        if epoch in self._cut_short:
+            return self._cut_short[epoch]
         # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
         mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
         return torch.randperm(len(self.part), generator=torch.Generator().manual_seed(int(mixed)))
@@ -221,7 +217,7 @@ class Batches:
         epoch, update = divmod(number, self.updates)
         if update < self.updates - 1:
             return self.round_size
-        return self._last_of(len(self.order(epoch))) if self._is_cut_short(epoch) else self._last_size
+        return self._last_of(len(self.order(epoch))) if epoch in self._cut_short else self._last_size
 
     def epoch(self, epoch: int, first: int = 0, stop: int | None = None) -> Iterator[Round]:
         """The rounds of one epoch, this rank's passes of each.
@@ -238,7 +234,7 @@ class Batches:
             start = (update - skipped) * self.round_size
             spans = self._full
             if update == self.updates - 1:
-                spans = self._spans(len(order) - start) if self._is_cut_short(epoch) else self._last
+                spans = self._spans(len(order) - start) if epoch in self._cut_short else self._last
             batches = tuple(Batch(*take(order[start + a : start + b]), share) for a, b, share in spans)
             yield epoch * self.updates + update, batches
 
@@ -309,7 +305,7 @@ class Queue(Batches):
     def load_state(self, epoch: int, saved: Saved) -> int:
         at = saved.shared
         if at["order"] is not None:
-            self._cut_short = epoch, at["order"]
+            self._cut_short = {epoch: at["order"]}
         if at["dealt"] is not None and at["size"] == self.size and saved.own is not None:
             drawn, self._ticket = at["drawn"], saved.own["ticket"]
         else:
