@@ -20,6 +20,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final, NoReturn, TypeAlias
 
 from tutti.errors import BadOption, UnknownName
@@ -51,7 +52,7 @@ _EXAMPLE: Final = (
 
 _WORD: Final = re.compile(r"[<>]=?|,|[^\s<>,]+")
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
-_NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,4})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -326,12 +327,8 @@ class _Parser:
         digits = self._next.removesuffix("%")
         if not _NUMBER.fullmatch(digits) or not math.isfinite(float(digits)):
             self._refuse("a number")
-        # In this way 99.9% is 0.999 to the last bit.
-        exponent = digits.lower().partition("e")[2] or "0"
-        percent = self._next.endswith("%")
-        number = (
-            float(f"{digits.lower().partition('e')[0]}e{int(exponent) - 2}") if percent else float(digits)
-        )
+        # 99.9% is 0.999 to the last bit.
+        number = float(Decimal(digits).scaleb(-2) if self._next.endswith("%") else digits)
         if quantity.metric in SHARES and not 0 <= number <= 1:
             self._refuse(f"a number from 0 to 1, or from 0% to 100%, as {quantity.metric} is a share,")
         self._at += 1
@@ -355,7 +352,7 @@ class _Parser:
             near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
             listed = ", ".join(f"'{one}'" for one in known[:-1])
             expected = f"{listed} or '{known[-1]}'" if listed else f"'{known[-1]}'"
-            self._refuse(f"{expected}", f" (did you mean '{near[0]}'?)" if near else "")
+            self._refuse(expected, f" (did you mean '{near[0]}'?)" if near else "")
         self._at += 1
         return word
 
