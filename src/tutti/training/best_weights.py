@@ -1,0 +1,133 @@
+"""The weights of the best epoch so far, in memory.
+
+    epoch       1     2     3     4     5
+    validated   0.9   0.4   0.6   ?     ?       results may come late
+    kept              x           x     x       the best, and all that may turn out to be better
+
+Each rank keeps a slice of the weights that all hold together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import Communicator, cut
+from tutti.records.run import EpochRecord
+from tutti.replica import Flat, Replica, copy_all, local
+from tutti.state import Held, Piece, Saved, State, fill, pieces_of
+from tutti.training.evaluation import keras_statistics
+from tutti.training.stopping import Ranking
+
+
+@dataclass(frozen=True)
+class KeptEpoch:
+    """Copies of what a model was after an epoch.
+
+    Attributes:
+        pieces: this rank's slice of the weights.
+        scattered: what this rank alone holds of weights that torch.distributed has divided.
+        buffers: all, the same on every rank.
+    """
+
+    pieces: list[Piece]
+    scattered: list[Tensor]
+    buffers: list[Tensor]
+
+
+class BestWeights:
+    """The weights of the best epoch so far, and of those of which it is not known yet how good they are.
+
+    Args:
+        replica: the model.
+        comm: the ranks that hold the same weights.
+        ranking: which epoch is the best.
+    """
+
+    def __init__(self, replica: Replica, comm: Communicator, ranking: Ranking) -> None:
+        self._replica, self._comm, self._ranking = replica, comm, ranking
+        self._kept: dict[int, KeptEpoch] = {}
+
+    def keep(self, epoch: int) -> None:
+        """Copy the weights and buffers that the replica has after an epoch (collective)."""
+        pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
+        scattered, buffers = (list(map(torch.clone, held)) for held in (self._scattered, self._buffers))
+        self._kept[epoch] = KeptEpoch(pieces, scattered, buffers)
+        # Ranks that see the same weights must not train on before all have their copy.
+        self._comm.barrier()
+
+    def note(self, history: Sequence[EpochRecord]) -> None:
+        """Drop what is not the best, as far as that is known after these epochs."""
+        best = self._best(history)
+        for record in history:
+            if record is not best:
+                self._kept.pop(record.epoch, None)
+
+    def restore(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
+        """Give every replica the weights and buffers of the best of these epochs (collective).
+
+        Returns:
+            That epoch; None where nothing is known of any: then all stays as it is.
+        """
+        best = self._best(history)
+        if best is None:
+            return None
+        kept = self._kept[best.epoch]
+        copy_all(
+            (piece.values for piece in self._pieces(best.epoch)), (piece.values for piece in kept.pieces)
+        )
+        if self._comm.size > 1:
+            for flat in self._replica.flats:
+                self._comm.all_gather(flat.weights)
+        copy_all(self._scattered, kept.scattered)
+        copy_all(self._buffers, kept.buffers)
+        return best
+
+    def state(self) -> State:
+        """Return all that is kept."""
+        joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
+        buffers = {str(epoch): kept.buffers for epoch, kept in self._kept.items()}
+        scattered = {str(epoch): kept.scattered for epoch, kept in self._kept.items()}
+        return State(joint, shared={"buffers": buffers}, own={"scattered": scattered})
+
+    def load_state(self, saved: Saved) -> None:
+        """Go on with what was kept; with nothing where other ranks held portions of the weights."""
+        if saved.own is None and self._replica.scattered:
+            return
+        for epoch, buffers in saved.shared["buffers"].items():
+            scattered = [] if saved.own is None else saved.own["scattered"][epoch]
+            self._kept[int(epoch)] = KeptEpoch(list(self._read(saved, int(epoch))), scattered, buffers)
+
+    def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
+        return self._ranking.best(record for record in history if record.epoch in self._kept)
+
+    def _read(self, saved: Saved, epoch: int) -> Iterator[Piece]:
+        for flat in self._replica.flats:
+            vector, mine = torch.zeros_like(flat.weights), self._mine(flat)
+            fill(saved.joint.tensors, _prefix(epoch), flat, vector, mine)
+            for piece in pieces_of(_prefix(epoch), flat, vector, mine):
+                yield replace(piece, values=piece.values.clone())
+
+    def _pieces(self, epoch: int) -> Iterator[Piece]:
+        """The pieces of the weights that this rank keeps, under the names that they are kept by."""
+        for flat in self._replica.flats:
+            yield from pieces_of(_prefix(epoch), flat, flat.weights, self._mine(flat))
+
+    def _mine(self, flat: Flat) -> slice:
+        return cut(len(flat.weights), self._comm.size)[self._comm.rank]
+
+    @property
+    def _scattered(self) -> list[Tensor]:
+        return [local(parameter.detach()) for _, parameter in self._replica.scattered]
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        module = self._replica.module
+        return [*module.buffers(), *keras_statistics(module)]
+
+
+def _prefix(epoch: int) -> str:
+    return f"epochs/{epoch}"
