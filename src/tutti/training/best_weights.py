@@ -97,7 +97,7 @@ class BestWeights:
         """Go on with what was kept; with nothing where other ranks held portions of the weights."""
         if saved.own is None and self._replica.scattered:
             return
-        for epoch, buffers in saved.shared["buffers"].items():
+        for epoch, buffers in saved.shared.get("buffers", {}).items():
             scattered = [] if saved.own is None else saved.own["scattered"][epoch]
             self._kept[int(epoch)] = KeptEpoch(list(self._read(saved, int(epoch))), scattered, buffers)
 
