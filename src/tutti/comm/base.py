@@ -179,6 +179,10 @@ class Communicator(ABC):
             )
 
 
+SERVER_PERIOD: Final = 10
+"""The default of `Servers.server_period`."""
+
+
 @dataclass(frozen=True)
 class Servers:
     """Ranks that are kept for parameter centres, and how the workers reach them.
@@ -194,7 +198,7 @@ class Servers:
     comm: Communicator
     ranks: tuple[int, ...]
     levels: int = 1
-    server_period: int = 10
+    server_period: int = SERVER_PERIOD
 
     @property
     def serving(self) -> bool:
@@ -203,7 +207,7 @@ class Servers:
 
 
 def keep_servers(
-    comm: Communicator, ranks: Collection[int], levels: int = 1, server_period: int = 10
+    comm: Communicator, ranks: Collection[int], levels: int = 1, server_period: int = SERVER_PERIOD
 ) -> Communicator:
     """Keep some ranks for parameter centres (collective).
 

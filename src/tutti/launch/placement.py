@@ -337,7 +337,7 @@ def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
 
 
 def split_off_servers(
-    comm: Communicator, servers: int, levels: int = 1, server_period: int = 10
+    comm: Communicator, servers: int, levels: int = 1, server_period: int | None = None
 ) -> Communicator:
     """Keep the last ranks of every host for the parameter centre (collective).
 
@@ -345,15 +345,15 @@ def split_off_servers(
         comm: all ranks of the job.
         servers: how many of them are to be servers.
         levels: of centres, as in `Servers`.
-        server_period: as in `Servers`.
+        server_period: as in `Servers`; None: its default.
 
     Returns:
         The workers' communicator, or the servers' on a server; `comm` itself where there are no servers.
     """
-    from tutti.comm.base import keep_servers
+    from tutti.comm.base import SERVER_PERIOD, keep_servers
 
     if not servers:
         return comm
     leader = comm.node.broadcast_object(comm.rank)
     homes = cast("list[int]", comm.all_gather_objects(leader))
-    return keep_servers(comm, choose_servers(homes, servers), levels, server_period)
+    return keep_servers(comm, choose_servers(homes, servers), levels, server_period or SERVER_PERIOD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar, cast
+from typing import TypeVar, cast
 
 from torch import nn
 
@@ -19,13 +19,10 @@ from tutti.strategies.placement import place
 
 R = TypeVar("R")
 
-SERVER_PERIOD: Final = 10
-"""The default of `server_period`."""
-
 
 def take_sides(comm: Communicator, config: TrainConfig) -> Communicator:
     """The workers' communicator on a worker, the servers' on a server (collective over all ranks)."""
-    return split_off_servers(comm, config.servers, config.levels, config.server_period or SERVER_PERIOD)
+    return split_off_servers(comm, config.servers, config.levels, config.server_period)
 
 
 def work_or_serve(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar, cast
 
-from tutti.comm.base import Servers
+from tutti.comm.base import SERVER_PERIOD, Servers
 from tutti.comm.network import Network
 from tutti.comm.virtual.communicator import VirtualCommunicator
 from tutti.comm.virtual.group import Cluster, VirtualGroup
@@ -66,7 +66,7 @@ class VirtualWorld:
         *,
         servers: int = 0,
         levels: int = 1,
-        server_period: int = 10,
+        server_period: int = SERVER_PERIOD,
     ) -> None:
         self.ranks, self.network, self.faults = ranks, network, tuple(faults)
         self.servers, self.levels, self.server_period = servers, levels, server_period
