@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -72,33 +72,29 @@ class DeviceDispatch:
         self._groups.clear()
 
 
-class Dispatching(Protocol):
-    """A group that dispatches by device."""
-
-    _dispatch: DeviceDispatch
-
-
-S = TypeVar("S", bound=Dispatching)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def dispatched(
-    name: str,
-) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
+Method = Callable[Concatenate[Any, P], R]
+"""An operation of a group that has a `DeviceDispatch` as `_dispatch`."""
+
+
+def dispatched(name: str) -> Callable[[Method[P, R]], Method[P, R]]:
     """Have an operation of a group, which torch calls `name`, done by the backend of the tensors' device."""
 
-    def decorate(operation: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def decorate(operation: Method[P, R]) -> Method[P, R]:
+        @functools.wraps(operation)
+        def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
             tensor = _first(args)
             if tensor is not None and not tensor.is_cpu:
-                other = self._dispatch.backend_for(cast("ProcessGroup", self), tensor.device)
+                other = self._dispatch.backend_for(self, tensor.device)
                 if other is not None:
                     method = getattr(other, name)
                     return cast("R", method(*(one for one in args if one is not None), **kwargs))
             return operation(self, *args, **kwargs)
 
-        return cast("Callable[Concatenate[S, P], R]", functools.wraps(operation)(call))
+        return call
 
     return decorate
 
