@@ -183,7 +183,7 @@ def _run(
                 folder.write_weights(weights_to_bytes(state))
 
         progress = Several(shown, heart)
-        hooks = Hooks(progress, book.epoch, recording.profiler, keep, recording.trace)
+        hooks = Hooks(progress, book.epoch, recording.profiler, keep, trace=recording.trace)
         history = parts.trainer(hooks).fit()
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)

@@ -8,6 +8,7 @@ import torch
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.batches import LEAST, Batches, by_speed
+from tutti.state import Saved, State
 
 FIRST: Final = 8
 """Updates before the ranks compare their speeds for the first time."""
@@ -40,6 +41,7 @@ class SpeedBalance:
     ) -> None:
         self._batches, self._comm, self._every = batches, comm, every
         self._parts = [part.stop - part.start for part in cut(batches.batch_size, comm.size)]
+        self._speeds: list[float] = []
         self._samples, self._seconds, self._left = 0, 0.0, first
 
     def note(self, samples: int, seconds: float) -> None:
@@ -51,6 +53,22 @@ class SpeedBalance:
             self._compare()
             self._samples, self._seconds, self._left = 0, 0.0, self._every
 
+    def state(self) -> State:
+        """Return the split, and what was measured since the last comparison."""
+        return State(
+            shared={"parts": self._parts, "speeds": self._speeds, "left": self._left},
+            own={"samples": self._samples, "seconds": self._seconds},
+        )
+
+    def load_state(self, saved: Saved) -> None:
+        """Go on from an earlier split; other ranks, or another number of them, begin to measure anew."""
+        if saved.own and len(saved.shared["parts"]) == self._comm.size:
+            self._samples, self._seconds = saved.own["samples"], saved.own["seconds"]
+            self._parts, self._left = saved.shared["parts"], saved.shared["left"]
+            if saved.shared["speeds"]:
+                self._speeds = saved.shared["speeds"]
+                self._batches.split_by(self._speeds)
+
     def _compare(self) -> None:
         speeds = torch.zeros(self._comm.size, dtype=torch.float64)
         if self._seconds > 0:
@@ -61,7 +79,7 @@ class SpeedBalance:
             return
         parts = by_speed(self._batches.batch_size, found, LEAST)
         if _slowest_s(parts, found) <= WORTHWHILE * _slowest_s(self._parts, found):
-            self._parts = parts
+            self._parts, self._speeds = parts, found
             self._batches.split_by(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -123,6 +123,12 @@ class Tally:
         sums = [float(total) for total in (self.weight, self.loss, *self._sums)]
         return counts, torch.tensor(sums, dtype=torch.float64)
 
+    def load(self, counts: Tensor, sums: Tensor) -> None:
+        """Count on from the sums of an earlier tally."""
+        self.samples, self._labelled = (int(count) for count in counts[:2])
+        self._confusion = counts[2:].view_as(self._confusion)
+        self.weight, self.loss, *self._sums = sums.tolist()
+
     def _count(self) -> None:
         """Count the outputs that were kept."""
         if not self._outputs:
@@ -237,12 +243,40 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
     """
     if comm.size == 1:
         return
-    broadcast_all([buffer for buffer in replica.module.buffers() if not buffer.is_floating_point()], comm)
-    for buffer in [*replica.buffers, *keras_statistics(replica.module)]:
-        # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
-        mean = buffer.to(device="cpu", dtype=torch.float64).flatten()
-        comm.all_reduce(mean)
-        buffer.copy_(mean.div_(comm.size).view(buffer.shape))
+    load_buffers(replica.module, mean_buffers(replica.module, comm))
+
+
+def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
+    """Return the mean of the ranks' floating-point buffers, and rank 0's others, by name (collective)."""
+    buffers = {name: buffer.clone() for name, buffer in named_buffers(module).items()}
+    if comm.size > 1:
+        broadcast_all([buffer for buffer in buffers.values() if not buffer.is_floating_point()], comm)
+        floating = [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+        if floating:
+            # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
+            means = torch.cat([buffer.flatten().to(device="cpu", dtype=torch.float64) for buffer in floating])
+            comm.all_reduce(means)
+            parts = torch.split(means.div_(comm.size), [buffer.numel() for buffer in floating])
+            copy_all(
+                floating, [part.view(buffer.shape) for part, buffer in zip(parts, floating, strict=True)]
+            )
+    return buffers
+
+
+@torch.no_grad()
+def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Overwrite the buffers of a module by others of the same names."""
+    for name, buffer in named_buffers(module).items():
+        value = buffers[name].to(buffer.device)
+        # What is expanded cannot be written to, and is the same everywhere.
+        if not torch.equal(buffer, value):
+            buffer.copy_(value)
+
+
+def named_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's buffers by name, and what Keras has for them."""
+    statistics = {f"keras/{number}": statistic for number, statistic in enumerate(keras_statistics(module))}
+    return {**{name: buffer.detach() for name, buffer in module.named_buffers()}, **statistics}
 
 
 def keras_statistics(module: nn.Module) -> list[Tensor]:

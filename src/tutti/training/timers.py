@@ -66,6 +66,14 @@ class StageTimer:
         self._looks += updating.looks
         updating.seconds, updating.looks = 0.0, 0
 
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds so far by stage, exchanges among them."""
+        return dict(self._seconds)
+
+    def load(self, seconds: Mapping[str, float]) -> None:
+        """Count on from these seconds."""
+        self._seconds.update(seconds)
+
     def take(self, look_s: float) -> tuple[dict[str, float], float]:
         """The seconds by stage, and how many of them the looks at the clock took, at `look_s` each."""
         taken = {stage: self._seconds[stage] for stage in STAGES}

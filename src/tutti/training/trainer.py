@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Final, cast
 
@@ -17,17 +17,30 @@ from torch.optim.lr_scheduler import LRScheduler
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch, Batches
 from tutti.errors import NotFinite
+from tutti.optim.sharded import equal_slices
+from tutti.optim.state import options_of
 from tutti.records.heartbeat import VALIDATING, WAITING
+from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.records.trace import Trace
 from tutti.replica import Replica
+from tutti.state import Held, Piece, Saved, State, Values, name_of, pieces_of, whole_piece
 from tutti.strategies.base import Worker
+from tutti.training.agenda import Agenda
 from tutti.training.balance import SpeedBalance
-from tutti.training.evaluation import Objective, Tally, average_buffers
+from tutti.training.evaluation import (
+    Objective,
+    Tally,
+    average_buffers,
+    load_buffers,
+    mean_buffers,
+    named_buffers,
+)
 from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment, Progress
+from tutti.training.random_state import load_random_state, random_state
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
 
@@ -53,6 +66,46 @@ class Computed:
     targets: Tensor
     weight: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpenEpoch:
+    """An epoch that is under way.
+
+    Attributes:
+        number: from 0.
+        began: when it did, by the trainer's clock.
+        tally: of the training samples.
+    """
+
+    number: int
+    began: float
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a rank in an epoch.
+
+    Attributes:
+        ended: whether it has made all its updates.
+        round: the number of the epoch's round that it makes next.
+        counts: of its tally.
+        sums: likewise.
+    """
+
+    ended: bool
+    round: int
+    counts: list[int]
+    sums: list[float]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The part of an epoch that was trained before the run was resumed: seconds, and a tally's sums."""
+
+    seconds: float
+    sums: tuple[Tensor, Tensor]
 
 
 Compute = Callable[[Batch], Computed]
@@ -122,6 +175,8 @@ class Hooks:
         on_epoch: called with the record of each epoch, when its validation is known.
         on_step: called before each of the rank's steps, with the number of updates made before.
         checkpoint: called when the final weights are in place, to write them; before the last record.
+        save: keeps the state of a run in its middle (collective): the updates made, this rank's state, and
+            whether the run stops here.
         trace: where each stage is noted; None: nowhere.
     """
 
@@ -129,6 +184,7 @@ class Hooks:
     on_epoch: Callable[[EpochRecord], None] | None = None
     on_step: Callable[[int], None] | None = None
     checkpoint: Callable[[], None] | None = None
+    save: Callable[[int, State, bool], None] | None = None
     trace: Trace | None = None
 
 
@@ -141,6 +197,10 @@ class Trainer:
         schedule: the batches, and how many updates are made with them.
         validation: what is evaluated after every epoch; None: nothing.
         hooks: see the run.
+        agenda: when the state is saved, and whether the run stops early; None: never, and it does not.
+
+    Attributes:
+        stopped: why the run has stopped before its end, to go on another time; None: it has not.
     """
 
     def __init__(
@@ -150,6 +210,7 @@ class Trainer:
         schedule: Schedule,
         validation: ValidationPlan | None = None,
         hooks: Hooks | None = None,
+        agenda: Agenda | None = None,
     ) -> None:
         self.comm, self.replica, self.worker = workers.comm, workers.replica, workers.worker
         self._optimizer, self._everyone = workers.optimizer, workers.everyone or workers.comm
@@ -158,7 +219,7 @@ class Trainer:
         self._objective, self._loss, self._arithmetic = objective, objective.loss, objective.arithmetic
         self._batches, self._schedule, self._balance = schedule.batches, schedule.lr, schedule.balance
         self._updates = schedule.updates
-        self._validation_plan, self._hooks = validation, hooks or Hooks()
+        self._validation_plan, self._hooks, self._agenda = validation, hooks or Hooks(), agenda
         self._progress = self._hooks.progress
         self._now = perf_counter if self._seconds_per_sample is None else self.comm.clock
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
@@ -166,17 +227,24 @@ class Trainer:
         self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
+        self._history: list[EpochRecord] = []
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
+        self._resumed: Resumed | None = None
+        self.stopped: str | None = None
 
-    def fit(self) -> list[EpochRecord]:
+    def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
 
         The module is in training mode meanwhile and afterwards. When this returns, its weights and buffers
         are final, and equal on all ranks.
 
+        Args:
+            saved: where to go on; the replica has its weights, and the optimizer its state. None: at the
+                beginning.
+
         Returns:
-            One record for each epoch; equal on all ranks but for the times.
+            One record for each epoch, those before `saved` too; equal on all ranks but for the times.
 
         Raises:
             BadModel, BadData, BadOption: model, data, loss and metrics do not fit; before the first step.
@@ -184,7 +252,6 @@ class Trainer:
         """
         module = self.replica.module
         self._stages.trace = self.worker.updating.trace = self._hooks.trace
-        history: list[EpochRecord] = []
         self._objective = check_fit(module, self._batches.part, self._objective)
         self._loss = self._objective.loss
         if not module.training:
@@ -194,26 +261,49 @@ class Trainer:
         if plan is not None:
             task = ValidationTask(self.replica, plan.part, self.comm, self._objective)
             self._validation = VALIDATIONS.named(plan.how)(task)
+        if saved is not None:
+            self._load_state(saved)
         self._progress.begin(RunLength(self._updates, self._batches.updates))
         try:
-            while self._step < self._updates:
-                for record in self._epoch(len(history) + len(self._unvalidated)):
-                    history.append(record)
-                    self._progress.epoch(record)
-                    if self._hooks.on_epoch is not None:
-                        self._hooks.on_epoch(record)
+            while self._begun * self._batches.updates < self._updates and self.stopped is None:
+                self._note(self._epoch(self._begun))
+                if self._agenda is not None and self._step < self._updates and self.stopped is None:
+                    self._pause_between_epochs(self._agenda)
         finally:
             self._progress.end()
             if self._validation is not None:
                 self._validation.close()
-        return history
+        return self._history
+
+    @property
+    def _begun(self) -> int:
+        """The epochs that are over, or will be when their validation is known."""
+        return len(self._history) + len(self._unvalidated)
+
+    def _note(self, records: Sequence[EpochRecord]) -> None:
+        for record in records:
+            self._history.append(record)
+            self._progress.epoch(record)
+            if self._hooks.on_epoch is not None:
+                self._hooks.on_epoch(record)
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
         began, tally = self._stages.start(), Tally(replace(self._objective, classes=None))
-        last = min(self._updates, self._step + self._batches.updates)
-        final = last == self._updates
-        self._train(epoch, last, tally)
+        if self._resumed is not None:
+            began -= self._resumed.seconds
+            tally.load(*self._resumed.sums)
+            self._resumed = None
+        last = min(self._updates, (epoch + 1) * self._batches.updates)
+        final, open_epoch = last == self._updates, OpenEpoch(epoch, began, tally)
+        self._train(open_epoch, last)
+        if self._agenda is not None and self._agenda.free:
+            # The others may want to meet in the middle of theirs.
+            while self.stopped is None and not self._pause(self._agenda, open_epoch, ended=True):
+                pass
+        if self.stopped is not None:
+            self.worker.finish()
+            return []
         self._meet(final)
         train = tally.total(self.comm)
         trained = self._stages.lap("wait" if self._everyone.size > 1 else "reduce")
@@ -256,9 +346,10 @@ class Trainer:
         self._refuse_broken_weights()
         average_buffers(self.replica, self.comm)
 
-    def _train(self, epoch: int, last: int, tally: Tally) -> None:
-        """Make the updates of one epoch, up to update number `last` of the run."""
-        stages, on_step, first = self._stages, self._hooks.on_step, self._step
+    def _train(self, open_epoch: OpenEpoch, last: int) -> None:
+        """Make the updates of one epoch, up to update number `last` of the run; or fewer, if it stops."""
+        stages, on_step, first, agenda = self._stages, self._hooks.on_step, self._step, self._agenda
+        epoch, tally = open_epoch.number, open_epoch.tally
         start = epoch * self._batches.updates
         began = stages.start()
         report = began + self._progress.every_s
@@ -286,6 +377,10 @@ class Trainer:
                 rate = _rate(self._batches.samples(self._step - first), now - began)
                 self._progress.moment(Moment(epoch + 1, self._step, tally.here(), rate))
                 report = stages.start() + self._progress.every_s
+            if agenda is not None and agenda.calls(self._step) and (agenda.free or self._step < last):
+                self._pause(agenda, open_epoch)
+                if self.stopped is not None:
+                    return
         self._step = last
         self._schedule_until(last)
         if isinstance(tally.loss, Tensor):
@@ -293,6 +388,130 @@ class Trainer:
                 self._batches.prepare(epoch + 1)
             self._refuse_sum(epoch, self._finite_check.last(tally.loss, last))
             stages.lap("backward")
+
+    def _pause_between_epochs(self, agenda: Agenda) -> None:
+        """Save the state, or stop, if that is due (collective)."""
+        tally = Tally(replace(self._objective, classes=None))
+        self._pause(agenda, OpenEpoch(self._begun, self._stages.start(), tally))
+        if self.stopped is not None:
+            self.worker.finish()
+
+    def _pause(self, agenda: Agenda, open_epoch: OpenEpoch, ended: bool = False) -> bool:
+        """Meet between two steps: save the state, and stop, if that is due (collective).
+
+        Args:
+            agenda: decides.
+            open_epoch: what this rank is in the middle of.
+            ended: whether it has made all updates of the epoch.
+
+        Returns:
+            Whether all ranks have; then nothing was decided.
+        """
+        self.worker.settle()
+        start = open_epoch.number * self._batches.updates
+        counts, sums = open_epoch.tally.sums()
+        here = Place(ended, self._step - start, counts.tolist(), sums.tolist())
+        places = cast("list[Place]", self.comm.all_gather_objects(here))
+        all_ended = all(place.ended for place in places)
+        if not all_ended:
+            decision = agenda.decide(self._step, open_epoch.number)
+            if decision.save and self._hooks.save is not None:
+                self._hooks.save(self._step, self._state(open_epoch, places), decision.stop)
+            if decision.stop:
+                self.stopped = agenda.reason or "another rank was asked to"
+        self.worker.resume()
+        self._stages.lap("checkpoint")
+        return all_ended
+
+    def _state(self, open_epoch: OpenEpoch, places: Sequence[Place]) -> State:
+        """Return all that must be known to go on from here (collective); the workers have settled."""
+        worker = self.worker.state()
+        batches = self._batches.state(open_epoch.number, [place.round for place in places])
+        validation = State() if self._validation is None else self._validation.state()
+        balance = State() if self._balance is None else self._balance.state()
+        shared = {
+            "epoch": open_epoch.number,
+            "updates": self._updates,
+            "places": [asdict(place) for place in places],
+            "seconds": self._stages.last - open_epoch.began,
+            "options": options_of(self._optimizer),
+            "schedule": None if self._schedule is None else dict(self._schedule.state_dict()),
+            "buffers": mean_buffers(self.replica.module, self.comm),
+            "history": [to_json(record) for record in self._history],
+            "unvalidated": [to_json(record) for record in self._unvalidated],
+        }
+        own = {
+            "buffers": named_buffers(self.replica.module),
+            "random": random_state(),
+            "steps": self._steps,
+            "stages": self._stages.seconds(),
+            "traffic": self.worker.traffic.values(),
+        }
+        parts = {"worker": worker, "batches": batches, "validation": validation, "balance": balance}
+        return State(
+            joint=Held([*self._weights(), *worker.joint.pieces], worker.joint.numbers),
+            alone=worker.alone,
+            shared={"training": shared, **{name: part.shared for name, part in parts.items()}},
+            own={"training": own, **{name: part.own for name, part in parts.items()}},
+        )
+
+    def _weights(self) -> Iterator[Piece]:
+        """Yield this rank's part of the model's parameters."""
+        laid = {parameter for flat in self.replica.flats for parameter in flat.parameters}
+        for flat in self.replica.flats:
+            mine = equal_slices(flat, self.comm.size)[self.comm.rank]
+            yield from pieces_of("weights", flat, flat.weights, mine)
+        if self.comm.rank == 0:
+            for name, parameter in self.replica.module.named_parameters():
+                if parameter not in laid:
+                    yield whole_piece(name_of("weights", name), parameter)
+
+    def _load_state(self, saved: Saved) -> None:
+        """Go on from an earlier state (collective); weights and optimizer have theirs."""
+        training = saved.part("training")
+        at, own = training.shared, training.own
+        epoch, places = at["epoch"], [Place(**place) for place in at["places"]]
+        self._history = [parse_record(text, EpochRecord) for text in at["history"]]
+        self._unvalidated.extend(parse_record(text, EpochRecord) for text in at["unvalidated"])
+        first = self._batches.load_state(epoch, saved.part("batches"))
+        self._step = epoch * self._batches.updates + first
+        if own is not None:
+            place = places[self.comm.rank]
+            self._step = epoch * self._batches.updates + place.round
+            sums = torch.tensor(place.counts), torch.tensor(place.sums, dtype=torch.float64)
+            self._steps = own["steps"]
+            self._stages.load(own["stages"])
+            self.worker.traffic.load(own["traffic"])
+            load_random_state(own["random"])
+        else:
+            mine = places if self.comm.rank == 0 else []
+            sums = (
+                torch.tensor([place.counts for place in mine] or [[0] * len(places[0].counts)]).sum(dim=0),
+                torch.tensor(
+                    [place.sums for place in mine] or [[0.0] * len(places[0].sums)], dtype=torch.float64
+                ).sum(dim=0),
+            )
+        self._resumed = Resumed(at["seconds"], sums)
+        load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
+        if self._schedule is not None:
+            self._load_schedule(self._schedule, at)
+        self._lr = self._optimizer.param_groups[0]["lr"]
+        self.worker.load_state(saved.part("worker"))
+        if self._validation is not None:
+            self._validation.load_state(saved.part("validation"))
+        if self._balance is not None:
+            self._balance.load_state(saved.part("balance"))
+        self.comm.barrier()
+
+    def _load_schedule(self, schedule: LRScheduler, at: Values) -> None:
+        """Have the learning rate go on; on another way if the run has another length now."""
+        if at["updates"] == self._updates and at["schedule"] is not None:
+            self._scheduled = self._step
+            schedule.load_state_dict(at["schedule"])
+            for group, options in zip(self._optimizer.param_groups, at["options"], strict=True):
+                group["lr"] = options["lr"]
+        else:
+            self._schedule_until(self._step)
 
     def _schedule_until(self, updates: int) -> float:
         """Step the schedule until it stands where it belongs after so many updates; returns the time."""

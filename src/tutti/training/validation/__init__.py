@@ -16,6 +16,7 @@ from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.registry import Registry
 from tutti.replica import Replica
+from tutti.state import Saved, State
 from tutti.training.evaluation import Objective, Tally, evaluate
 
 VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.validation", "way to validate")
@@ -72,6 +73,14 @@ class Validation(ABC):
         Args:
             everything: wait for all.
         """
+
+    def state(self) -> State:
+        """Return what was begun and not collected yet."""
+        return State()
+
+    def load_state(self, saved: Saved) -> None:
+        """Go on with what an earlier one had begun (collective)."""
+        return
 
     def close(self) -> None:
         """Give back what this holds, whatever the state of training."""

@@ -1,0 +1,159 @@
+"""The times at which a run saves its state, or stops: all ranks agree on them, between two steps.
+
+Workers that go from step to step together, or abreast, vote every so often, in the same step:
+
+    rank 0   step │ step │ vote │ step │ step │ vote: save │ settle, save, resume │ step
+    rank 1   step │ step │ vote │ step │ step │ vote: save │ settle, save, resume │ step
+
+Workers that wait for nobody look at a counter instead. Whoever wants something adds to it, and each comes to
+the meeting when it sees that:
+
+    rank 0   step │ step, add │ comes │ settle, vote: save, resume │ step
+    rank 1   step  │   step    │  step   │ looks, comes │ settle, vote: save, resume │ step
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.training.intervals import Every
+
+LOOK_S: Final = 0.25
+"""The seconds between two votes, about: so long may a request go unnoticed."""
+
+LOOK_STEPS: Final = 4
+"""Steps between two looks at the counter."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The reasons for a meeting, apart from the steps that were made.
+
+    Attributes:
+        every: the time between two checkpoints; None: none but those of a stop.
+        stop: tells whether this rank was asked to stop, and by what: the sentence why; None: it was not.
+        free: the workers wait for nobody.
+        period: of workers that go abreast, the steps between two exchanges.
+        now: the clock, in seconds.
+    """
+
+    every: Every | None = None
+    stop: Callable[[], str | None] = lambda: None
+    free: bool = False
+    period: int = 1
+    now: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision of a meeting, the same on all ranks.
+
+    Attributes:
+        save: the state is to be saved.
+        stop: the run ends here, and can go on later.
+    """
+
+    save: bool
+    stop: bool
+
+
+class Agenda:
+    """The meetings of a run's ranks (collective over the ranks).
+
+    Args:
+        comm: the ranks.
+        wishes: the reasons to meet.
+        step: where the run begins.
+
+    Attributes:
+        free: the workers wait for nobody.
+        reason: why this rank was asked to stop; None: it was not.
+    """
+
+    def __init__(self, comm: Communicator, wishes: Wishes, step: int = 0) -> None:
+        self._comm, self._wishes = comm, wishes
+        self.free = wishes.free
+        self._counter = comm.counter() if wishes.free else None
+        self._seen, self._asked = 0, False
+        self._saved_step, self._saved_epoch, self._saved_at = step, 0, wishes.now()
+        self._looked_at, self._looked_step = wishes.now(), step
+        self._next = step + 1
+        self.reason: str | None = None
+
+    def calls(self, step: int) -> bool:
+        """Tell whether the ranks meet after this step; cheap where they do not.
+
+        Args:
+            step: updates that this rank has made.
+        """
+        if step < self._next:
+            return False
+        return self._look(step) if self._counter is None else self._count(step)
+
+    def decide(self, step: int, epoch: int) -> Decision:
+        """Decide, when the ranks have met (collective).
+
+        Args:
+            step: updates that this rank has made.
+            epoch: epochs that are complete.
+        """
+        stops, saves = self._wants_stop(), self._wants_save(step, epoch)
+        votes = torch.tensor([float(stops), float(saves)])
+        self._comm.all_reduce(votes)
+        if self._counter is not None:
+            # All who have added are here, and nobody adds before all have read.
+            self._seen, self._asked = self._counter.add(0), False
+            self._comm.barrier()
+        stop, save = (bool(vote) for vote in votes.tolist())
+        if save or stop:
+            self._saved_step, self._saved_epoch, self._saved_at = step, epoch, self._wishes.now()
+        return Decision(save or stop, stop)
+
+    def _wants_stop(self) -> bool:
+        self.reason = self.reason or self._wishes.stop()
+        return self.reason is not None
+
+    def _wants_save(self, step: int, epoch: int) -> bool:
+        every = self._wishes.every
+        if every is None or (every.seconds is not None and self._comm.rank):
+            return False  # Clocks differ: rank 0's counts.
+        passed = self._wishes.now() - self._saved_at
+        return every.is_over(passed, step - self._saved_step, epoch - self._saved_epoch)
+
+    def _look(self, step: int) -> bool:
+        """Vote, and settle on the step of the next vote."""
+        now, every = self._wishes.now(), self._wishes.every
+        step_s = (now - self._looked_at) / max(1, step - self._looked_step)
+        self._looked_at, self._looked_step = now, step
+        timed = every is not None and every.seconds is not None
+        wanted = self._wants_stop() or (timed and self._wants_save(step, self._saved_epoch))
+        votes = torch.tensor([float(wanted), step_s])
+        self._comm.all_reduce(votes)
+        meets, seconds = votes.tolist()
+        most = max(1, int(LOOK_S * self._comm.size / seconds)) if seconds > 0 else LOOK_STEPS
+        period = self._wishes.period
+        self._next = step + max(1, most // period) * period
+        if every is not None and every.steps is not None:
+            due = self._saved_step + every.steps
+            if step >= due:
+                return True
+            self._next = min(self._next, due)
+        return bool(meets)
+
+    def _count(self, step: int) -> bool:
+        """Ask for a meeting if one is wanted here; tell whether one is wanted anywhere."""
+        assert self._counter is not None
+        self._next, every = step + LOOK_STEPS, self._wishes.every
+        if every is not None and every.steps is not None:
+            self._next = min(self._next, max(step + 1, self._saved_step + every.steps))
+        if not self._asked and (self._wants_stop() or self._wants_save(step, self._saved_epoch)):
+            self._asked = True
+            self._counter.add(1)
+            return True
+        return self._counter.add(0) != self._seen
