@@ -163,8 +163,10 @@ def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = 
     """
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
-        if start < stop or (span.start == span.stop and place.start <= span.start < place.stop):
+        if start < stop:
             yield piece_of(name_of(prefix, name, key), parameter, start - span.start, vector[start:stop])
+        elif span.start == span.stop:  # of a parameter without elements every rank has all
+            yield piece_of(name_of(prefix, name, key), parameter, 0, vector[span])
 
 
 def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> Piece:

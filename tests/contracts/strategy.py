@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 import torch
 
+from tests.contracts.resuming import Course, begin, checkpoint, go_on, momentum, plain
 from tests.contracts.training import (
     Outcome,
     Run,
@@ -493,6 +494,86 @@ def _expecting_loss(comm: Communicator, run: Run) -> str:
     except PeerLost:
         return "lost"
     return "trained"
+
+
+def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
+    strategy: type[Strategy], known: Setting
+) -> None:
+    """To the bit, whatever the options: so all that counts is in the weights and the state."""
+    _await_centres(strategy)
+    for one in _variants(strategy, known):
+        for hosts in (1, 2) if on_several_hosts(one) else (1,):
+            for course in _courses(one):
+                left = world(one, 4, hosts).run(begin, course)
+                resumed = world(one, 4, hosts).run(go_on, course, checkpoint(left))
+                for before, after in zip(left, resumed, strict=True):
+                    if before is not None:
+                        where = f"{course.strategy}, {course.optimizer}, {hosts} hosts"
+                        assert torch.equal(after.final, before.final), where
+
+
+def _await_centres(strategy: type[Strategy]) -> None:
+    if needs_centre(strategy) or strategy.name == "easgd_sync":
+        pytest.skip("has no state yet")
+
+
+def _variants(strategy: type[Strategy], known: Setting) -> list[Strategy]:
+    """A strategy with its usual options, and with each of them changed."""
+    given = [known.brisk]
+    for of in fields(strategy):
+        before, changed = known.changes.get(of.name) or (known.brisk, {of.name: _other_value(of, known)})
+        given += [before, {**before, **changed}]
+    return list(dict.fromkeys(strategy(**options) for options in given))
+
+
+def _courses(strategy: Strategy) -> list[Course]:
+    """With an optimizer that remembers much, and with one that each strategy can use."""
+    some = Course(strategy), Course(strategy, optimizer=momentum), Course(strategy, optimizer=plain)
+    return [course for course in some if course.optimizer is plain or not _is_particular(strategy)]
+
+
+def _is_particular(strategy: Strategy) -> bool:
+    """Whether its options want plain SGD."""
+    return any(getattr(strategy, name, 0) for name in ("threshold", *_MOMENTA.get(strategy.name, ())))
+
+
+_MOMENTA: Final = {"easgd": ("momentum",), "easgd_sync": ("momentum",)}
+
+
+def check_other_ranks_go_on_from_the_agreed_weights(strategy: type[Strategy], known: Setting) -> None:
+    """More or fewer ranks do; what they cannot go on with, they name.
+
+    Workers that make one update together, and are sequential training as one, make just the same steps.
+    """
+    _await_centres(strategy)
+    one = brisk(strategy, known)
+    if one.most_workers == 1:
+        pytest.skip(f"'{strategy.name}' has one worker")
+    exact = one.pace is Pace.TOGETHER and known.alone == {}
+    course = Course(one, dtype=torch.float64)
+    for hosts, ranks, others in ((1, 3, 2), (2, 2, 4)) if on_several_hosts(one) else ((1, 3, 2),):
+        left = world(one, ranks, hosts).run(begin, course)
+        resumed = world(one, others, hosts).run(go_on, course, checkpoint(left, others))
+        expected = next(found for found in left if found is not None)
+        for after in resumed:
+            if after is None:
+                continue
+            for name, weights in expected.weights.items():
+                assert torch.allclose(after.weights[name], weights, rtol=1e-12, atol=1e-12)
+            kept = expected.state.alone
+            assert bool(after.anew) == bool(kept.pieces or kept.numbers or _remembers(expected.state.own))
+            assert after.final.isfinite().all()
+            if exact:
+                assert distance(after.final, expected.final) < 1e-12
+
+
+def _remembers(values: object) -> bool:
+    """Whether there is a tensor or a text in a tree of values."""
+    if isinstance(values, dict):
+        return any(_remembers(value) for value in values.values())
+    if isinstance(values, list | tuple):
+        return any(_remembers(value) for value in values)
+    return isinstance(values, torch.Tensor)
 
 
 CHECKS: Final[tuple[Callable[[type[Strategy], Setting], None], ...]] = tuple(

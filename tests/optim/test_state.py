@@ -14,7 +14,7 @@ from tutti.errors import BadCheckpoint
 from tutti.optim.sharded import ShardedOptimizer, own_slices
 from tutti.optim.state import load, options_of
 from tutti.replica import Replica
-from tutti.state import Named, named
+from tutti.state import Named, Saved, State, named, saved_by
 
 OPTIMIZERS: list[tuple[type[Optimizer], dict[str, object]]] = [
     (optim.SGD, {"lr": 0.1, "momentum": 0.9}),
@@ -34,11 +34,11 @@ def convolutions() -> nn.Module:
 
 
 def laid_out(
-    module: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer], ranks: int, held: Named | None
+    module: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer], ranks: int, saved: Saved | None
 ) -> tuple[Replica, list[ShardedOptimizer]]:
     optimizer = make(module.parameters())
-    if held is not None:
-        load(optimizer, {p: name for name, p in module.named_parameters()}, held, options_of(optimizer))
+    if saved is not None:
+        load(optimizer, {p: name for name, p in module.named_parameters()}, saved, options_of(optimizer))
     replica = Replica(module)
     cut = [own_slices(flat, ranks, optimizer) for flat in replica.flats]
     return replica, [ShardedOptimizer(optimizer, replica, [s[rank] for s in cut]) for rank in range(ranks)]
@@ -65,13 +65,13 @@ def test_other_ranks_go_on_bit_equal(
 
     replica, shards = laid_out(convolutions(), make, 2, None)
     train(replica, shards, range(4))
-    held = copy.deepcopy([shard.state() for shard in shards])
+    (saved, *_) = saved_by([State(shard.state()) for shard in shards], ranks)
     weights = copy.deepcopy(replica.module.state_dict())
     train(replica, shards, range(4, 7))
     # What is kept belongs to parameters, not to places in memory.
     module = convolutions().to(memory_format=order)
     module.load_state_dict(weights)
-    resumed, others = laid_out(module, make, ranks, named(held))
+    resumed, others = laid_out(module, make, ranks, saved)
     train(resumed, others, range(4, 7))
     for parameter, same in zip(replica.module.parameters(), module.parameters(), strict=True):
         # Adafactor adds up over a whole parameter, in the order of memory.
@@ -89,4 +89,4 @@ def test_a_missing_rank_is_noticed() -> None:
 def test_an_optimizer_with_other_param_groups_is_refused() -> None:
     module = convolutions()
     with pytest.raises(BadCheckpoint, match="the optimizer has 1 param groups, and 2 in the checkpoint"):
-        load(optim.Adam(module.parameters()), {}, Named({}, {}), [{}, {}])
+        load(optim.Adam(module.parameters()), {}, Saved(Named({}, {}), None, {}, None), [{}, {}])

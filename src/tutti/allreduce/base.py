@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.replica import Flat
+from tutti.state import Values
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,12 @@ class GradientReduction(ABC):
 
     def forget(self) -> None:
         """Drop what is remembered of earlier vectors, as the weights they belonged to have been replaced."""
+        return
+
+    def state(self) -> Values:
+        """Return what is remembered of earlier vectors; live, and this rank's own."""
+        return {}
+
+    def load_state(self, values: Values) -> None:
+        """Go on from what another one of the same layout has remembered."""
         return

@@ -24,6 +24,7 @@ from typing_extensions import override
 from tutti.allreduce.base import GradientLayout, GradientReduction
 from tutti.comm.base import Communicator
 from tutti.replica import is_finite
+from tutti.state import Values
 
 BUCKET: Final = 512
 """Neighbours that share one scale, as in the experiments of the QSGD paper (see `Int8`)."""
@@ -254,3 +255,11 @@ class Compressed(GradientReduction):
     @override
     def forget(self) -> None:
         self._error.zero_()
+
+    @override
+    def state(self) -> Values:
+        return {"error": self._error}
+
+    @override
+    def load_state(self, values: Values) -> None:
+        self._error.copy_(values["error"])

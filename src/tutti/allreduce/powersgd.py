@@ -25,6 +25,7 @@ from tutti.allreduce.base import GradientLayout, GradientReduction, Layer
 from tutti.allreduce.exact import all_reduce_bytes
 from tutti.comm.base import Communicator
 from tutti.replica import is_finite
+from tutti.state import Values
 
 
 def is_worthwhile(rows: int, columns: int, rank: int) -> bool:
@@ -110,6 +111,15 @@ class PowerSGD(GradientReduction):
         for number, matrix in enumerate(self._matrices):
             columns, thin = matrix.right.shape
             matrix.right.copy_(first_right(columns, thin, self._error.dtype, seed=number))
+
+    @override
+    def state(self) -> Values:
+        return {"error": self._error, "rights": self._rights}
+
+    @override
+    def load_state(self, values: Values) -> None:
+        self._error.copy_(values["error"])
+        self._rights.copy_(values["rights"])
 
     @override
     def all_reduce(self, vector: Tensor, share: float) -> int:

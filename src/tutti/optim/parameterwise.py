@@ -1,4 +1,4 @@
-"""Optimizers of our own, which move one parameter after the other."""
+"""Optimizers that move one parameter after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
 
@@ -30,3 +30,11 @@ class ParameterWise(Optimizer):
     @abstractmethod
     def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Move one parameter of a param group, in place, by its gradient, which is left as it is."""
+
+
+def is_parameterwise(optimizer: Optimizer) -> bool:
+    """Tell whether the optimizer is known to treat each parameter by itself.
+
+    Those of torch and our own do. Any other may use what all parameters have together, such as their norm.
+    """
+    return type(optimizer) in vars(optim).values() or isinstance(optimizer, ParameterWise)

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from tutti.optim.kernels import KERNELS
 from tutti.optim.missing import NONE_MISSING, Missing
-from tutti.optim.parameterwise import ParameterWise
 from tutti.optim.state import add_stretch, add_whole
 from tutti.replica import Flat, view_like
 from tutti.state import Held
@@ -58,14 +57,6 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     )
 
 
-def is_parameterwise(optimizer: Optimizer) -> bool:
-    """Tell whether the optimizer is known to treat each parameter by itself.
-
-    Those of torch and our own do. Any other may use what all parameters have together, such as their norm.
-    """
-    return type(optimizer) in vars(optim).values() or isinstance(optimizer, ParameterWise)
-
-
 def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
     """Tell whether a fused kernel moves this param group: torch has one, and the user asks for no other."""
     if group.get("fused") is not None or group.get("foreach") is not None:
@@ -102,7 +93,7 @@ class Stretch:
     """Consecutive elements of a flat vector that an optimizer sees as one parameter.
 
     Attributes:
-        place: where they lie in the vector.
+        place: where they lie in the vector; with the gap behind them, if they may be cut.
         shares: the user's parameters that lie there.
     """
 
@@ -205,8 +196,9 @@ class GroupOptimizer:
             return
         parts, states = [], []
         for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
-            for share in stretch.shares:
-                within = slice(share.at, share.at + share.elements.stop - share.elements.start)
+            ends = [*(share.at for share in stretch.shares[1:]), stretch.place.stop - stretch.place.start]
+            for share, end in zip(stretch.shares, ends, strict=True):
+                within = slice(share.at, end)
                 place = slice(stretch.place.start + within.start, stretch.place.start + within.stop)
                 parts.append(Stretch(place, (ParameterSlice(share.parameter, share.elements, 0),)))
                 states.append(_part_of(self.optimizer.state.get(parameter, {}), within))

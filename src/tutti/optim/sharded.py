@@ -29,16 +29,17 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
+from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import (
+    COUNTERS,
     GroupOptimizer,
     ParameterSlice,
     Stretch,
     is_elementwise,
     is_fused,
-    is_parameterwise,
     progress,
 )
-from tutti.optim.state import add_whole
+from tutti.optim.state import held_by
 from tutti.replica import ALIGNMENT, Flat, Replica
 from tutti.state import Held
 
@@ -173,19 +174,22 @@ class ShardedOptimizer:
 
     def state(self) -> Held:
         """Return the optimizer's state for the slices, by parameter."""
-        held = Held()
         names = {
             parameter: name
             for flat in self._flats
             for name, parameter in zip(flat.names, flat.parameters, strict=True)
         }
-        if self.joint:
-            for parameter, name in names.items():
-                add_whole(held, name, self._optimizer.state.get(parameter, {}))
+        held = held_by(self._optimizer, names) if self.joint else Held()
         for piece in self.pieces:
             for run in piece.runs:
                 run.add_state(held, names)
         return held
+
+    def counters(self) -> Held:
+        """Return what the optimizer counts for the parameters of the slices."""
+        held = self.state()
+        pieces = [piece for piece in held.pieces if piece.name.rpartition("/")[2] in COUNTERS]
+        return Held(pieces)
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""
@@ -243,10 +247,12 @@ def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
 def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> dict[int, list[Stretch]]:
     """Return the stretches to move in `place`, by param group: neighbours joined, or whole parameters."""
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    joined = is_elementwise(optimizer) and not apart
+    elementwise = is_elementwise(optimizer)
+    joined = elementwise and not apart
     found: dict[int, list[Stretch]] = {}
     before: object = None
-    for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+    ends = [*(span.start for span in flat.spans[1:]), len(flat.weights)]
+    for parameter, span, end in zip(flat.parameters, flat.spans, ends, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         group = group_of.get(id(parameter))
         if group is None or start >= stop:
@@ -254,6 +260,10 @@ def _stretches(optimizer: Optimizer, flat: Flat, place: slice, apart: bool) -> d
             continue
         kind = (group, progress(optimizer, parameter)) if joined else parameter
         elements = slice(start - span.start, stop - span.start)
+        if elementwise:
+            # With the gap: fused kernels may round what is left after the last full register differently, and
+            # an update is the same to the bit wherever the vector is cut.
+            stop = min(end, place.stop)
         stretches = found.setdefault(group, [])
         if joined and kind == before:
             last = stretches.pop()

@@ -6,7 +6,8 @@ the batch has, not what the table has, and leaves all other rows to whoever else
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadOption
+from tutti.optim.state import add_whole
 from tutti.replica import Flat
+from tutti.state import Held
 
 BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
     optim.SGD: optim.SGD,
@@ -55,8 +58,8 @@ def dense_slices(flat: Flat, tables: Sequence[nn.Parameter]) -> list[slice]:
 class RowOptimizer:
     """An optimizer of the touched rows of embedding tables, with a state of its own.
 
-    SGD and Adagrad do what they do to a dense gradient. Adam is torch's `SparseAdam`: the moments of a row
-    change only when the row is touched.
+    State that the user's optimizer has already is carried over. SGD and Adagrad do what they do to a dense
+    gradient. Adam is torch's `SparseAdam`: the moments of a row change only when the row is touched.
 
     Args:
         optimizer: the user's; its options are read again at every step.
@@ -78,6 +81,14 @@ class RowOptimizer:
         self._tables = list(tables)
         for table in self._tables:
             table.grad = None
+
+    def state(self, names: Mapping[nn.Parameter, str]) -> Held:
+        """Return what is kept for the tables, by their names."""
+        held = Held()
+        for _, tables, optimizer in self._groups:
+            for table in tables:
+                add_whole(held, names[table], optimizer.state.get(table, {}))
+        return held
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
@@ -119,7 +130,11 @@ def _by_rows(optimizer: Optimizer, group: dict[str, Any], tables: list[nn.Parame
             )
     # Adagrad uses this one when it is made, and never again.
     begin = {name: group[name] for name in ("initial_accumulator_value",) if name in group}
-    return cls(tables, lr=float(group["lr"]), **begin)  # type: ignore[call-arg]
+    made = cls(tables, lr=float(group["lr"]), **begin)  # type: ignore[call-arg]
+    for table in tables:
+        if kept := optimizer.state.get(table):
+            made.state[table] = deepcopy(kept)
+    return made
 
 
 def _touched_rows(dense: Tensor) -> Tensor:

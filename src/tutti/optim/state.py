@@ -2,21 +2,47 @@
 
 optimizer/0.weight/exp_avg       a tensor in the parameter's shape, of which each rank may have a piece
 optimizer/0.weight/step          a counter of the parameter, or a tensor of another shape: whole
+optimizer//calls                 what an optimizer of somebody else's keeps under a name of its own
+
+What an optimizer keeps in attributes of its own is not seen: only `optimizer.state` and the param groups are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from copy import deepcopy
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
-from tutti.state import Held, Named, Piece, Values, name_of, order_of, whole_piece
+from tutti.optim.parameterwise import is_parameterwise
+from tutti.state import Held, Named, Piece, Saved, Values, name_of, order_of, whole_piece
 
 PREFIX: Final = "optimizer"
 """The first word of the names."""
+
+_UNNAMED: Final = "/"
+"""No name of a parameter."""
+
+
+def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
+    """Return all that an optimizer keeps which is stepped itself.
+
+    Args:
+        optimizer: as the user has made it.
+        names: of the model's parameters.
+    """
+    held = Held()
+    state: Mapping[Any, Any] = optimizer.state
+    for key, value in state.items():
+        if not isinstance(key, nn.Parameter):
+            add_whole(held, "", {str(key): value})
+        elif key in names:
+            add_whole(held, names[key], value)
+    return held
 
 
 def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
@@ -75,14 +101,24 @@ def options_of(optimizer: Optimizer) -> list[Values]:
     ]
 
 
-def load(optimizer: Optimizer, names: Mapping[nn.Parameter, str], held: Named, options: list[Values]) -> None:
+@torch.no_grad()
+def load(
+    optimizer: Optimizer,
+    names: Mapping[nn.Parameter, str],
+    saved: Saved,
+    options: list[Values],
+    copy: bool = False,
+) -> None:
     """Give an optimizer the state of another one, and the options of its param groups.
 
     Args:
         optimizer: new, over parameters of the model.
         names: of these parameters.
-        held: has the state, as `add_whole` and `add_stretch` have added it. The tensors are not copied.
+        saved: has the state, as `add_whole` and `add_stretch` have added it. What a rank held alone comes
+            before what all held.
         options: of the other's param groups, as `options_of` has returned them.
+        copy: the optimizer gets tensors of its own in any case. Otherwise only one that is not known to treat
+            each parameter by itself, as it is stepped; what others have is carried over into slices.
 
     Raises:
         BadCheckpoint: the param groups are others.
@@ -92,15 +128,32 @@ def load(optimizer: Optimizer, names: Mapping[nn.Parameter, str], held: Named, o
             f"the optimizer has {len(optimizer.param_groups)} param groups, and {len(options)} in the "
             "checkpoint; resume with the optimizer that the checkpoint was made with"
         )
+    own = copy or not is_parameterwise(optimizer)
+    state: MutableMapping[Any, Any] = optimizer.state
     by_parameter: dict[str, dict[str, Any]] = {}
-    for full, value in [*held.numbers.items(), *held.tensors.items()]:
-        prefix, _, rest = full.partition("/")
-        name, _, key = rest.rpartition("/")
-        if prefix == PREFIX:
-            by_parameter.setdefault(name, {})[key] = value
+    for held in (saved.joint, saved.alone or Named({}, {})):
+        for full, value in [*held.numbers.items(), *held.tensors.items()]:
+            prefix, _, rest = full.partition("/")
+            name, _, key = rest.rpartition("/")
+            if prefix == PREFIX:
+                by_parameter.setdefault(name, {})[key] = deepcopy(value) if own else value
     for group, other in zip(optimizer.param_groups, options, strict=True):
         for parameter in group["params"]:
-            if kept := by_parameter.get(names.get(parameter, "")):
-                optimizer.state[parameter] = kept
+            if kept := by_parameter.get(names.get(parameter, _UNNAMED)):
+                state[parameter] = {key: _placed(key, value, parameter, group) for key, value in kept.items()}
         for name, value in other.items():
-            group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
+            group[name] = _in_form_of(group.get(name), value)
+    state.update(by_parameter.get("", {}))
+
+
+def _placed(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:
+    """Return a value of the state where the optimizer wants it: counters stay on the CPU as a rule."""
+    there = key != "step" or group.get("capturable") or group.get("fused")
+    return value.to(parameter.device) if isinstance(value, Tensor) and there else value
+
+
+def _in_form_of(before: Any, value: Any) -> Any:
+    """Return an option in the form that it has in this optimizer; a tensor stays the same one."""
+    if isinstance(before, Tensor):
+        return before.copy_(torch.as_tensor(value))
+    return tuple(value) if isinstance(before, tuple) else value

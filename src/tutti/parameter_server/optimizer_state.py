@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from tutti.errors import BadOption
-from tutti.optim.runs import is_parameterwise
+from tutti.optim.parameterwise import is_parameterwise
 from tutti.parameter_server.base import Allocate
 from tutti.replica import ALIGNMENT
 

@@ -22,7 +22,8 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.missing import NONE_MISSING, Missing
-from tutti.optim.runs import GroupOptimizer, is_parameterwise
+from tutti.optim.parameterwise import is_parameterwise
+from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
 from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe

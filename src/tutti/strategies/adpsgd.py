@@ -18,6 +18,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
+from tutti.state import Saved, State, fill, pieces_of
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy, mean
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.edits import Edits
@@ -29,6 +30,8 @@ OUT: Final = 7320
 """Tag of the first of an active worker's vectors of weights; further ones have the next numbers."""
 BACK: Final = 7340
 """Tag of the first of the answers."""
+ROW: Final = "row"
+"""The first word of the names of the weights that others average with, in a checkpoint."""
 
 
 class PairWorker(AveragedWorker):
@@ -50,6 +53,25 @@ class PairWorker(AveragedWorker):
         self.rounds += 1
         due = self.rounds % self._every == 0
         return self._random.choice(neighbours) if due and neighbours else None
+
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        return (*super().anew, "the order in which each worker chooses others")
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.own |= {"rounds": self.rounds, "random": list(self._random.getstate())}
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        if saved.own is not None:
+            self.rounds = saved.own["rounds"]
+            version, words, gauss = saved.own["random"]
+            self._random.setstate((version, tuple(words), gauss))
 
 
 class RowWorker(PairWorker):
@@ -127,6 +149,31 @@ class RowWorker(PairWorker):
         self._seen = int(self._moved[self.comm.rank])
         self._edits.note()
         self.comm.barrier()  # Nobody reads another's row before all have been overwritten.
+
+    @override
+    def resume(self) -> None:
+        self.comm.barrier()  # Nobody moves another's row before all have seen theirs.
+        super().resume()
+
+    @override
+    def state(self) -> State:
+        """Add the row: others may have moved it since the weights were read from it."""
+        state = super().state()
+        for flat, row in zip(self.replica.flats, self._rows, strict=True):
+            whole = slice(0, len(flat.weights))
+            state.alone.pieces += pieces_of(ROW, flat, row[self.comm.rank], whole)
+        return state
+
+    @override
+    @torch.no_grad()
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        if saved.alone is not None:
+            for flat, row in zip(self.replica.flats, self._rows, strict=True):
+                whole = slice(0, len(flat.weights))
+                fill(saved.alone.tensors, ROW, flat, row[self.comm.rank], whole)
+        self._edits.note()
+        self.comm.barrier()  # Nobody reads another's row before all have theirs.
 
 
 class MessageWorker(PairWorker):

@@ -13,6 +13,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
 
@@ -110,6 +111,17 @@ class PeerWorker(OwnWeightsWorker):
         now = self.comm.clock()
         self.traffic.add(sent, now - began, 0, now - self._met_at)
         self._met_at = now
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.shared["rounds"] = self.rounds
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        self.rounds = saved.shared["rounds"]
 
 
 class AveragedWorker(PeerWorker):

@@ -158,6 +158,11 @@ class Worker(ABC):
         """
         return
 
+    @property
+    def anew(self) -> tuple[str, ...]:
+        """What begins anew when another number of ranks goes on from this worker's state, in words."""
+        return ()
+
     def state(self) -> State:
         """Return all that this worker must know to go on, but for what the replica holds after `settle`.
 

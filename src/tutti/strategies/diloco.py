@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,11 +11,17 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.optim.sharded import equal_slices
 from tutti.registry import part
 from tutti.replica import Replica
+from tutti.state import Saved, State, fill, pieces_of
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Worker
+from tutti.strategies.local_steps import VELOCITY
 from tutti.strategies.options import number, whole
+
+ANCHOR: Final = "anchor"
+"""The first word of the names of the weights at which a round began, in a checkpoint."""
 
 
 @part("diloco")
@@ -91,6 +98,29 @@ class _DiLoCoWorker(AveragedWorker):
         for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
             anchor.copy_(weights)
             velocity.zero_()
+
+    @override
+    def state(self) -> State:
+        """Add anchors and velocities, which are the same on all ranks: each gives a slice."""
+        state = super().state()
+        kept = zip(self.replica.flats, self._anchors, self._velocities, strict=True)
+        for flat, anchor, velocity in kept:
+            own = equal_slices(flat, self.comm.size)[self.comm.rank]
+            state.joint.pieces += pieces_of(ANCHOR, flat, anchor, own)
+            state.joint.pieces += pieces_of(VELOCITY, flat, velocity, own)
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Go on in the middle of a round, or begin one at the weights that others have agreed on."""
+        super().load_state(saved)
+        for flat, velocity in zip(self.replica.flats, self._velocities, strict=True):
+            fill(saved.joint.tensors, VELOCITY, flat, velocity, slice(0, len(velocity)))
+        if saved.alone is None:
+            self.rounds = 0
+            return
+        for flat, anchor in zip(self.replica.flats, self._anchors, strict=True):
+            fill(saved.joint.tensors, ANCHOR, flat, anchor, slice(0, len(anchor)))
 
     @override
     @torch.no_grad()

@@ -12,11 +12,12 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip as clip_gradient
-from tutti.optim.runs import is_parameterwise
+from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.optim.sparse import RowOptimizer, dense_slices, sparse_tables
 from tutti.registry import part
 from tutti.replica import Replica
+from tutti.state import Held, Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 
 
@@ -68,6 +69,9 @@ class _HogwildWorker(Worker):
             for flat, dense in places
         ]
         self._rows = RowOptimizer(optimizer, tables) if tables else None
+        self._names = {
+            p: name for flat in replica.flats for name, p in zip(flat.names, flat.parameters, strict=True)
+        }
         self._updates, self._seen = comm.counter(), 0
         self._read_at = comm.clock()
 
@@ -88,6 +92,25 @@ class _HogwildWorker(Worker):
             grads.zero_()
         self.traffic.add(written, 0.0, before - self._seen, applied_at - self._read_at)
         self._seen, self._read_at = before + 1, self._comm.clock()
+
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        return ("the state of each worker's optimizer",)
+
+    @override
+    def state(self) -> State:
+        """Return the state of this worker's own optimizer."""
+        alone = Held()
+        for optimizer in self._dense:
+            alone.add(optimizer.state())
+        if self._rows is not None:
+            alone.add(self._rows.state(self._names))
+        return State(alone=alone)
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Do nothing: the optimizer has its state."""
 
     @override
     def settle(self) -> None:

@@ -328,7 +328,12 @@ def lanes_of(comm: Communicator) -> int:
 
     The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
     """
-    return min(cast("list[int]", comm.all_gather_objects(comm.node.size)))
+    return min(node_sizes(comm))
+
+
+def node_sizes(comm: Communicator) -> list[int]:
+    """Return for each rank how many there are on its host (collective)."""
+    return cast("list[int]", comm.all_gather_objects(comm.node.size))
 
 
 def own_stretches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, optim
@@ -17,10 +17,17 @@ from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
+from tutti.state import Held, Named, Saved, State, fill, pieces_of
 from tutti.strategies.base import Clip, Worker
 
-_FOREIGN = ("momentum", "dampening", "nesterov", "maximize")
+_FOREIGN: Final = ("momentum", "dampening", "nesterov", "maximize")
 """Options of SGD that cannot be had together with a momentum of the strategy's."""
+
+OWN: Final = "own_weights"
+"""The first word of the names of weights that are a worker's own, in a checkpoint."""
+
+VELOCITY: Final = "velocity"
+"""That of the names of the strategy's momentum."""
 
 
 class OwnWeightsWorker(Worker):
@@ -74,6 +81,29 @@ class OwnWeightsWorker(Worker):
         if self._aside:
             self._aside = [weights.clone() for weights in self.weights]
 
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        kept = ("each worker's own weights",)
+        return kept if self.steps is None else (*kept, "the state of each worker's optimizer")
+
+    @override
+    def state(self) -> State:
+        """Return the weights put aside, and what the own steps remember."""
+        alone = Held()
+        for flat, aside in zip(self.replica.flats, self._aside, strict=True):
+            alone.pieces += pieces_of(OWN, flat, aside, slice(0, len(aside)))
+        if self.steps is not None:
+            alone.add(self.steps.state())
+        return State(alone=alone)
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Go on from the weights that were this worker's own; else from those that all agreed on."""
+        if saved.alone is not None:
+            for flat in self.replica.flats:
+                fill(saved.alone.tensors, OWN, flat, flat.weights, slice(0, len(flat.weights)))
+
     @override
     def finish(self) -> None:
         self.agree()
@@ -120,6 +150,19 @@ class LocalSteps:
                     if group["weight_decay"]:
                         gradient.add_(weights, alpha=group["weight_decay"])
                     nesterov(weights, velocity[place], gradient, float(group["lr"]), self._momentum)
+
+    def state(self) -> Held:
+        """Return the state of the user's optimizer, and the velocities."""
+        held = self._sharded.state()
+        for flat, velocity in zip(self._replica.flats, self._velocities, strict=False):
+            held.pieces += pieces_of(VELOCITY, flat, velocity, slice(0, len(velocity)))
+        return held
+
+    def load_state(self, held: Named | None) -> None:
+        """Go on with the velocities of earlier steps; None: with none. The optimizer has its state."""
+        for flat, velocity in zip(self._replica.flats, self._velocities, strict=False):
+            if held is not None:
+                fill(held.tensors, VELOCITY, flat, velocity, slice(0, len(velocity)))
 
     def rest(self) -> None:
         """Lose all momentum: the replica holds x itself."""

@@ -30,13 +30,14 @@ from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import Replica
+from tutti.state import Held, Saved, State
 from tutti.strategies.base import Clip, Home, NormShare, Strategy, Worker
 from tutti.strategies.joint_gradients import (
     JointGradients,
     MakeReduction,
     MeanGradients,
     ReducedGradients,
-    lanes_of,
+    node_sizes,
 )
 from tutti.strategies.options import choice, number, whole
 
@@ -154,7 +155,8 @@ class SyncWorker(Worker):
         self._node, self._clip, self._clock = comm.node, clip, comm.clock
         self._reductions: list[GradientReduction] = []
         self.share = 1 / comm.size
-        lanes = lanes_of(comm)
+        self._sizes = node_sizes(comm)
+        lanes = min(self._sizes)
         self._lane = comm.node.rank if comm.node.rank < lanes else None
         self._slices = [
             slice(0, 0) if self._lane is None else own_slices(flat, lanes, optimizer, whole)[self._lane]
@@ -189,6 +191,28 @@ class SyncWorker(Worker):
     def adopt(self) -> None:
         for reduction in self._reductions:
             reduction.forget()
+
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        kept = any(reduction.state() for reduction in self._reductions)
+        return ("what compression has left out of earlier gradients",) if kept else ()
+
+    @override
+    def state(self) -> State:
+        """Return the optimizer's state for this rank's slice, and what its reductions remember."""
+        kept = [reduction.state() for reduction in self._reductions]
+        # Of a parameter without a gradient, compression may have left something in some slices alone.
+        alone = self._optimizer.counters() if any(kept) else Held()
+        own = {"reductions": kept, "node_sizes": self._sizes}
+        return State(self._optimizer.state(), alone, own=own)
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Have the reductions go on, if the slices are the same ones; the optimizer has its state."""
+        if saved.own is not None and saved.own["node_sizes"] == self._sizes:
+            for reduction, values in zip(self._reductions, saved.own["reductions"], strict=True):
+                reduction.load_state(values)
 
     @override
     def finish(self) -> None:

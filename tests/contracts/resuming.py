@@ -1,0 +1,184 @@
+"""Courses that leave their state in the middle of an epoch, and others that go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tests.contracts.training import SPEEDS, adamw, clouds
+from tutti.comm.base import Communicator
+from tutti.optim.state import load, options_of
+from tutti.replica import Replica
+from tutti.state import Saved, State, Values, saved_by
+from tutti.strategies import Clip, Strategy, Worker
+from tutti.strategies.base import Pace
+from tutti.strategies.centred import Centred
+from tutti.strategies.placement import place
+
+STOP, END = 5, 9
+"""The number of steps before the state is taken, and of all: neither is a multiple of a strategy's period."""
+
+SAMPLES = 12
+"""Of one batch."""
+
+
+class Branching(nn.Module):
+    """A model of which a part gets no gradient in some steps, and a parameter has no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.side, self.last = nn.Linear(6, 7), nn.Linear(6, 7), nn.Linear(7, 3)
+        self.nothing = nn.Parameter(torch.zeros(0))
+        self.both = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first(x) + self.side(x) if self.both else self.first(x)
+        return self.last(torch.tanh(inner)) + self.nothing.sum()
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is trained, and how. Everything in it can be sent to another process."""
+
+    strategy: Strategy
+    model: Callable[[], nn.Module] = Branching
+    optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] = adamw
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is kept of all ranks: a state for each of those that go on."""
+
+    weights: dict[str, Tensor]
+    options: list[Values]
+    saved: list[Saved]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What one rank leaves in the middle, and what it has in the end.
+
+    Attributes:
+        weights: that all agree on when the state is taken, by name.
+        options: of the optimizer.
+        state: of the worker.
+        final: the weights in the end.
+    """
+
+    weights: dict[str, Tensor]
+    options: list[Values]
+    state: State
+    final: Tensor
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What one rank has that goes on.
+
+    Attributes:
+        weights: those evaluated before its first step.
+        anew: what the worker says is lost at another number of ranks.
+        final: the weights in the end.
+    """
+
+    weights: dict[str, Tensor]
+    anew: tuple[str, ...]
+    final: Tensor
+
+
+def checkpoint(left: Sequence[Left | None], ranks: int | None = None) -> Checkpoint:
+    """Put together what all ranks have left, for as many ranks or another number."""
+    workers = [one for one in left if one is not None]
+    return Checkpoint(workers[0].weights, workers[0].options, saved_by([one.state for one in workers], ranks))
+
+
+def begin(comm: Communicator, course: Course) -> Left | None:
+    """One rank's part in a course from the beginning to the end (collective); a server leaves nothing."""
+    torch.manual_seed(0)
+    module = course.model().to(course.dtype)
+    optimizer = course.optimizer(list(module.parameters()))
+    if _serves(comm, course, module, optimizer):
+        return None
+    replica = place(module, comm, course.strategy.home)
+    worker = course.strategy.worker(replica, comm, optimizer, Clip())
+    _train(comm, course, replica, worker, optimizer, range(STOP))
+    comm.barrier()
+    worker.settle()
+    weights, state = deepcopy(module.state_dict()), deepcopy(worker.state())
+    options = deepcopy(options_of(optimizer))
+    worker.resume()
+    comm.barrier()
+    _train(comm, course, replica, worker, optimizer, range(STOP, END))
+    return Left(weights, options, state, _finished(comm, replica, worker))
+
+
+def go_on(comm: Communicator, course: Course, kept: Checkpoint) -> Resumed | None:
+    """The second part of a course by another rank, made anew (collective)."""
+    torch.manual_seed(1 + comm.rank)
+    module = course.model().to(course.dtype)
+    module.load_state_dict(kept.weights)
+    optimizer = course.optimizer(list(module.parameters()))
+    if _serves(comm, course, module, optimizer):
+        return None
+    saved = kept.saved[comm.rank]
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    load(optimizer, names, saved, kept.options)
+    replica = place(module, comm, course.strategy.home)
+    worker = course.strategy.worker(replica, comm, optimizer, Clip())
+    worker.load_state(saved)
+    comm.barrier()
+    worker.settle()
+    weights = deepcopy(module.state_dict())
+    worker.resume()
+    comm.barrier()
+    _train(comm, course, replica, worker, optimizer, range(STOP, END))
+    return Resumed(weights, worker.anew, _finished(comm, replica, worker))
+
+
+def _serves(comm: Communicator, course: Course, module: nn.Module, optimizer: Optimizer) -> bool:
+    if comm.servers is None or not comm.servers.serving:
+        return False
+    assert isinstance(course.strategy, Centred)
+    course.strategy.serve(comm.servers, Replica(module), optimizer, Clip())
+    return True
+
+
+def _train(
+    comm: Communicator, course: Course, replica: Replica, worker: Worker, optimizer: Optimizer, steps: range
+) -> None:
+    (training, _), rank, size = clouds(), comm.rank, comm.size
+    together = course.strategy.pace is Pace.TOGETHER
+    worker.share = 1 / size if together else 1.0
+    for step in steps:
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        replica.module.both = step not in (2, STOP + 1)
+        if worker.is_late():
+            worker.skip()
+            continue
+        batches = SAMPLES * torch.arange(step, step + 1) if together else SAMPLES * (size * step + rank)
+        chosen = (batches + torch.arange(SAMPLES)) % len(training)
+        if together:
+            chosen = chosen.tensor_split(size)[rank]
+        inputs, targets = training.take(chosen)
+        loss = nn.functional.cross_entropy(replica.module(inputs.to(course.dtype)), targets)
+        (loss * worker.share).backward()
+        comm.compute(SAMPLES * SPEEDS[rank % len(SPEEDS)])
+        worker.step()
+
+
+def _finished(comm: Communicator, replica: Replica, worker: Worker) -> Tensor:
+    worker.finish()
+    final = torch.cat([flat.weights for flat in replica.flats]).clone()
+    comm.barrier()
+    return final
+
+
+momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+plain = partial(torch.optim.SGD, lr=0.1)
