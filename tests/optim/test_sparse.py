@@ -44,7 +44,10 @@ def test_dense_slices_are_what_lies_around_the_tables() -> None:
 
 
 def by_rows(optimizer: Optimizer, module: Words, batches: list[list[int]]) -> None:
-    rows = RowOptimizer(optimizer, sparse_tables(module))
+    move_rows(RowOptimizer(optimizer, sparse_tables(module)), module, batches)
+
+
+def move_rows(rows: RowOptimizer, module: Words, batches: list[list[int]]) -> None:
     for words in batches:
         module(torch.tensor(words)).backward()
         rows.gradients()

@@ -30,6 +30,7 @@ from tutti.records.checkpoints import (
     commit,
     remove,
     remove_unfinished,
+    step_folder,
     unfinished_folder,
     write_file,
 )
@@ -47,8 +48,6 @@ LENGTH_BYTES: Final = 8
 PATIENCE_S: Final = 5.0
 SLOWEST_BYTES_PER_S: Final = 50e6
 """The time that files get at idle priority, and for each byte of them in addition."""
-
-KILLED: Final = "the process that writes it was killed"
 
 _LOOK_S: Final = 0.05
 """How often to look whether other hosts are done."""
@@ -145,8 +144,7 @@ def main() -> None:
         finally:
             os.close(memory)
         answer = Answer(order.step, error, time.monotonic() - begun)
-        with suppress(BrokenPipeError):  # the rank has just ended
-            connection.sendall(to_json(answer).encode() + b"\n")
+        connection.sendall(to_json(answer).encode() + b"\n")
 
 
 def _die_with(parent: int) -> None:
@@ -192,7 +190,8 @@ def _write(order: Order, memory: int) -> str | None:
     except OSError as error:
         with suppress(OSError):
             remove(unfinished)
-        return f"cannot write {error.filename or folder}: {error.strerror}" if error.errno else str(error)
+        where = error.filename or step_folder(folder, order.step)
+        return f"cannot write {where}: {error.strerror or error}"
     return None
 
 
@@ -210,7 +209,11 @@ def _written_at_idle(order: Order, memory: int, unfinished: Path) -> dict[str, F
             try:
                 result: object = asdict(_Written(_write_files(order, memory, unfinished)))
             except OSError as error:
-                result = [error.errno, error.strerror, str(error.filename or order.folder)]
+                result = [
+                    error.errno,
+                    error.strerror,
+                    str(error.filename or step_folder(Path(order.folder), order.step)),
+                ]
             with open(writing, "wb") as stream:
                 stream.write(json.dumps(result).encode())
             code = 0
@@ -227,7 +230,7 @@ def _written_at_idle(order: Order, memory: int, unfinished: Path) -> dict[str, F
     if not in_time:
         return _write_files(order, memory, unfinished)
     if not text:
-        raise ChildProcessError(KILLED)
+        raise OSError(0, "the process that writes it was killed", str(unfinished))
     result = json.loads(text)
     if isinstance(result, list):
         raise OSError(*result)

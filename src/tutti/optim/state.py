@@ -148,12 +148,17 @@ def load(
 
 def _placed(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:
     """Return a value of the state where the optimizer wants it: counters stay on the CPU as a rule."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape == parameter.shape and value.stride() != parameter.stride():
+        # Fused kernels run over the memory of both.
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     there = key != "step" or group.get("capturable") or group.get("fused")
-    return value.to(parameter.device) if isinstance(value, Tensor) and there else value
+    return value.to(parameter.device) if there else value
 
 
 def _in_form_of(before: Any, value: Any) -> Any:
     """Return an option in the form that it has in this optimizer; a tensor stays the same one."""
     if isinstance(before, Tensor):
         return before.copy_(torch.as_tensor(value))
-    return tuple(value) if isinstance(before, tuple) else value
+    return tuple(value) if isinstance(before, tuple) else deepcopy(value)
