@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
@@ -12,6 +18,8 @@ from tutti.checkpoint.reading import newest, open_checkpoint
 from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadRunFolder
+from tutti.state import State
 
 
 def save(comm: Communicator, folder: Path | None, steps: list[int], keep: int = 3) -> list[str]:
@@ -42,3 +50,159 @@ def test_processes_of_a_host(tmp_path: Path) -> None:
         assert world.run(save, tmp_path, [1, 2]) == [[]] * 3
     check(open_checkpoint(tmp_path / "latest").saved(2, 3), 2, 3, 2, 3)
     check(open_checkpoint(tmp_path / "step-00000001").saved(0, 2), 0, 2, 1, 3)
+
+
+class TwoHosts:
+    """The ranks of a host as if they were on two of them."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.node = comm.split(comm.rank // 2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+
+def save_on_two_hosts(comm: Communicator, folder: Path, theirs: Path | None, steps: list[int]) -> list[str]:
+    return save(TwoHosts(comm), folder if comm.rank < 2 else theirs, steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sees", ["the folder", "another one", "none"])
+def test_hosts_with_and_without_the_folder(tmp_path: Path, sees: str) -> None:
+    folder = tmp_path / "run"
+    theirs = {"the folder": folder, "another one": tmp_path, "none": None}[sees]
+    with World(4) as world:
+        assert world.run(save_on_two_hosts, folder, theirs, [1, 2, 3, 4]) == [[]] * 4
+    assert len([*folder.glob("step-*")]) == 3
+    for rank in range(4):
+        check(open_checkpoint(folder / "latest").saved(rank, 4), rank, 4, 4, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def lose_the_writer_of_the_other_host(comm: Communicator, folder: Path) -> list[str]:
+    warnings: list[str] = []
+    with Saver(TwoHosts(comm), folder, 3, warnings.append) as saver:  # type: ignore[arg-type]
+        saver.save(1, state_of(comm.rank, 4, 1), wait=True)
+        if comm.rank == 2:
+            [writer] = psutil.Process().children()
+            writer.suspend()
+        saver.save(2, state_of(comm.rank, 4, 2))
+        if comm.rank == 2:
+            writer.kill()
+            writer.wait()
+        # Rank 0 hears of it with the next one.
+        assert saver.save(3, state_of(comm.rank, 4, 3), wait=True)
+        assert comm.rank > 0 or saver.last == 3
+    return warnings
+
+
+def test_a_host_whose_writer_is_killed_costs_one_checkpoint(tmp_path: Path) -> None:
+    with World(4) as world:
+        warnings, *others = world.run(lose_the_writer_of_the_other_host, tmp_path)
+    assert others == [[]] * 3
+    assert len(warnings) == 1
+    assert "step 2 was not written: the process that writes it was killed" in warnings[0]
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000001", "step-00000003"]
+
+
+def save_what_changes(comm: Communicator, folder: Path, change: Callable[[int, int], State]) -> None:
+    with Saver(comm, folder) as saver:
+        for step in range(3):
+            saver.save(step, change(comm.rank, step), {"history": ["x" * 10_000 * step]}, wait=True)
+
+
+def test_states_may_grow(tmp_path: Path) -> None:
+    def grown(rank: int, step: int) -> State:
+        return State(own={"tensor": torch.full((1 << (9 * step + rank),), step), "text": "x" * 50_000 * step})
+
+    with World(2) as world:
+        world.run(save_what_changes, tmp_path, grown)
+    checkpoint = open_checkpoint(tmp_path / "latest")
+    assert checkpoint.facts == {"history": ["x" * 20_000]}
+    for rank in range(2):
+        own = checkpoint.saved(rank, 2).own
+        assert own is not None
+        assert torch.equal(own["tensor"], torch.full((1 << (18 + rank),), 2))
+        assert own["text"] == "x" * 100_000
+
+
+def leave_out(comm: Communicator, folder: Path) -> tuple[list[bool], list[str]]:
+    warnings: list[str] = []
+    with Saver(comm, folder, 3, warnings.append) as saver:
+        if comm.rank == 0:
+            [writer] = psutil.Process().children()
+            writer.suspend()
+        taken = [saver.save(step, state_of(comm.rank, 2, step)) for step in (1, 2)]
+        if comm.rank == 0:
+            writer.resume()
+        taken.append(saver.save(3, state_of(comm.rank, 2, 3), wait=True))
+    return taken, warnings
+
+
+def test_a_checkpoint_is_left_out_while_the_one_before_is_written(tmp_path: Path) -> None:
+    with World(2) as world:
+        (taken, warnings), (others, nothing) = world.run(leave_out, tmp_path)
+    assert taken == others == [True, False, True]
+    assert nothing == []
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "the checkpoint of step 2 was left out: the one before it has been written for"
+    )
+    for step in (1, 3):
+        check(open_checkpoint(tmp_path / f"step-0000000{step}").saved(1, 2), 1, 2, step, 2)
+
+
+def ask_to_stop(comm: Communicator, folder: Path) -> None:
+    with Saver(comm, folder) as saver:
+        saver.save(1, state_of(0, 1, 1), wait=True)
+        for child in psutil.Process().children():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                os.kill(child.pid, number)
+        saver.save(2, state_of(0, 1, 2), wait=True)
+        assert saver.last == 2
+
+
+def test_signals_to_all_processes_leave_the_writer_alone(tmp_path: Path) -> None:
+    with World(1) as world:
+        world.run(ask_to_stop, tmp_path)
+
+
+def test_nothing_is_left_when_a_rank_is_killed(tmp_path: Path) -> None:
+    with World(1) as world:
+        world.start(wait_with_a_writer, tmp_path)
+        rank = psutil.Process(world.processes[0].pid)
+        while not (children := rank.children()) or not (tmp_path / "latest").exists():
+            pass
+        world.kill(0)
+        psutil.wait_procs(children, timeout=30)
+        assert not [child for child in children if child.is_running()]
+
+
+def wait_with_a_writer(comm: Communicator, folder: Path) -> None:
+    with Saver(comm, folder) as saver:
+        saver.save(1, state_of(0, 1, 1), wait=True)
+        signal.pause()
+
+
+def refuse(comm: Communicator, folder: Path | None) -> str:
+    with pytest.raises(BadRunFolder) as caught:
+        Saver(comm, folder)
+    return str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert set(VirtualWorld(2).run(refuse, tmp_path / "file" / "run")) == {
+        f"cannot write {tmp_path}/file/run: Not a directory; name a folder that you may write with --out"
+    }
+    assert "rank 0 sees no folder for checkpoints" in VirtualWorld(2).run(refuse, None)[1]
+
+
+def save_an_object(comm: Communicator, folder: Path) -> None:
+    with Saver(comm, folder) as saver:
+        saver.save(1, State(own={"a": [{"b": object()}]}))
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="the state has a object under 'own/a/0/b'"):
+        VirtualWorld(1).run(save_an_object, tmp_path)

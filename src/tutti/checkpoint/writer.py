@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 
-from tutti.checkpoint.writer_process import LENGTH_BYTES, PROGRAM, Answer, Order, WriterStart
+from tutti.checkpoint.writer_process import KILLED, LENGTH_BYTES, PROGRAM, Answer, Order, WriterStart
 from tutti.records.json_lines import parse_record, to_json
 
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
@@ -65,7 +65,7 @@ class Writer:
             if line := stream.readline():
                 return parse_record(line, Answer)
         self.close()
-        return Answer(step, "the process that writes it was killed", time.monotonic() - begun)
+        return Answer(step, KILLED, time.monotonic() - begun)
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -88,4 +88,5 @@ class Writer:
                 stdin=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
                 pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for the ranks
             )

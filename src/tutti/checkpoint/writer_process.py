@@ -30,7 +30,6 @@ from tutti.records.checkpoints import (
     commit,
     remove,
     remove_unfinished,
-    step_folder,
     unfinished_folder,
     write_file,
 )
@@ -48,6 +47,8 @@ LENGTH_BYTES: Final = 8
 PATIENCE_S: Final = 5.0
 SLOWEST_BYTES_PER_S: Final = 50e6
 """The time that files get at idle priority, and for each byte of them in addition."""
+
+KILLED: Final = "the process that writes it was killed"
 
 _LOOK_S: Final = 0.05
 """How often to look whether other hosts are done."""
@@ -144,7 +145,8 @@ def main() -> None:
         finally:
             os.close(memory)
         answer = Answer(order.step, error, time.monotonic() - begun)
-        connection.sendall(to_json(answer).encode() + b"\n")
+        with suppress(BrokenPipeError):  # the rank has just ended
+            connection.sendall(to_json(answer).encode() + b"\n")
 
 
 def _die_with(parent: int) -> None:
@@ -190,8 +192,7 @@ def _write(order: Order, memory: int) -> str | None:
     except OSError as error:
         with suppress(OSError):
             remove(unfinished)
-        where = error.filename or step_folder(folder, order.step)
-        return f"cannot write {where}: {error.strerror or error}"
+        return f"cannot write {error.filename or folder}: {error.strerror}" if error.errno else str(error)
     return None
 
 
@@ -209,11 +210,7 @@ def _written_at_idle(order: Order, memory: int, unfinished: Path) -> dict[str, F
             try:
                 result: object = asdict(_Written(_write_files(order, memory, unfinished)))
             except OSError as error:
-                result = [
-                    error.errno,
-                    error.strerror,
-                    str(error.filename or step_folder(Path(order.folder), order.step)),
-                ]
+                result = [error.errno, error.strerror, str(error.filename or order.folder)]
             with open(writing, "wb") as stream:
                 stream.write(json.dumps(result).encode())
             code = 0
@@ -230,7 +227,7 @@ def _written_at_idle(order: Order, memory: int, unfinished: Path) -> dict[str, F
     if not in_time:
         return _write_files(order, memory, unfinished)
     if not text:
-        raise OSError(0, "the process that writes it was killed", str(unfinished))
+        raise ChildProcessError(KILLED)
     result = json.loads(text)
     if isinstance(result, list):
         raise OSError(*result)

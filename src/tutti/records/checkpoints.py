@@ -135,10 +135,11 @@ def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
 
 
 def best(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
-    """Find the good checkpoint with the highest score, the latest of equal ones; else as `newest`."""
-    paths = present(folder)[::-1]
-    paths.sort(key=_score, reverse=True)
-    return _first_good(paths)
+    """Find the good checkpoint with the highest score, the first of equal ones; else as `newest`."""
+    scores = {path: _score(path) for path in present(folder)}
+    scored = [path for path, score in scores.items() if score > -math.inf]
+    others = [path for path in reversed(scores) if path not in scored]
+    return _first_good([*sorted(scored, key=lambda path: -scores[path]), *others])
 
 
 def verify(path: Path) -> Manifest:
@@ -267,14 +268,11 @@ def remove_unfinished(folder: Path, but: Path | None = None) -> None:
 
 def _remove_old(folder: Path, written: Path, keep: int) -> None:
     found = present(folder)
-    at = found.index(written)
-    scores = {path: _score(path) for path in found[: at + 1]}
-    kept = [path for path in found[: at + 1] if not path.name.endswith(_BEFORE)][-keep:]
-    top = max(scores, key=lambda path: (scores[path], path))
-    if scores[top] > -math.inf:
-        kept.append(top)
+    whole = [path for path in found[: found.index(written) + 1] if not path.name.endswith(_BEFORE)]
+    scores = {path: _score(path) for path in whole}
+    top = max(whole, key=lambda path: scores[path])
     for path in found:
-        if path not in kept:
+        if path not in whole[-keep:] and (path != top or scores[top] == -math.inf):
             remove(path)
 
 

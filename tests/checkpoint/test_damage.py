@@ -1,0 +1,133 @@
+"""Damaged checkpoints are found before a tensor is used, and the one before is taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.damage import Damage
+from tests.checkpoint.states import check, state_of
+from tutti.checkpoint.reading import Checkpoint, best, newest, open_checkpoint
+from tutti.checkpoint.saver import Saver
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadCheckpoint
+from tutti.records import checkpoints
+
+MUTATIONS = 1000
+
+
+def save(comm: Communicator, folder: Path, steps: dict[int, float | None], run: str, keep: int) -> None:
+    with Saver(comm, folder, keep) as saver:
+        for step, score in steps.items():
+            saver.save(step, state_of(comm.rank, comm.size, step), {"run": run}, score)
+
+
+def make(folder: Path, steps: dict[int, float | None], run: str = "this", keep: int = 99) -> Path:
+    VirtualWorld(2).run(save, folder, steps, run, keep)
+    return folder
+
+
+def found(folder: Path) -> Checkpoint:
+    checkpoint = newest(folder).checkpoint
+    assert checkpoint is not None
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of steps 1 and 2."""
+    return make(tmp_path_factory.mktemp("run") / "good", {1: None, 2: None})
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of step 2 of another run."""
+    return make(tmp_path_factory.mktemp("run") / "other", {2: None}, "other") / "step-00000002"
+
+
+def test_no_damaged_checkpoint_is_taken(good: Path, other: Path, tmp_path: Path) -> None:
+    damaged, ways = 0, set()
+    shutil.copytree(good / "step-00000001", tmp_path / "step-00000001")
+    for seed in range(MUTATIONS):
+        shutil.copytree(good / "step-00000002", tmp_path / "step-00000002")
+        damage = Damage(seed, other)
+        if damage.do(tmp_path / "step-00000002"):
+            damaged += 1
+            ways.add(damage.way.__name__)
+            result = newest(tmp_path)
+            assert result.checkpoint is not None, damage.way
+            assert result.checkpoint.step == 1, damage.way
+            assert len(result.passed_over) == 1
+            assert str(tmp_path) in result.passed_over[0]
+        shutil.rmtree(checkpoints.present(tmp_path)[-1])
+    print(f"{damaged:,} damaged checkpoints of {MUTATIONS:,}, in {len(ways)} ways: none was loaded")
+    assert damaged > 0.9 * MUTATIONS
+    assert len(ways) == 11
+
+
+def test_all_that_is_wrong_is_said(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(good, folder, symlinks=True)
+    tensors = folder / "step-00000002" / "rank-00001.safetensors"
+    size = tensors.stat().st_size
+    tensors.write_bytes(b"")
+    (folder / "step-00000001" / "run.json").unlink()
+    result = newest(folder)
+    assert result.checkpoint is None
+    assert [sentence.partition(": ")[2] for sentence in result.passed_over] == [
+        f"rank-00001.safetensors has 0 bytes instead of {size:,}; resume from another one",
+        "run.json is missing; resume from another one",
+    ]
+    with pytest.raises(BadCheckpoint, match=r"step-00000001 cannot be used: run.json is missing"):
+        open_checkpoint(folder / "step-00000001")
+    with pytest.raises(BadCheckpoint, match="there is no such folder"):
+        open_checkpoint(folder / "step-00000003")
+    assert newest(tmp_path / "nowhere").checkpoint is None
+
+
+def test_a_newer_format_is_refused(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(good, folder, symlinks=True)
+    manifest = folder / "step-00000002" / checkpoints.MANIFEST
+    values = json.loads(manifest.read_bytes())
+    del values["sha256"]
+    manifest.write_bytes(checkpoints._sealed({**values, "format": checkpoints.FORMAT + 1, "new": []}))
+    for read in (lambda: newest(folder), lambda: open_checkpoint(folder / "latest")):
+        with pytest.raises(BadCheckpoint, match=r"has format 2 of checkpoints.*update tutti"):
+            read()
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", {1: 0.1, 2: 0.9, 3: 0.9, 4: float("nan"), 5: None, 6: 0.2}, keep=2)
+    assert [path.name for path in checkpoints.present(folder)] == [
+        "step-00000002",
+        "step-00000005",
+        "step-00000006",
+    ]
+    checkpoint = best(folder).checkpoint
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.score) == (2, 0.9)
+    assert found(folder).step == 6
+
+
+def test_a_course_that_was_given_up_is_removed(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", {1: 0.1, 2: 0.2, 3: 0.3})
+    make(folder, {2: None}, "again")
+    assert [path.name for path in checkpoints.present(folder)] == ["step-00000001", "step-00000002"]
+    assert found(folder).facts == {"run": "again"}
+    check(found(folder).saved(1, 2), 1, 2, 2, 2)
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_one_that_is_replaced_counts_until_the_new_one_is_there(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(good, folder, symlinks=True)
+    (folder / "step-00000002").rename(folder / "step-00000002.before")
+    assert found(folder).step == 2
+    make(folder, {2: None}, "again")
+    assert found(folder).facts == {"run": "again"}
+    assert len(checkpoints.present(folder)) == 2

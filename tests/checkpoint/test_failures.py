@@ -1,0 +1,124 @@
+"""Full and read-only disks, and killed writers: training goes on, and the last good checkpoint is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.checkpoint.states import check, state_of
+from tests.comm.ranks import World
+from tutti.checkpoint.reading import newest
+from tutti.checkpoint.saver import Saver
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
+
+KILLS = int(os.environ.get("TUTTI_KILLS", "12"))
+
+
+def newest_step(folder: Path) -> int:
+    found = newest(folder)
+    assert found.passed_over == []
+    assert found.checkpoint is not None
+    ranks = found.checkpoint.ranks
+    check(found.checkpoint.saved(0, ranks), 0, ranks, found.checkpoint.step, ranks)
+    return found.checkpoint.step
+
+
+def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int | None], list[str]]:
+    """Kill the writer, or its child, after a while that is longer each time; returns what was seen."""
+    warnings: list[str] = []
+    chance, outcomes = random.Random(0), list[int | None]()
+    with Saver(comm, folder, 2, warnings.append) as saver:
+        begun = time.monotonic()
+        saver.save(1, state_of(0, 1, 1), wait=True)
+        usual_s = time.monotonic() - begun
+        for step in range(2, 2 + kills):
+            saver.save(step, state_of(0, 1, step))
+            time.sleep(chance.uniform(0, 1.2 * usual_s))
+            victims = psutil.Process().children(recursive=True)
+            if victims:
+                chance.choice(victims).kill()
+            saver._wait()
+            last = newest_step(folder)
+            before = max((done for done in outcomes if done is not None), default=1)
+            assert last == step or (last == before and f"step {step} was not written" in warnings[-1])
+            outcomes.append(step if last == step else None)
+        saver.save(step + 1, state_of(0, 1, step + 1), wait=True)
+        assert saver.last == newest_step(folder) == step + 1
+    return outcomes, warnings
+
+
+@pytest.mark.timeout(60 + 5 * KILLS)
+def test_a_killed_writer_costs_one_checkpoint_at_most(tmp_path: Path) -> None:
+    with World(1) as world:
+        world.start(kill_writers, tmp_path / "run", KILLS)
+        outcomes, warnings = world.outcome(0, timeout_s=60 + 5 * KILLS)
+    print(f"{KILLS} writers killed, {outcomes.count(None)} checkpoints lost, the ones before them all good")
+    assert len(outcomes) == KILLS
+    assert all("was not written: the process that writes it was killed" in warning for warning in warnings)
+    assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+
+
+def meet_a_bad_disk(folder: str) -> None:
+    """Save on a small disk, which fills and turns read-only meanwhile; print what is seen."""
+    disk, seen = Path(folder), list[tuple[list[str], int]]()
+
+    def mount(options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+
+    def save(comm: Communicator) -> None:
+        warnings: list[str] = []
+        with Saver(comm, disk / "run", 2, warnings.append) as saver:
+            for step, prepare in enumerate(
+                [
+                    lambda: None,
+                    lambda: (disk / "data").write_bytes(bytes(free_bytes())),
+                    lambda: None,
+                    lambda: (disk / "data").unlink(),
+                    lambda: mount("remount,ro"),
+                    lambda: mount("remount,rw"),
+                ],
+                start=1,
+            ):
+                prepare()
+                saver.save(step, state_of(0, 1, step), wait=True)
+                seen.append((warnings[:], newest_step(disk / "run")))
+                warnings.clear()
+
+    def free_bytes() -> int:
+        found = os.statvfs(disk)
+        return found.f_bavail * found.f_frsize - 8192
+
+    mount("size=1m")
+    VirtualWorld(1).run(save)
+    left = [path.name for path in (disk / "run").iterdir()]
+    print(json.dumps([seen, sorted(left)]))
+
+
+def test_a_disk_that_is_full_or_read_only(tmp_path: Path) -> None:
+    program = f"from {__name__} import meet_a_bad_disk; meet_a_bad_disk({str(tmp_path)!r})"
+    alone = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run(
+        [*alone, "mount", "-t", "tmpfs", "none", tmp_path], stderr=subprocess.DEVNULL
+    ).returncode:
+        pytest.skip("needs a mount namespace")
+    done = subprocess.run([*alone, sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
+    seen, left = json.loads(done.stdout)
+    full = (
+        f"was not written: cannot write {tmp_path}/run: No space left on device; the ones before it are kept"
+    )
+    read_only = f"was not written: cannot write {tmp_path}/run"
+    expected = [("", 1), (full, 1), (full, 1), ("", 4), (read_only, 4), ("", 6)]
+    for step, ((warnings, last), (warning, good)) in enumerate(zip(seen, expected, strict=True), start=1):
+        assert len(warnings) == bool(warning)
+        assert all(f"step {step} {warning}" in one for one in warnings)
+        assert last == good
+    assert left == ["latest", "step-00000004", "step-00000006"]
