@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -190,12 +191,19 @@ def checkpoint_of_shards() -> dict[str, Tensor]:
     return {"losses": pairs[1]}
 
 
-def checkpoint_beside_training() -> dict[str, Tensor]:
+def checkpoint_beside_training(
+    kind: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+) -> dict[str, Tensor]:
     model, optimizer = sharded_network()
     train(model, optimizer, rank=dist.get_rank())
     saved = {name: value.clone() for name, value in whole(model).items()}
     folder, own = shared_folder(), dist.new_group()
-    written = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=folder, process_group=own)
+    written = dcp.async_save(
+        {"model": get_model_state_dict(model)},
+        checkpoint_id=folder,
+        process_group=own,
+        async_checkpointer_type=kind,
+    )
     losses = train(model, optimizer, 10, rank=dist.get_rank())
     written.result()
     torch.manual_seed(1)
@@ -205,6 +213,10 @@ def checkpoint_beside_training() -> dict[str, Tensor]:
     set_model_state_dict(again, weights)
     torch.testing.assert_close(whole(again), saved)
     return {"losses": losses}
+
+
+def checkpoint_by_another_process() -> dict[str, Tensor]:
+    return checkpoint_beside_training(AsyncCheckpointerType.PROCESS)
 
 
 def shared_folder() -> Path:

@@ -47,6 +47,7 @@ MODEL_PARALLEL = (
     "collectives_with_gradients",
     "checkpoint_of_shards",
     "checkpoint_beside_training",
+    "checkpoint_by_another_process",
 )
 
 
