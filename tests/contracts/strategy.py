@@ -582,3 +582,12 @@ CHECKS: Final[tuple[Callable[[type[Strategy], Setting], None], ...]] = tuple(
 """All of them."""
 
 NAMES: Final = tuple(STRATEGIES)
+
+REPEATABLE: Final = tuple(
+    name
+    for name, strategy in STRATEGIES.items()
+    if strategy.pace is not Pace.FREE
+    and not needs_centre(brisk(strategy))
+    and name not in ("solo", "easgd_sync")
+)
+"""Those whose runs on processes are equal to the bit: nothing depends on who comes first."""

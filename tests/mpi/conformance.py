@@ -4,7 +4,8 @@ Usage: python conformance.py HOSTS [NAMES]
 
 HOSTS names the host that each rank counts to, one letter per rank ("aabb"). On several hosts, a strategy with
 a parameter centre gets the last rank as its server, and one for a single host trains on each by itself. Rank
-0 prints a line of JSON: for each strategy its accuracy, and whether its workers ended with the same bits.
+0 prints a line of JSON: for each strategy its accuracy, whether its workers ended with the same bits, and
+whether others that go on from their state in the middle end with these, if such runs can be equal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.contracts.strategy import NAMES, brisk, learning, on_several_hosts, setting
+from tests.contracts.resuming import Course, begin, checkpoint, go_on
+from tests.contracts.strategy import NAMES, REPEATABLE, brisk, learning, on_several_hosts, setting
 from tests.contracts.training import needs_centre, train
 from tutti.comm.base import Communicator
 from tutti.comm.mpi.communicator import MpiCommunicator
@@ -40,7 +42,7 @@ def team(comm: Communicator, name: str) -> Communicator | None:
 
 
 def learn(comm: Communicator, name: str) -> list[float | bool]:
-    """The accuracy, and whether all workers agree about it and the weights."""
+    """The accuracy, whether all workers agree about it and the weights, and whether others can go on."""
     part = team(comm, name)
     known = replace(setting(STRATEGIES[name]), epochs=EPOCHS)
     outcome = train(part, learning(STRATEGIES[name], known))
@@ -49,8 +51,17 @@ def learn(comm: Communicator, name: str) -> list[float | bool]:
         found = part.all_gather_objects((outcome.accuracy, outcome.weights))
         alike = all(a == found[0][0] and torch.equal(w, found[0][1]) for a, w in found)
     accuracy = 1.0 if outcome is None else outcome.accuracy
-    everyone = comm.all_gather_objects((accuracy, alike))
-    return [min(accuracy for accuracy, _ in everyone), all(alike for _, alike in everyone)]
+    goes_on = name in REPEATABLE and as_if_it_had_never_stopped(part, name)
+    accuracies, *facts = zip(*comm.all_gather_objects((accuracy, alike, goes_on)), strict=True)
+    return [min(accuracies), *map(all, facts)]
+
+
+def as_if_it_had_never_stopped(part: Communicator, name: str) -> bool:
+    """Whether workers that are made anew end with the same bits."""
+    course = Course(brisk(STRATEGIES[name]))
+    left = begin(part, course)
+    resumed = go_on(part, course, checkpoint(part.all_gather_objects(left)))
+    return torch.equal(resumed.final, left.final)
 
 
 def main() -> None:

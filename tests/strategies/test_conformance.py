@@ -7,10 +7,22 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
+import torch
 
 import tutti
 from tests.comm.ranks import World
-from tests.contracts.strategy import CHECKS, NAMES, RIGHT, Setting, assert_alike, brisk, learning, setting
+from tests.contracts.resuming import Course, begin, checkpoint, go_on
+from tests.contracts.strategy import (
+    CHECKS,
+    NAMES,
+    REPEATABLE,
+    RIGHT,
+    Setting,
+    assert_alike,
+    brisk,
+    learning,
+    setting,
+)
 from tests.contracts.training import Run, clouds, train, train_until_killed
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tutti.errors import BadOption, PeerLost
@@ -53,12 +65,30 @@ def processes() -> Iterator[Processes]:
     found.close()
 
 
+@pytest.fixture(scope="module")
+def new_processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.close()
+
+
 @pytest.mark.parametrize("name", PARALLEL)
 def test_processes_of_a_host_learn_and_end_with_the_same_weights(name: str, processes: Processes) -> None:
     found = processes.run(train, learning(STRATEGIES[name]))
     for outcome in found:
         assert_alike(outcome, found[0])
     assert found[0].accuracy >= RIGHT
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_new_processes_go_on_where_others_have_stopped(
+    name: str, processes: Processes, new_processes: Processes
+) -> None:
+    course = Course(brisk(STRATEGIES[name]))
+    left = processes.run(begin, course)
+    resumed = new_processes.run(go_on, course, checkpoint(left))
+    for before, after in zip(left, resumed, strict=True):
+        assert torch.equal(after.final, before.final)
 
 
 @pytest.mark.parametrize("name", PARALLEL)
@@ -83,9 +113,10 @@ def test_ranks_under_mpirun_learn_and_end_with_the_same_weights() -> None:
     assert done.returncode == 0, done.stderr
     (found,) = results(done)
     assert found.keys() == set(NAMES)
-    for name, (accuracy, alike) in found.items():
+    for name, (accuracy, alike, goes_on) in found.items():
         assert accuracy >= 0.93, name
         assert alike, name
+        assert goes_on or name not in REPEATABLE, name
 
 
 @pytest.mark.parametrize(
