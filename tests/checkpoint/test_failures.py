@@ -12,13 +12,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
+from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.reading import newest
 from tutti.checkpoint.saver import Saver
+from tutti.checkpoint.writer import Writer
+from tutti.checkpoint.writer_process import Answer, Order, Stretch
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.records.checkpoints import RUN, head_file, tensors_file
 
 KILLS = int(os.environ.get("TUTTI_KILLS", "12"))
 
@@ -46,7 +51,7 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
             victims = psutil.Process().children(recursive=True)
             if victims:
                 chance.choice(victims).kill()
-            saver._wait()
+            saver.wait()
             last = newest_step(folder)
             before = max((done for done in outcomes if done is not None), default=1)
             assert last == step or (last == before and f"step {step} was not written" in warnings[-1])
@@ -65,6 +70,34 @@ def test_a_killed_writer_costs_one_checkpoint_at_most(tmp_path: Path) -> None:
     assert len(outcomes) == KILLS
     assert all("was not written: the process that writes it was killed" in warning for warning in warnings)
     assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+
+
+def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
+    state = encode(state_of(0, 1, 1), 0)
+    tensors = state.header() + b"".join(
+        t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in state.tensors.values()
+    )
+    memory, files = os.memfd_create("test"), []
+    for name, content in {tensors_file(0): tensors, head_file(0): state.head, RUN: b"{}"}.items():
+        files.append(Stretch(name, os.lseek(memory, 0, os.SEEK_CUR), len(content)))
+        os.write(memory, content)
+    writer = Writer(patience_s=0.0)
+    while not (children := psutil.Process().children(recursive=True)[1:]):
+        pass
+    children[0].suspend()
+    folder.mkdir()
+    writer.give(Order(str(folder), "attempt", files, 0, 1, 1, 1, None, 3), memory)
+    assert writer.poll(None) == Answer(1, None)
+    assert newest_step(folder) == 1
+    assert not children[0].is_running()
+    writer.give(Order(str(folder), "attempt", files, 0, 1, 1, 1, None, 3), memory)
+    assert writer.poll(None) == Answer(1, None)
+    writer.close()
+
+
+def test_files_are_written_where_idle_processes_get_no_time(tmp_path: Path) -> None:
+    with World(1) as world:
+        world.run(write_with_a_stopped_child, tmp_path / "run")
 
 
 def meet_a_bad_disk(folder: str) -> None:

@@ -139,7 +139,11 @@ class _Encoder:
         if isinstance(value, float):
             return value if math.isfinite(value) else {"$float": str(value)}
         if isinstance(value, list | tuple):
-            return [self.value(item, f"{path}/{number}") for number, item in enumerate(value)]
+            # Whole numbers as they are: generators of random numbers have lists of hundreds of them.
+            return [
+                item if type(item) is int else self.value(item, f"{path}/{number}")
+                for number, item in enumerate(value)
+            ]
         if isinstance(value, Tensor):
             # A path may be written in two ways: {"a": {"b": ...}} and {"a/b": ...}.
             name = path if path not in self.tensors else f"{path}#{len(self.tensors)}"

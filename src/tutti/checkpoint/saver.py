@@ -144,7 +144,7 @@ class Saver:
         """
         # No virtual clock knows when a process is done, and equal simulations have equal results.
         if wait or self._one_process:
-            self._wait()
+            self.wait()
         self.check()
         rank = self._comm.rank
         encoded = encode(state, rank)
@@ -169,7 +169,7 @@ class Saver:
             assert self._snapshot.memory is not None, "a copy was taken"
             self._writer.give(self._order(step, files, score), self._snapshot.memory)
         if wait:
-            self._wait()
+            self.wait()
         return True
 
     def check(self) -> None:
@@ -179,7 +179,7 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for the last checkpoint, and end (collective)."""
-        self._wait()
+        self.wait()
         self.close()
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class Saver:
         else:
             self._failure = failure
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Wait until the last checkpoint is written, or cannot be (collective)."""
         if self._writer is not None and self._comm.rank > 0:
             self._note(self._writer.poll(None))

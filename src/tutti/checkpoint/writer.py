@@ -12,17 +12,30 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 
-from tutti.checkpoint.writer_process import KILLED, LENGTH_BYTES, PROGRAM, Answer, Order, WriterStart
-from tutti.records.json_lines import parse_record, to_json
+from tutti.checkpoint.writer_process import (
+    KILLED,
+    PATIENCE_S,
+    PROGRAM,
+    Answer,
+    Order,
+    WriterStart,
+    send_order,
+)
+from tutti.records.json_lines import parse_record
 
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
 """The variables of the environment that the process gets: with others it would take itself for a rank."""
 
 
 class Writer:
-    """The process that writes the checkpoints of a host. It is started again when it was killed."""
+    """The process that writes the checkpoints of a host. It is started again when it was killed.
 
-    def __init__(self) -> None:
+    Args:
+        patience_s: how long files may take at idle priority, beside what their sizes account for.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._asked: tuple[int, float] | None = None
@@ -44,10 +57,8 @@ class Writer:
             self._start()
         assert self._connection is not None, "it is started"
         self._asked = order.step, time.monotonic()
-        text = to_json(order).encode()
         with suppress(BrokenPipeError, ConnectionResetError):  # `poll` tells that it is gone
-            socket.send_fds(self._connection, [len(text).to_bytes(LENGTH_BYTES, "little")], [memory])
-            self._connection.sendall(text)
+            send_order(self._connection, order, memory)
 
     def poll(self, timeout_s: float | None = 0.0) -> Answer | None:
         """Return the outcome of the order, once; None: there is none yet, or nothing was ordered.
@@ -60,12 +71,12 @@ class Writer:
         readable, _, _ = select.select([self._connection], [], [], timeout_s)
         if not readable:
             return None
-        (step, begun), self._asked = self._asked, None
+        (step, _), self._asked = self._asked, None
         with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
             if line := stream.readline():
                 return parse_record(line, Answer)
         self.close()
-        return Answer(step, KILLED, time.monotonic() - begun)
+        return Answer(step, KILLED)
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -81,7 +92,7 @@ class Writer:
     def _start(self) -> None:
         self.close()
         self._connection, theirs = socket.socketpair()
-        start = WriterStart(os.getpid(), [str(path) for path in sys.path], theirs.fileno())
+        start = WriterStart(os.getpid(), [str(path) for path in sys.path], theirs.fileno(), self._patience_s)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, json.dumps(asdict(start))],

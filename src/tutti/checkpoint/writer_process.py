@@ -1,28 +1,28 @@
 """The process that writes checkpoints beside training. It imports neither torch nor numpy.
 
-    rank      snapshot │ train ...                                     │ snapshot │ train ...
-    process            └─ a child at idle priority writes the files ─┐
-                                                                     └─ manifest, rename, `latest`, old ones
+    rank       snapshot │ train ...                                            │ snapshot │ train ...
+    process             └ hands it on ┐                             ┌ answers ─┘
+    its child                         └ writes, at idle priority ───┘
 
 It gets orders through a socket, each with the descriptor of the memory that has the snapshot, and answers
-each with one line. On a machine where all cores are busy a process at idle priority may get no time at all:
-when it has not done in time what a slow disk would have, its parent does it at the priority of training.
+each with one line. On a machine whose cores are all busy a process at idle priority gets hardly any time:
+when it has not done in time what even a slow disk would have, its parent does it at the priority of training.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from tutti.records.checkpoints import (
     FileEntry,
@@ -33,7 +33,7 @@ from tutti.records.checkpoints import (
     unfinished_folder,
     write_file,
 )
-from tutti.records.json_lines import Record, decode, parse_record, to_json
+from tutti.records.json_lines import Record, parse_record, to_json
 
 PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
@@ -41,12 +41,12 @@ PROGRAM: Final = (
 )
 """The program of the process: with the rank's search path it finds the same modules."""
 
-LENGTH_BYTES: Final = 8
+_LENGTH_BYTES: Final = 8
 """The size of the number before each order that says how long it is; the descriptor comes with it."""
 
 PATIENCE_S: Final = 5.0
 SLOWEST_BYTES_PER_S: Final = 50e6
-"""The time that files get at idle priority, and for each byte of them in addition."""
+"""What files get of time at idle priority: some seconds, and what they take at this rate."""
 
 KILLED: Final = "the process that writes it was killed"
 
@@ -54,6 +54,7 @@ _LOOK_S: Final = 0.05
 """How often to look whether other hosts are done."""
 
 _PR_SET_PDEATHSIG: Final = 1
+_NICEST: Final = 19
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,13 @@ class WriterStart(Record):
         parent: the rank that starts it.
         path: `sys.path` of the rank.
         connection: the descriptor of the socket.
+        patience_s: how long files may take at idle priority, beside what their sizes account for.
     """
 
     parent: int
     path: list[str]
     connection: int
+    patience_s: float
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,10 @@ class Answer(Record):
     Attributes:
         step: of the checkpoint.
         error: what has failed; None: the files are written, and the checkpoint is whole if this is host 0.
-        seconds: how long it took.
     """
 
     step: int
     error: str | None
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -130,129 +131,175 @@ class _Written(Record):
 
 
 def main() -> None:
-    """Write what is ordered until the parent is gone (entry point of the process)."""
+    """Have written what is ordered, until the parent is gone (entry point of the process)."""
     # A signal to all processes of the job asks the ranks to stop, and they save once more then.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     start = parse_record(sys.argv[1], WriterStart)
     _die_with(start.parent)
-    connection = socket.socket(fileno=start.connection)
-    while (received := _receive(connection)) is not None:
-        order, memory = received
-        begun = time.monotonic()
-        try:
-            error = _write(order, memory)
-        finally:
-            os.close(memory)
-        answer = Answer(order.step, error, time.monotonic() - begun)
+    orders = socket.socket(fileno=start.connection)
+    child = _Child(orders, start.patience_s)
+    while (received := _receive(orders)) is not None:
+        text, memory = received
+        line = child.answer(text, memory)
+        if line is None:
+            child.end()
+            line = _carried_out(text, memory)
+        if not line:
+            child.end()
+            line = _answer(parse_record(text, Order), KILLED)
+        if child.ended:
+            child = _Child(orders, start.patience_s)
+        os.close(memory)
         with suppress(BrokenPipeError):  # the rank has just ended
-            connection.sendall(to_json(answer).encode() + b"\n")
+            orders.sendall(line)
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+class _Child:
+    """A process at idle priority that writes checkpoints.
+
+    Attributes:
+        ended: it cannot be used any more.
+    """
+
+    def __init__(self, orders: socket.socket, patience_s: float) -> None:
+        """Start one.
+
+        Args:
+            orders: the socket of this process, which is none of the child's.
+            patience_s: as in `WriterStart`.
+        """
+        self._patience_s = patience_s
+        me, (self._connection, theirs) = os.getpid(), socket.socketpair()
+        self.ended = False
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                _die_with(me)
+                orders.close()
+                self._connection.close()
+                _be_idle()
+                _serve(theirs)
+            except BaseException:
+                sys.excepthook(*cast("tuple[type[BaseException], BaseException, None]", sys.exc_info()))
+            finally:
+                os._exit(1)
+        theirs.close()
+
+    def answer(self, text: bytes, memory: int) -> bytes | None:
+        """Hand an order on; returns the answer, nothing if the child was killed, None if it is too slow."""
+        with suppress(BrokenPipeError, ConnectionResetError), self._connection.makefile("rb") as lines:
+            _send(self._connection, text, memory)
+            patience_s = self._patience_s + os.fstat(memory).st_size / SLOWEST_BYTES_PER_S
+            written, _, _ = select.select([self._connection], [], [], patience_s)
+            if not written:
+                return None
+            return lines.readline() and lines.readline()
+        return b""
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+        self._connection.close()
+        self.ended = True
 
 
-def _receive(connection: socket.socket) -> tuple[Order, int] | None:
-    """Return the next order and its memory; None: there is none any more."""
-    length, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
+def send_order(connection: socket.socket, order: Order, memory: int) -> None:
+    """Send an order, and the descriptor of the memory that it is about."""
+    _send(connection, to_json(order).encode(), memory)
+
+
+def _send(connection: socket.socket, text: bytes, memory: int) -> None:
+    socket.send_fds(connection, [len(text).to_bytes(_LENGTH_BYTES, "little")], [memory])
+    connection.sendall(text)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, int] | None:
+    """Return the text of the next order and its memory; None: there is none any more."""
+    length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
     if not length:
         return None
-    with connection.makefile("rb", buffering=0) as stream:
-        length += _exactly(stream, LENGTH_BYTES - len(length))
-        return parse_record(_exactly(stream, int.from_bytes(length, "little")), Order), descriptors[0]
+    length += _exactly(connection, _LENGTH_BYTES - len(length))
+    return _exactly(connection, int.from_bytes(length, "little")), descriptors[0]
 
 
-def _exactly(stream: socket.SocketIO, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int) -> bytes:
     read = b""
     while len(read) < count:
-        more = stream.read(count - len(read))
+        more = connection.recv(count - len(read))
         if not more:
             raise EOFError("the rank has ended in the middle of an order")
         read += more
     return read
 
 
-def _write(order: Order, memory: int) -> str | None:
+def _serve(connection: socket.socket) -> None:
+    """Carry out orders; an empty line says that the files are written, the next one is the answer."""
+    while (received := _receive(connection)) is not None:
+        text, memory = received
+        connection.sendall(_carried_out(text, memory, lambda: connection.sendall(b"\n")))
+        os.close(memory)
+
+
+def _carried_out(text: bytes, memory: int, written: Callable[[], None] = lambda: None) -> bytes:
+    """Carry out an order, calling `written` when the files are; returns the line of the answer."""
+    order = parse_record(text, Order)
+    return _answer(order, _write(order, memory, written))
+
+
+def _answer(order: Order, error: str | None) -> bytes:
+    return to_json(Answer(order.step, error)).encode() + b"\n"
+
+
+def _write(order: Order, memory: int, written: Callable[[], None]) -> str | None:
     """Write this host's files, and as host 0 make the checkpoint whole; returns what has failed."""
     folder = Path(order.folder)
     unfinished = unfinished_folder(folder, order.step, order.attempt)
+    failure, files = None, dict[str, FileEntry]()
     try:
         if order.host == 0:
             remove_unfinished(folder, but=unfinished)
         unfinished.mkdir(exist_ok=True)
-        written = _written_at_idle(order, memory, unfinished)
+        for file in order.files:
+            files[file.name] = write_file(unfinished / file.name, memory, file.offset, file.size)
+    except OSError as error:
+        failure = error
+    written()
+    try:
+        if failure is not None:
+            raise failure
         if order.host:
-            _tell(unfinished, order.host, written)
-            return None
-        files = {**written, **_of_others(order, unfinished)}
-        commit(unfinished, Manifest(order.step, order.ranks, files, order.score), order.keep)
+            _tell(unfinished, order.host, files)
+        else:
+            files |= _of_others(order, unfinished)
+            commit(unfinished, Manifest(order.step, order.ranks, files, order.score), order.keep)
     except OSError as error:
         with suppress(OSError):
             remove(unfinished)
-        return f"cannot write {error.filename or folder}: {error.strerror}" if error.errno else str(error)
+        return f"cannot write {error.filename or folder}: {error.strerror}"
     return None
 
 
-def _written_at_idle(order: Order, memory: int, unfinished: Path) -> dict[str, FileEntry]:
-    """Write the files in a child at idle priority; here, if it gets too little time."""
-    reading, writing = os.pipe()
-    me = os.getpid()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(reading)
-            _die_with(me)
-            _idle()
-            try:
-                result: object = asdict(_Written(_write_files(order, memory, unfinished)))
-            except OSError as error:
-                result = [error.errno, error.strerror, str(error.filename or order.folder)]
-            with open(writing, "wb") as stream:
-                stream.write(json.dumps(result).encode())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    size = sum(stretch.size for stretch in order.files)
-    with open(reading, "rb") as stream:
-        in_time, _, _ = select.select([stream], [], [], PATIENCE_S + size / SLOWEST_BYTES_PER_S)
-        text = stream.read() if in_time else b""
-    if not in_time:
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    if not in_time:
-        return _write_files(order, memory, unfinished)
-    if not text:
-        raise ChildProcessError(KILLED)
-    result = json.loads(text)
-    if isinstance(result, list):
-        raise OSError(*result)
-    return decode(_Written, result).files
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
-def _idle() -> None:
+def _be_idle() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
-        os.nice(19)
+        os.nice(_NICEST)
 
 
-def _write_files(order: Order, memory: int, unfinished: Path) -> dict[str, FileEntry]:
-    return {
-        stretch.name: write_file(unfinished / stretch.name, memory, stretch.offset, stretch.size)
-        for stretch in order.files
-    }
-
-
-def _tell(unfinished: Path, host: int, written: dict[str, FileEntry]) -> None:
+def _tell(unfinished: Path, host: int, files: dict[str, FileEntry]) -> None:
     """Tell host 0 that this one is done."""
     path = unfinished / f"host-{host}.json"
     temporary = path.with_suffix(".part")
-    temporary.write_text(to_json(_Written(written)))
+    temporary.write_text(to_json(_Written(files)))
     temporary.rename(path)
 
 
