@@ -12,6 +12,9 @@
     ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
 
+A run that was asked to stop, and has saved its state, is no error: it ends with `EXIT_INTERRUPTED`. One that
+is ended at once by a second Ctrl-C ends with 130, by SIGTERM with 143.
+
 Every message says what was found, what was expected, and what to do next.
 """
 
@@ -22,6 +25,10 @@ import errno
 import re
 from collections.abc import Iterable
 from types import UnionType
+from typing import Final
+
+EXIT_INTERRUPTED: Final = 75
+"""The exit code of a run that has saved its state and stopped before its end: run it again. (EX_TEMPFAIL)"""
 
 
 class TuttiError(Exception):

@@ -20,6 +20,7 @@ import pytest
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
 from tutti.launch.exit_reports import Report
@@ -29,6 +30,7 @@ from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.placement import Host, place_ranks
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
+from tutti.launch.stop_request import StopPage, Stopping
 
 HERE = Path(__file__).parent
 LIMIT_S = 5.0
@@ -77,7 +79,7 @@ def test_messages_arrive_whole_and_only_from_those_who_know_the_token() -> None:
     channel = MpirunChannel(b"payload")
     try:
         address = channel.address
-        start = MpiStart("m:f", None, None, address, ["a b"], [], 9)
+        start = MpiStart("m:f", None, None, address, ["a b"], [], 9, FileAddress.of(0))
         assert pickle.loads(pickle.dumps(start)) == start
         assert address.payload_here() == b"payload"
         assert (address.is_here(), address.process) == (True, os.getpid())
@@ -196,8 +198,8 @@ def test_a_launcher_that_was_killed_is_what_is_named() -> None:
 def test_the_end_of_mpirun_is_the_end_of_the_job_even_if_its_stderr_stays_open() -> None:
     command = ["bash", "-c", "echo last words >&2; sleep 300 & exit 7"]
     with SignalWatch() as signals:
-        mark = uuid.uuid4().hex
-        assert mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, signals) == (7, "last words\n")
+        mark, stopping = uuid.uuid4().hex, Stopping(signals, StopPage())
+        assert mpirun._run(command, {**os.environ, guard.JOB: mark}, mark, stopping) == (7, "last words\n")
 
 
 def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

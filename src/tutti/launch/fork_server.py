@@ -96,8 +96,10 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
     """
     # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
     die_with_parent(supervisor)
-    # Ctrl-C reaches the whole foreground group; what it means is for the supervisor to decide.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole foreground group, and systemd and Slurm send the others to all processes of a
+    # job; what they mean is for the supervisor to decide.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The supervisor has started this process with SIGINT blocked; it is ignored before it is let through.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

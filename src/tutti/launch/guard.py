@@ -95,6 +95,9 @@ def signal_all(processes: Iterable[int], signum: int) -> None:
 
 def main() -> None:
     """Be the guard of `sys.argv`: job and grace. The standard input ends when the supervisor does."""
+    # systemd and Slurm send them to every process of a job, which may still be saving.
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
     sys.stdin.buffer.read()
     end_processes_of(sys.argv[1], float(sys.argv[2]))
 

@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import done, failure, without_launcher
@@ -21,6 +22,7 @@ from tutti.launch.launcher import started_by
 from tutti.launch.mpirun_channel import Address, RankStarted
 from tutti.launch.orphans import follow, mpi_segments
 from tutti.launch.placement import share_host
+from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.launch.world import end_mpi_job, end_ranks, join
 from tutti.terminal import lasting_output, say_last
 
@@ -43,6 +45,7 @@ class MpiStart:
         path: `sys.path` of that process.
         arguments: `sys.argv` of that process.
         start_s: how long MPI may take to start.
+        stop: its file of the `StopPage`.
         hosts: for each host the number of its workers, and of all its ranks.
     """
 
@@ -53,14 +56,17 @@ class MpiStart:
     path: list[str]
     arguments: list[str]
     start_s: int
+    stop: FileAddress
     hosts: Sequence[tuple[int, int]] = ()
 
 
 def main() -> None:
     """Be a rank of an MPI job, as the environment says."""
     start: MpiStart = pickle.loads(base64.urlsafe_b64decode(os.environ.pop(START)))
-    if start.address.is_here():
+    here = start.address.is_here()
+    if here:
         follow([start.address.process])
+    be_supervised(_stop_page(start.stop) if here else None)
     sys.path += [folder for folder in start.path if folder not in sys.path]
     sys.argv[:] = start.arguments
     with lasting_output():
@@ -68,6 +74,14 @@ def main() -> None:
             _run(start)
         except BaseException as error:
             _fail(start, error, without_launcher(error.__traceback__))
+
+
+def _stop_page(address: FileAddress) -> StopPage:
+    file = address.open()
+    try:
+        return StopPage(file)
+    finally:
+        os.close(file)
 
 
 def _run(start: MpiStart) -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import OutputClosed, PeerLost, TuttiError, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.launch.exit_reports import Death, Report, cause, killed_by, output_closed
@@ -33,7 +34,8 @@ from tutti.launch.mpi_rank import START, MpiStart
 from tutti.launch.mpirun_channel import MpirunChannel, RankStarted
 from tutti.launch.orphans import remove_session
 from tutti.launch.placement import Host, Placement
-from tutti.launch.signals import SignalWatch, act_on
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import StopPage, Stopping
 
 EXTRA_ARGUMENTS: Final = "TUTTI_MPIRUN_ARGS"
 """The environment variable with further arguments for mpirun."""
@@ -146,7 +148,10 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
     """
     mpirun = find_mpirun()
     job = uuid.uuid4().hex
-    channel = MpirunChannel(payload)
+    channel, stop = MpirunChannel(payload), StopPage.make_file()
+    page = StopPage(stop)
+    # Of a rank 0 on another host nothing is known: it is asked in any case.
+    page.stoppable = not is_this_machine(placement.hosts[0].name)
     small = payload if len(payload) <= LARGEST_IN_ENVIRONMENT else None
     ranks = [
         (worked.ranks, all_.ranks)
@@ -160,6 +165,7 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
         [str(folder) for folder in sys.path],
         sys.argv,
         START_S,
+        FileAddress.of(stop),
         ranks,
     )
     environment = {
@@ -173,15 +179,16 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
     try:
         with SignalWatch() as signals:
             command = command_line(mpirun, placement.hosts_with_servers, exported, extra, prefix=prefix)
-            returncode, said = _run(command, environment, job, signals)
+            stopping = Stopping(signals, page)
+            returncode, said = _run(command, environment, job, stopping)
         messages = channel.messages()
     finally:
         channel.close()
+        os.close(stop)
     # The shared memory of ranks of this machine that were killed before MPI could remove it.
     for segment in (file for one in messages if isinstance(one, RankStarted) for file in one.segments):
         Path(segment).unlink(missing_ok=True)
-    if signals.received is not None:
-        act_on(signals.received)
+    stopping.act()
     reports = [one for one in messages if isinstance(one, Report)]
     if returncode == 0 and not reports and is_this_machine(placement.hosts[0].name):
         # A launcher that tolerates dead ranks says nothing of them.
@@ -189,8 +196,8 @@ def run_on_hosts(entry: str, payload: bytes, placement: Placement, *, prefix: bo
     return outcome(reports, returncode, said)
 
 
-def _run(command: list[str], environment: dict[str, str], job: str, signals: SignalWatch) -> tuple[int, str]:
-    """Run mpirun to its end, or to the first signal; returns its exit code and the end of its stderr."""
+def _run(command: list[str], environment: dict[str, str], job: str, stopping: Stopping) -> tuple[int, str]:
+    """Run mpirun to its end, or that by a signal; returns its exit code and the end of its stderr."""
     # The guard starts before the first rank and ends last: a SIGKILL never leaves ranks behind.
     with guard(job, GRACE_S):
         process = subprocess.Popen(
@@ -201,21 +208,24 @@ def _run(command: list[str], environment: dict[str, str], job: str, signals: Sig
             start_new_session=True,
         )
         try:
-            said = _copy_stderr(process, signals)
+            # Ranks of other hosts do not see the page.
+            stopping.forward = lambda: process.send_signal(signal.SIGUSR1)
+            said = _copy_stderr(process, stopping)
         finally:
-            _end(process, patience_s=0.0 if signals.received else FINISH_S)
+            stopping.page.end()
+            _end(process, patience_s=0.0 if stopping.ended_by else FINISH_S)
     return process.returncode, said
 
 
-def _copy_stderr(process: subprocess.Popen[bytes], signals: SignalWatch) -> str:
-    """Copy mpirun's stderr until it ends, mpirun does, or a signal comes; returns its last part."""
+def _copy_stderr(process: subprocess.Popen[bytes], stopping: Stopping) -> str:
+    """Copy mpirun's stderr until it ends, mpirun does, or is to by a signal; returns its last part."""
     assert process.stderr is not None
     said = bytearray()
     with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid)) as ended:
-        for one in (signals, process.stderr, ended):
+        for one in (stopping, process.stderr, ended):
             selector.register(one, selectors.EVENT_READ)
-        while signals.received is None:
-            ready = [key.fileobj for key, _ in selector.select()]
+        while not stopping.over():
+            ready = [key.fileobj for key, _ in selector.select(stopping.patience_s())]
             if process.stderr not in ready:
                 if ended in ready:  # Something that it has started may hold its stderr, and never end.
                     break

@@ -6,6 +6,7 @@ import errno
 import faulthandler
 import os
 import pickle
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tutti.launch import launcher
 from tutti.launch.exit_reports import Report, done, encode, failure, without_launcher
 from tutti.launch.malloc import keep_memory
+from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.terminal import identity, lasting_output, say_last
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Descriptors(NamedTuple):
         arena: the host's shared memory.
         job: the file with the pickled `RankJob`.
         reports: the pipe for its report.
+        stop: the file of the `StopPage`.
         output: what becomes its standard output.
         errors: what becomes its standard error.
     """
@@ -57,6 +60,7 @@ class Descriptors(NamedTuple):
     arena: int
     job: int
     reports: int
+    stop: int
     output: int
     errors: int
 
@@ -102,6 +106,11 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     """Set up output, memory, cores, paths: all that needs no other rank."""
     import numpy as np
 
+    launcher.become_rank(start.rank, start.size)
+    # The fork server ignores it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    be_supervised(StopPage(files.stop))
+    os.close(files.stop)
     for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
         os.dup2(given, descriptor)
         os.close(given)
@@ -120,7 +129,6 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
         os.chdir(job.folder)
     sys.path[:], sys.argv[:] = job.path, job.arguments
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.threads)
-    launcher.become_rank(start.rank, start.size)
     return job
 
 

@@ -1,4 +1,4 @@
-"""Signals that wake a `select`: SIGCHLD; SIGINT, SIGTERM and SIGHUP, while there are ranks to end first."""
+"""Signals that wake a `select`: SIGCHLD, and those that end a program, while there are ranks to end first."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals by which a user, a system or a terminal ends a program."""
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""The signals by which a user, a system, a terminal or a scheduler ends a program."""
+
+
+def can_be_taken(signum: int) -> bool:
+    """Tell whether we may handle a signal.
+
+    One that is ignored (as SIGHUP is under nohup) stays ignored, and SIGUSR1 is the program's own if it has a
+    handler for it.
+    """
+    handler = signal.getsignal(signum)
+    return handler == signal.SIG_DFL if signum == signal.SIGUSR1 else handler not in (signal.SIG_IGN, None)
 
 
 class SignalWatch:
     """Notes signals instead of dying of them, and wakes a select on `fileno()`.
 
-    Only the main thread can receive signals in Python: elsewhere this does nothing. A signal that is ignored
-    (as SIGHUP is under nohup) stays ignored.
+    Only the main thread can receive signals in Python: elsewhere this does nothing.
 
     Args:
         signals: which ones.
@@ -36,7 +45,7 @@ class SignalWatch:
     def __enter__(self) -> SignalWatch:
         if threading.current_thread() is threading.main_thread():
             for signum in self._signals:
-                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+                if can_be_taken(signum):
                     self._before[signum] = signal.signal(signum, self._note)
         return self
 

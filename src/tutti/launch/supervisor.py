@@ -34,7 +34,8 @@ from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
-from tutti.launch.signals import SignalWatch, act_on
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import StopPage, Stopping
 
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
@@ -75,17 +76,21 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
     """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
     # The watch lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
     with SignalWatch() as signals:
+        stop = StopPage.make_file()
+        page = StopPage(stop)
+        stopping = Stopping(signals, page)
         with ExitStack() as stack:
+            stack.callback(os.close, stop)
             relay = stack.enter_context(Relay(placement.ranks)) if prefix else None
             # Left first: when nobody writes any more.
             server = stack.enter_context(
                 fork_server(placement.threads or 1, crowded=bool(placement.warnings))
             )
-            ranks = _start_ranks(stack, server, entry, payload, placement, relay)
-            error = _watch(ranks, server, signals)
-        received = signals.received
-    if received is not None:
-        act_on(received)
+            # Before the server ends what is left of them.
+            stack.callback(page.end)
+            ranks = _start_ranks(stack, server, entry, payload, placement, stop, relay)
+            error = _watch(ranks, server, stopping)
+    stopping.act()
     if error is not None:
         raise error
     done = cast("Report", ranks[0].report)
@@ -98,9 +103,10 @@ def _start_ranks(
     entry: str,
     payload: bytes,
     placement: Placement,
+    stop: int,
     relay: Relay | None,
 ) -> list[RankProcess]:
-    """Start them; `stack` closes the pipes of their reports."""
+    """Start them; `stack` closes the pipes of their reports, `stop` is the file of the `StopPage`."""
     ranks: list[RankProcess] = []
     arena = Arena.create()
     block = arena.allocate(control_bytes(placement.ranks))
@@ -121,7 +127,7 @@ def _start_ranks(
             try:
                 server.fork(
                     RankPlace(rank, placement.ranks, entry, block, threads, cores),
-                    Descriptors(arena.fd, content, writing, *outputs),
+                    Descriptors(arena.fd, content, writing, stop, *outputs),
                 )
             finally:
                 os.close(writing)
@@ -141,18 +147,19 @@ def _folder() -> str:
         return ""
 
 
-def _watch(ranks: Sequence[RankProcess], server: ForkServer, signals: SignalWatch) -> TuttiError | None:
-    """Wait until all ranks are done (None), one has failed (the error), or a signal has come (None)."""
+def _watch(ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping) -> TuttiError | None:
+    """Wait until all ranks are done (None), one has failed (the error), or a signal ends them (None)."""
     kills_before = _out_of_memory_kills()
     deadline: float | None = None
     with selectors.DefaultSelector() as selector:
-        selector.register(signals, selectors.EVENT_READ)
+        selector.register(stopping, selectors.EVENT_READ)
         selector.register(server.control, selectors.EVENT_READ, server)
         for one in ranks:
             selector.register(one.pipe, selectors.EVENT_READ, one)
-        while signals.received is None:
+        while not stopping.over():
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for key, _ in selector.select(patience):
+            limits = [limit for limit in (patience, stopping.patience_s()) if limit is not None]
+            for key, _ in selector.select(min(limits, default=None)):
                 if key.data is server:
                     _handle_server_message(ranks, server, kills_before)
                 elif key.data is not None and not key.data.receive():

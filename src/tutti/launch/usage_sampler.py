@@ -196,8 +196,9 @@ def _places(cores: Sequence[int]) -> list[int]:
 def main(parent: int, ranks: dict[str, int], cores: list[int]) -> None:
     """Be the sampler of `parent`, a rank."""
     die_with_parent(parent)
-    # Ctrl-C reaches the whole foreground group; the rank that started this says when it is over.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # They may reach every process of a job; the rank that started this says when it is over.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
     # That rank may be bound to a core, which it needs for itself.
     os.sched_setaffinity(0, cores)
     probe = Probe({int(rank): process for rank, process in ranks.items()}, cores)

@@ -1,0 +1,247 @@
+"""Requests from outside to save and stop: SIGTERM, SIGUSR1 or the first Ctrl-C. Needs no torch.
+
+A rank looks for one between two steps, inside of a section that it has declared `stoppable`. Outside of it
+the first signal ends everything, so that nobody waits for data to be loaded.
+
+    supervisor ──"save and stop"──► page ──► ranks        and SIGUSR1 to mpirun, for ranks of other hosts
+               ◄───"stoppable"───── page ◄── rank 0
+
+Ranks that tutti has not started itself (under a user's mpirun, under srun, or alone in this process) get the
+signals themselves. So may all others: systemd and Slurm send SIGTERM to every process of a job.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final
+
+from tutti.comm.shm import memfd
+from tutti.launch.launcher import started_by
+from tutti.launch.signals import SignalWatch, act_on, can_be_taken
+
+ASKING: Final[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""The signals that ask for it. SIGUSR1 does nothing else; the others end everything when they come again."""
+
+LIMIT_S: Final = 600.0
+"""How long after a request rank 0 may stay in its section before everything is ended."""
+
+_BYTES: Final = 2
+_REQUEST: Final = 0
+_SECTION: Final = 1
+_ASKED: Final = 1
+_OVER: Final = 2
+
+
+class StopPage:
+    """Two bytes that say how far the stop of a job is; the supervisor and the ranks of its host share them.
+
+    Args:
+        file: the descriptor of the memory that they share, which may be closed afterwards; None: this
+            process is alone.
+    """
+
+    def __init__(self, file: int | None = None) -> None:
+        self._bytes = bytearray(_BYTES) if file is None else mmap.mmap(file, _BYTES)
+
+    @staticmethod
+    def make_file() -> int:
+        """Return the descriptor of new memory to share."""
+        file = memfd.make("stop")
+        os.ftruncate(file, _BYTES)
+        return file
+
+    @property
+    def requested(self) -> bool:
+        """True if the ranks have been asked to save and stop."""
+        return self._bytes[_REQUEST] != 0
+
+    @property
+    def over(self) -> bool:
+        """True if all ranks are being ended: SIGTERM is no request then."""
+        return self._bytes[_REQUEST] == _OVER
+
+    @property
+    def stoppable(self) -> bool:
+        """True while rank 0 looks for requests."""
+        return self._bytes[_SECTION] != 0
+
+    @stoppable.setter
+    def stoppable(self, value: bool) -> None:
+        self._bytes[_SECTION] = value
+
+    def request(self) -> None:
+        """Ask the ranks to save and stop."""
+        self._bytes[_REQUEST] = max(_ASKED, self._bytes[_REQUEST])
+
+    def withdraw(self) -> None:
+        """Forget the request, of a section that is over."""
+        self._bytes[_REQUEST] = 0
+
+    def end(self) -> None:
+        """Have the ranks end on SIGTERM."""
+        self._bytes[_REQUEST] = _OVER
+
+
+def say(text: str) -> None:
+    """Write a line to standard error, also in the handler of a signal, which may interrupt a print."""
+    with suppress(OSError):
+        os.write(2, f"tutti: {text}\n".encode())
+
+
+def _promise(signum: int) -> str:
+    again = {
+        signal.SIGINT: "; Ctrl-C again ends at once",
+        signal.SIGTERM: "; a second SIGTERM ends at once",
+    }
+    return f"saving, then stopping{again.get(signal.Signals(signum), '')}"
+
+
+class Stopping:
+    """The supervisor's side: decides for each signal whether it is a request or the end.
+
+    Args:
+        signals: those that have come.
+        page: that of the ranks.
+
+    Attributes:
+        page: that of the ranks.
+        forward: called when the ranks are asked, for those that cannot see the page; None: all can.
+        ended_by: the signal by which everything is ended, or None.
+    """
+
+    def __init__(self, signals: SignalWatch, page: StopPage) -> None:
+        self._signals, self.page = signals, page
+        self.forward: Callable[[], None] | None = None
+        self._asked_by: int | None = None
+        self._deadline: float | None = None
+        self._insisted = False
+        self.ended_by: int | None = None
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once a signal has come."""
+        return self._signals.fileno()
+
+    def over(self) -> bool:
+        """Act on the signal that has come, if one has; returns whether to end everything now."""
+        signum = self._signals.received
+        if signum is None:
+            return self._too_late()
+        if signum == signal.SIGUSR1 and self._asked_by is not None:
+            self._signals.acknowledge()
+            return False
+        if signum not in ASKING or self._insisted or not self.page.stoppable:
+            self.ended_by = signum
+            return True
+        self._insisted = signum != signal.SIGUSR1
+        if self._asked_by is None:
+            self._asked_by, self._deadline = signum, time.monotonic() + LIMIT_S
+            say(_promise(signum))
+        self.page.request()
+        if self.forward is not None:
+            self.forward()
+        self._signals.acknowledge()
+        return False
+
+    def patience_s(self) -> float | None:
+        """How long to wait for events before `over` is to be asked again; None: until there is one."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def act(self) -> None:
+        """Do what the signals mean, now that the ranks are gone; nothing if they were no more than requests.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: as `act_on` does.
+        """
+        late = self._signals.received
+        # A request that comes now has nobody to be passed on to.
+        signum = self.ended_by or (None if late == signal.SIGUSR1 else late)
+        if signum is not None:
+            act_on(signum)
+
+    def _too_late(self) -> bool:
+        if self._deadline is None or time.monotonic() < self._deadline:
+            return False
+        self._deadline = None
+        if not self.page.stoppable:
+            return False
+        say(f"the ranks have not stopped within {LIMIT_S:g} s; they are ended")
+        self.ended_by = self._asked_by
+        return True
+
+
+_page = StopPage()
+_supervised = False
+_insisted = False
+_before: dict[int, Any] = {}
+
+
+def stop_requested() -> bool:
+    """Tell whether this rank has been asked to save and stop; cheap enough for every step.
+
+    Other ranks may learn of it at another step, or not at all: they have to agree.
+    """
+    return _page.requested
+
+
+def be_supervised(page: StopPage | None) -> None:
+    """In a rank that tutti has started, leave it to the supervisor when a signal is the end.
+
+    Args:
+        page: that of the job; None on another host than the supervisor's.
+    """
+    global _page, _supervised
+    _page, _supervised = page or StopPage(), True
+    signal.signal(signal.SIGUSR1, _note)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Look for requests to stop, inside of the block: SIGTERM, SIGUSR1 and the first Ctrl-C are no end there.
+
+    Every rank of the job enters and leaves it, with the others, and saves inside of it. Of a program that
+    trains several times each block begins without a request. Only the main thread can receive signals in
+    Python: elsewhere `stop_requested` tells of what the supervisor was asked.
+    """
+    global _insisted
+    leads = not _supervised or started_by().rank == 0
+    if not _supervised:
+        _page.withdraw()
+    _insisted = False
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for signum in filter(can_be_taken, ASKING):
+                _before[signum] = signal.signal(signum, _note)
+        if leads:
+            _page.stoppable = True
+        yield
+    finally:
+        # No signal is to end this process while its handlers change.
+        _insisted = False
+        if leads:
+            _page.stoppable = False
+        for signum, handler in _before.items():
+            # mpirun and srun send it to all ranks, of which some are a little behind.
+            if signum != signal.SIGUSR1 or not started_by().mpi:
+                signal.signal(signum, handler)
+        _before.clear()
+
+
+def _note(signum: int, frame: FrameType | None) -> None:
+    """Note a request; what ends this process is done by the handler that was there before."""
+    global _insisted
+    ends = _page.over if _supervised else _insisted
+    if ends and signum != signal.SIGUSR1:
+        signal.signal(signum, _before.get(signum, signal.SIG_DFL))
+        signal.raise_signal(signum)
+        return
+    if _page.stoppable and not (_supervised or _page.requested) and started_by().rank == 0:
+        say(_promise(signum))
+    _insisted = _insisted or signum != signal.SIGUSR1
+    _page.request()

@@ -1,0 +1,395 @@
+"""Requests to stop: which signal asks and which one ends, at every moment of a run, under every launcher."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
+
+import psutil
+import pytest
+
+from tests.launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
+from tests.launch.test_mpirun import needs_mpirun
+from tutti.errors import EXIT_INTERRUPTED
+from tutti.launch import stop_request
+from tutti.launch.mpirun import command_line, find_mpirun, settings
+from tutti.launch.placement import Host
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import StopPage, Stopping, stop_requested, stoppable
+
+PROGRAM = Path(__file__).with_name("stopping.py")
+PATIENCE_S = 90.0
+
+
+@pytest.fixture
+def stopping() -> Iterator[Stopping]:
+    with SignalWatch() as signals:
+        found = Stopping(signals, StopPage())
+        found.page.stoppable = True
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "ends"),
+    [
+        ([], SIGINT, False),
+        ([], SIGTERM, False),
+        ([], SIGUSR1, False),
+        ([], SIGHUP, True),
+        ([SIGINT], SIGINT, True),
+        ([SIGINT], SIGTERM, True),
+        ([SIGTERM], SIGTERM, True),
+        ([SIGINT], SIGUSR1, False),
+        ([SIGUSR1], SIGUSR1, False),
+        ([SIGUSR1], SIGTERM, False),
+        ([SIGUSR1, SIGTERM], SIGUSR1, False),
+        ([SIGUSR1, SIGTERM], SIGTERM, True),
+    ],
+)
+def test_a_signal_asks_or_ends(before: list[int], last: int, ends: bool, stopping: Stopping) -> None:
+    for signum in before:
+        signal.raise_signal(signum)
+        assert not stopping.over()
+    signal.raise_signal(last)
+    assert stopping.over() == ends
+    assert stopping.ended_by == (last if ends else None)
+    assert stopping.page.requested == (last != SIGHUP)
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM, SIGUSR1])
+def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stopping: Stopping) -> None:
+    stopping.page.stoppable = False
+    signal.raise_signal(signum)
+    assert stopping.over()
+    assert not stopping.page.requested
+    with pytest.raises(KeyboardInterrupt if signum == SIGINT else SystemExit):
+        _act_outside(stopping)
+
+
+def _act_outside(stopping: Stopping) -> None:
+    for signum in stop_request.ASKING:
+        signal.signal(signum, signal.default_int_handler if signum == SIGINT else signal.SIG_DFL)
+    stopping.act()
+
+
+def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.CaptureFixture[str]) -> None:
+    passed: list[int] = []
+    stopping.forward = lambda: passed.append(1)
+    for signum in (SIGUSR1, SIGTERM, SIGUSR1):
+        signal.raise_signal(signum)
+        assert not stopping.over()
+    assert capfd.readouterr().err == "tutti: saving, then stopping\n"
+    assert passed == [1, 1]
+    stopping.act()
+
+
+def test_who_does_not_stop_in_time_is_ended(
+    stopping: Stopping, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stop_request, "LIMIT_S", 0.0)
+    assert stopping.patience_s() is None
+    signal.raise_signal(SIGTERM)
+    assert not stopping.over()
+    assert stopping.patience_s() == 0
+    assert stopping.over()
+    assert stopping.ended_by == SIGTERM
+    assert "have not stopped within 0 s; they are ended" in capfd.readouterr().err
+
+
+def test_who_has_left_its_section_in_time_is_not_ended(
+    stopping: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_request, "LIMIT_S", 0.0)
+    signal.raise_signal(SIGTERM)
+    assert not stopping.over()
+    stopping.page.stoppable = False
+    assert not stopping.over()
+    assert stopping.patience_s() is None
+
+
+def test_a_request_after_the_ranks_are_done_is_nothing(stopping: Stopping) -> None:
+    signal.raise_signal(SIGUSR1)
+    stopping.act()
+
+
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in stop_request.ASKING}
+    signal.signal(SIGINT, signal.default_int_handler)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_in_this_process_the_first_ctrl_c_asks_and_the_second_interrupts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for _ in range(2):
+        with stoppable():
+            assert not stop_requested(), "of an earlier section"
+            signal.raise_signal(SIGINT)
+            assert stop_requested()
+            signal.raise_signal(SIGUSR1)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(SIGINT)
+        assert capfd.readouterr().err == "tutti: saving, then stopping; Ctrl-C again ends at once\n"
+        assert stop_requested(), "whoever has left the section may still ask"
+        assert signal.getsignal(SIGINT) is signal.default_int_handler
+        assert signal.getsignal(SIGTERM) == signal.getsignal(SIGUSR1) == signal.SIG_DFL
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(SIGINT)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end() -> None:
+    came: list[int] = []
+    signal.signal(SIGUSR1, lambda signum, frame: came.append(signum))
+    signal.signal(SIGTERM, lambda signum, frame: came.append(signum))
+    with stoppable():
+        signal.raise_signal(SIGUSR1)
+        assert not stop_requested()
+        signal.raise_signal(SIGTERM)
+        assert (stop_requested(), came) == (True, [SIGUSR1])
+        signal.raise_signal(SIGTERM)
+        assert came == [SIGUSR1, SIGTERM]
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_a_thread_can_be_in_a_section_without_any_handlers() -> None:
+    entered: list[object] = []
+
+    def train() -> None:
+        with stoppable():
+            entered.append(signal.getsignal(SIGINT))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert entered == [signal.default_int_handler]
+
+
+@dataclass
+class Job:
+    """A run of `stopping.py`, and what it needs to be asked to stop."""
+
+    folder: Path
+    where: str
+    ranks: int = 2
+    options: Sequence[str] = ()
+    launcher: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self.folder.mkdir()
+        with (self.folder / "stderr").open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*self.launcher, sys.executable, PROGRAM, self.folder, self.where, *self.options],
+                stdout=stderr,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
+                # What Ctrl-C reaches, as in a terminal.
+                start_new_session=True,
+            )
+
+    def wait_for(self, moment: str) -> None:
+        wait_for_files(self.folder / f"{moment}-{rank}" for rank in range(self.ranks))
+
+    def family(self) -> list[psutil.Process]:
+        own = psutil.Process(self.process.pid)
+        return [own, *own.children(recursive=True)]
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def saved(self) -> bool:
+        """Whether all ranks have saved; it is all or none, unless the run was ended at once."""
+        return all((self.folder / f"saved-{rank}").exists() for rank in range(self.ranks))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def running() -> Iterator[list[Job]]:
+    """Jobs, to be started together, as most of the time goes into starting; they leave nothing behind."""
+    jobs: list[Job] = []
+    before = shared_memory_files()
+    yield jobs
+    for job in jobs:
+        job.close()
+    assert shared_memory_files() <= before
+
+
+def end_with(job: Job, *acts: int | str) -> int:
+    """Send signals, or wait for moments, in turn; return the exit code, once nothing of the job is left."""
+    family = job.family()
+    for act in acts:
+        if isinstance(act, str) and act != "Ctrl-C":
+            job.wait_for(act)
+        elif act == "Ctrl-C":
+            os.killpg(job.process.pid, SIGINT)
+        else:
+            job.process.send_signal(act)
+    code = job.process.wait(timeout=PATIENCE_S)
+    assert wait_until_gone(one.pid for one in family) == []
+    return code
+
+
+@pytest.mark.serial
+def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, running: list[Job]) -> None:
+    cases: dict[str, tuple[str, str, list[int | str], int, bool]] = {
+        "Ctrl-C": ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
+        "loading": ("loading", "loading", [SIGTERM], 128 + SIGTERM, False),
+        "evaluating": ("evaluating", "evaluating", ["Ctrl-C"], -SIGINT, False),
+        "twice": ("saving", "training", ["Ctrl-C", "saving", "Ctrl-C"], -SIGINT, False),
+        "late": ("saving", "training", [SIGUSR1, "saving", SIGUSR1, SIGHUP], 128 + SIGHUP, False),
+        "stuck": ("stuck", "training", [SIGTERM], 128 + SIGTERM, False),
+    }
+    for name, (where, *_) in cases.items():
+        running.append(Job(tmp_path / name, where))
+        running[-1].start()
+    for job, (_, moment, acts, code, saved) in zip(running, cases.values(), strict=True):
+        job.wait_for(moment)
+        assert end_with(job, *acts) == code, job.folder.name
+        assert job.saved == saved, job.folder.name
+        asked = moment == "training"
+        assert job.said.count("tutti: saving, then stopping") == asked
+        assert ("the ranks have not stopped within 1 s; they are ended" in job.said) == (job.where == "stuck")
+
+
+@pytest.mark.serial
+def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, running: list[Job]) -> None:
+    """As systemd and Slurm send it, in any order."""
+    signals = [SIGTERM, SIGTERM, SIGUSR1]
+    for number in range(len(signals)):
+        running.append(Job(tmp_path / str(number), "training"))
+        running[-1].start()
+    for number, (job, signum) in enumerate(zip(running, signals, strict=True)):
+        job.wait_for("training")
+        family = job.family()
+        for one in reversed(family) if number % 2 else family:
+            one.send_signal(signum)
+        assert end_with(job) == EXIT_INTERRUPTED
+        assert job.saved
+
+
+@pytest.mark.serial
+def test_one_rank_alone_saves_and_stops_or_is_ended(tmp_path: Path, running: list[Job]) -> None:
+    cases: list[tuple[str, str, list[int | str], int, bool]] = [
+        ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
+        ("training", "training", [SIGTERM], EXIT_INTERRUPTED, True),
+        ("loading", "loading", [SIGUSR1], -SIGUSR1, False),
+        ("saving", "training", ["Ctrl-C", "saving", "Ctrl-C"], -SIGINT, False),
+        ("saving", "training", [SIGTERM, "saving", SIGTERM], -SIGTERM, False),
+    ]
+    for number, (where, *_) in enumerate(cases):
+        running.append(Job(tmp_path / str(number), where, ranks=1, options=["-n", "1"]))
+        running[-1].start()
+    for job, (_, moment, acts, code, saved) in zip(running, cases, strict=True):
+        job.wait_for(moment)
+        assert end_with(job, *acts) == code
+        assert job.saved == saved
+
+
+@needs_mpirun
+@pytest.mark.mpi
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("where", "moment", "acts", "code", "saved"),
+    [
+        ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
+        ("training", "training", [SIGTERM], EXIT_INTERRUPTED, True),
+        ("loading", "loading", [SIGUSR1], 128 + SIGUSR1, False),
+        ("saving", "training", [SIGTERM, "saving", SIGTERM], 128 + SIGTERM, False),
+    ],
+)
+def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(
+    where: str,
+    moment: str,
+    acts: list[int | str],
+    code: int,
+    saved: bool,
+    tmp_path: Path,
+    running: list[Job],
+) -> None:
+    job = Job(tmp_path / "job", where, options=["localhost:2"])
+    running.append(job)
+    job.start()
+    job.wait_for(moment)
+    segments = segments_of(job)
+    assert end_with(job, *acts) == code
+    assert job.saved == saved
+    assert [path for path in segments if path.exists()] == []
+
+
+@needs_mpirun
+@pytest.mark.mpi
+@pytest.mark.serial
+@pytest.mark.parametrize(("where", "code"), [("training", EXIT_INTERRUPTED), ("loading", 128 + SIGUSR1)])
+def test_under_the_users_mpirun_sigusr1_asks_the_ranks(
+    where: str, code: int, tmp_path: Path, running: list[Job]
+) -> None:
+    found, hosts = find_mpirun(), (Host("localhost", 2),)
+    command = command_line(found, hosts, [], [])
+    launcher = command[: command.index("-P") - 1]
+    environment = settings(found, hosts, os.environ)
+    job = Job(tmp_path / "job", where, launcher=launcher, environment=environment)
+    running.append(job)
+    job.start()
+    job.wait_for(where)
+    segments = segments_of(job)
+    assert end_with(job, SIGUSR1) == code
+    assert job.saved == (where == "training")
+    assert job.said.count("tutti: saving, then stopping") == job.saved
+    assert job.said.count("stopped\n") == 2 * job.saved, "both ranks come to their end"
+    if job.saved:
+        assert [path for path in segments if path.exists()] == []
+
+
+def segments_of(job: Job) -> list[Path]:
+    """The files that MPI has made for the ranks."""
+    files = {
+        Path(line.split()[-1])
+        for one in job.family()
+        for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines()
+        if "/dev/shm/sm_segment" in line
+    }
+    assert files
+    return list(files)
+
+
+@pytest.mark.serial
+def test_at_any_moment_a_run_has_saved_or_says_that_it_was_ended(tmp_path: Path, running: list[Job]) -> None:
+    """Moments at random, from the start of the interpreter to the end: what holds, holds at all of them."""
+    moments = random.Random(os.getpid())
+    for number in range(4):
+        job = Job(tmp_path / str(number), moments.choice(["training", "ending"]))
+        running.append(job)
+        job.start()
+        time.sleep(moments.uniform(0.0, 3.0))
+        signum = moments.choice([SIGTERM, SIGUSR1])
+        family = job.family() if job.process.poll() is None else []
+        job.process.send_signal(signum)
+        if signum == SIGUSR1 and job.where == "training":
+            # It may have come so early that it ended the run; else this one ends it by asking.
+            job.process.send_signal(SIGTERM)
+        code = job.process.wait(timeout=PATIENCE_S)
+        ended = {-signum, 128 + signum, -SIGTERM, 128 + SIGTERM}
+        assert code in ({EXIT_INTERRUPTED} if job.saved else {*ended, 0}), (signum, job.where, job.said)
+        assert code != 0 or job.where == "ending"
+        assert wait_until_gone(one.pid for one in family) == []
+        assert not any(map(lives, (one.pid for one in family)))
