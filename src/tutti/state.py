@@ -169,6 +169,12 @@ def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = 
             yield piece_of(name_of(prefix, name, key), parameter, 0, vector[span])
 
 
+def pieces_of_all(prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]) -> Iterator[Piece]:
+    """Cut vectors that are laid out like those of a replica into pieces, one for each parameter."""
+    for flat, vector in zip(flats, vectors, strict=True):
+        yield from pieces_of(prefix, flat, vector, slice(0, len(vector)))
+
+
 def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> Piece:
     """Return a piece of a tensor that lies in memory like a parameter."""
     return Piece(name, start, values, tuple(like.shape), order_of(like))
@@ -197,6 +203,14 @@ def fill(
             laid = torch.empty(parameter.numel(), dtype=whole.dtype)
             view_like(laid, parameter).copy_(whole)
             vector[start:stop] = laid[start - span.start : stop - span.start]
+
+
+def fill_all(
+    held: Mapping[str, Tensor], prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]
+) -> None:
+    """Overwrite vectors with what `pieces_of_all` has cut; refuse what `fill` does."""
+    for flat, vector in zip(flats, vectors, strict=True):
+        fill(held, prefix, flat, vector, slice(0, len(vector)))
 
 
 def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -500,7 +500,6 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
     strategy: type[Strategy], known: Setting
 ) -> None:
     """To the bit, whatever the options: so all that counts is in the weights and the state."""
-    _await_centres(strategy)
     for one in _variants(strategy, known):
         for hosts in (1, 2) if on_several_hosts(one) else (1,):
             for course in _courses(one):
@@ -510,11 +509,6 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
                     if before is not None:
                         where = f"{course.strategy}, {course.optimizer}, {hosts} hosts"
                         assert torch.equal(after.final, before.final), where
-
-
-def _await_centres(strategy: type[Strategy]) -> None:
-    if needs_centre(strategy) or strategy.name == "easgd_sync":
-        pytest.skip("has no state yet")
 
 
 def _variants(strategy: type[Strategy], known: Setting) -> list[Strategy]:
@@ -545,7 +539,6 @@ def check_other_ranks_go_on_from_the_agreed_weights(strategy: type[Strategy], kn
 
     Workers that make one update together, and are sequential training as one, make just the same steps.
     """
-    _await_centres(strategy)
     one = brisk(strategy, known)
     if one.most_workers == 1:
         pytest.skip(f"'{strategy.name}' has one worker")

@@ -110,11 +110,12 @@ class GroupOptimizer:
     """Stretches of one param group and an optimizer of the user's class for them.
 
     Args:
-        group: the number of its param group.
+        group: as below.
         grads: the gradients, a vector of the same length.
         stretches: what to move.
 
     Attributes:
+        group: the number of its param group.
         optimizer: of the user's class, over `stretches`, with a state of its own.
         parameters: the stretches, as it sees them.
     """
@@ -122,7 +123,7 @@ class GroupOptimizer:
     def __init__(
         self, user: Optimizer, group: int, flat: Flat, grads: Tensor, stretches: list[Stretch]
     ) -> None:
-        self._user, self._group, self._vectors = user, group, (flat.weights, grads)
+        self._user, self.group, self._vectors = user, group, (flat.weights, grads)
         self._whole = not is_elementwise(user)
         self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
         self._split = False
@@ -135,11 +136,7 @@ class GroupOptimizer:
             self._own["fused"] = True
         self._kernel = KERNELS.get(type(user)) if self._fused and is_plain(theirs) else None
         self.optimizer = bare_copy(user, [self._own])
-        for parameter, stretch in zip(self.parameters, stretches, strict=True):
-            given = user.state.get(stretch.shares[0].parameter, {})
-            state = deepcopy(given) if self._whole else _cut_state(user, stretch, self._fused)
-            if state:
-                self.optimizer.state[parameter] = state
+        self.load(user.state)
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
         """Move the weights, by the options that the user's param group has now.
@@ -163,6 +160,17 @@ class GroupOptimizer:
                     add_whole(held, name, kept)
                 else:
                     add_stretch(held, name, share.parameter, share.elements, share.at, kept, COUNTERS)
+
+    def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
+        """Have the optimizer go on from what another one has kept for the user's parameters."""
+        self.optimizer.state.clear()
+        for parameter, stretch in zip(self.parameters, self._stretches, strict=True):
+            given = kept.get(stretch.shares[0].parameter, {})
+            state = deepcopy(given) if self._whole else _cut_state(kept, stretch, self._fused)
+            if state:
+                self.optimizer.state[parameter] = state
+        if 0 < len(self.optimizer.state) < len(self.parameters):
+            self._split_up()
 
     def _lay(self, stretches: list[Stretch]) -> None:
         """Make a parameter of each stretch."""
@@ -210,7 +218,7 @@ class GroupOptimizer:
                 self.optimizer.state[parameter] = state
 
     def _move(self, turn: Sequence[int]) -> None:
-        theirs, state = self._user.param_groups[self._group], self.optimizer.state
+        theirs, state = self._user.param_groups[self.group], self.optimizer.state
         if self._kernel is not None:
             parameters, grads = self.parameters, self._grads
             if len(turn) < len(parameters):
@@ -263,11 +271,11 @@ def _part_of(state: dict[str, Any], place: slice) -> dict[str, Any]:
     }
 
 
-def _cut_state(optimizer: Optimizer, stretch: Stretch, fused: bool) -> dict[str, Any]:
-    """Return the user's optimizer's state for the stretch, its tensors joined and cut as the stretch is."""
+def _cut_state(kept: Mapping[Any, dict[str, Any]], stretch: Stretch, fused: bool) -> dict[str, Any]:
+    """Return what is kept for the stretch's parameters, its tensors joined and cut as the stretch is."""
     state: dict[str, Any] = {}
     length = stretch.place.stop - stretch.place.start
-    for name, first in optimizer.state.get(stretch.shares[0].parameter, {}).items():
+    for name, first in kept.get(stretch.shares[0].parameter, {}).items():
         if first is None:
             continue
         if name in COUNTERS:
@@ -277,7 +285,7 @@ def _cut_state(optimizer: Optimizer, stretch: Stretch, fused: bool) -> dict[str,
         state[name] = first.new_zeros(length)
         for share in stretch.shares:
             vector = first.new_zeros(share.parameter.numel())
-            view_like(vector, share.parameter).copy_(optimizer.state[share.parameter][name])
+            view_like(vector, share.parameter).copy_(kept[share.parameter][name])
             held = vector[share.elements]
             state[name][share.at : share.at + len(held)] = held
     return state

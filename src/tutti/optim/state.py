@@ -128,22 +128,29 @@ def load(
             f"the optimizer has {len(optimizer.param_groups)} param groups, and {len(options)} in the "
             "checkpoint; resume with the optimizer that the checkpoint was made with"
         )
-    own = copy or not is_parameterwise(optimizer)
     state: MutableMapping[Any, Any] = optimizer.state
-    by_parameter: dict[str, dict[str, Any]] = {}
-    for held in (saved.joint, saved.alone or Named({}, {})):
-        for full, value in [*held.numbers.items(), *held.tensors.items()]:
-            prefix, _, rest = full.partition("/")
-            name, _, key = rest.rpartition("/")
-            if prefix == PREFIX:
-                by_parameter.setdefault(name, {})[key] = deepcopy(value) if own else value
+    kept_by_name = by_name([saved.joint] if saved.alone is None else [saved.joint, saved.alone])
+    if copy or not is_parameterwise(optimizer):
+        kept_by_name = deepcopy(kept_by_name)
     for group, other in zip(optimizer.param_groups, options, strict=True):
         for parameter in group["params"]:
-            if kept := by_parameter.get(names.get(parameter, _UNNAMED)):
+            if kept := kept_by_name.get(names.get(parameter, _UNNAMED)):
                 state[parameter] = {key: _placed(key, value, parameter, group) for key, value in kept.items()}
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
-    state.update(by_parameter.get("", {}))
+    state.update(kept_by_name.get("", {}))
+
+
+def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
+    """Return what an optimizer keeps for each parameter, by its name; the last that has it counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in held:
+        for full, value in [*one.numbers.items(), *one.tensors.items()]:
+            prefix, _, rest = full.partition("/")
+            name, _, key = rest.rpartition("/")
+            if prefix == PREFIX:
+                found.setdefault(name, {})[key] = value
+    return found
 
 
 def _placed(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tutti.optim.sharded import equal_slices
 from tutti.replica import Flat, copy_all
+from tutti.state import Held, Named, Saved, State
 
 Vectors: TypeAlias = Sequence[Tensor]
 """One vector for each of `Replica.flats`, of the same lengths and dtypes."""
@@ -130,6 +131,27 @@ class Rule(ABC):
         """Go on from the state that the user's optimizer has been given in its loop (collective)."""
         return
 
+    def state(self, slot: int) -> Held:
+        """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
+        return Held()
+
+    def load_state(self, held: Named | None) -> None:
+        """Go on from what `state` has returned for all slots that were opened.
+
+        Args:
+            held: may be of the slots of other centres as well. None: another one of those who apply the rule
+                has been given it, in memory that all of them see.
+        """
+        return
+
+    def part_of(self, held: Named, slot: Slot) -> Held:
+        """Return the part of what is saved that `load_state` needs for a slot."""
+        return Held()
+
+    def last_message(self) -> Vectors:
+        """Return this worker's last message, if the rule `remembers` it."""
+        return ()
+
     @abstractmethod
     def above(self, hosts: int) -> Rule:
         """Return the rule of the centre above, whose workers are the hosts' centres.
@@ -222,6 +244,17 @@ class Centre(ABC):
     @abstractmethod
     def rejoin(self) -> None:
         """Come back after `leave` (collective: all count their steps from zero again)."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return all but the agreed weights that must be known to go on; between `leave` and `rejoin`."""
+
+    @abstractmethod
+    def load_state(self, saved: Saved) -> None:
+        """Go on from the state of an earlier centre with the same weights (collective).
+
+        The rule has this worker's last message again, if it remembers that.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -23,9 +23,12 @@ from tutti.parameter_server.protocol import (
     Request,
     header,
     receive_all,
+    receive_held,
     send_all,
+    send_held,
 )
 from tutti.replica import Flat
+from tutti.state import Saved, State
 
 
 class ServedCentre(Centre):
@@ -161,6 +164,37 @@ class ServedCentre(Centre):
     def rejoin(self) -> None:
         self._workers.barrier()
         self._ask_all(Request.REJOIN)
+        self._flush()
+
+    @override
+    def state(self) -> State:
+        """Return, on worker 0, what the servers' rules keep, and on each what it has not read yet."""
+        state, behind = State(), []
+        self._ask_all(Request.READ)
+        for server in self._servers:
+            self._comm.recv(self._answer, server, ANSWER)
+            behind.append(int(self._answer[1]))
+        if self._workers.rank == 0:
+            for server in self._servers:
+                self._ask(server, Request.STATE)
+                state.joint.add(receive_held(self._comm, server))
+        state.own["behind"] = behind
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        if self._workers.rank == 0:
+            for server, slot in zip(self._servers, self._slots, strict=True):
+                self._ask(server, Request.RESTORE)
+                send_held(self._comm, self._rule.part_of(saved.joint, slot), server)
+            self._take(None)
+        self._workers.barrier()
+        behind = [] if saved.own is None else saved.own.get("behind", [])
+        if len(behind) == len(self._servers):
+            for server, slot, by in zip(self._servers, self._slots, behind, strict=True):
+                self._ask(server, Request.RECALL, by)
+                if self._rule.remembers:
+                    send_all(self._comm, slot.views(self._rule.last_message()), server, BODY)
         self._flush()
 
     @override

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
 from typing_extensions import override
@@ -25,6 +26,13 @@ from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
 from tutti.parameter_server.client import ServedCentre
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Flat, copy_all
+from tutti.state import Saved, State, fill_all, name_of, pieces_of_all
+
+HOST: Final = "host_weights"
+"""The first word of the names of the weights of a host's centre, in a checkpoint."""
+
+KNOWN: Final = "known_above"
+"""That of the names of what the centre above knew of them."""
 
 
 class LevelledCentre(Centre):
@@ -39,7 +47,7 @@ class LevelledCentre(Centre):
         self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule, server_period: int
     ) -> None:
         above = rule.above(comm.hosts)
-        self._comm, self._server_period = comm, server_period
+        self._comm, self._flats, self._server_period = comm, flats, server_period
         self._host = SharedCentre(comm.node, flats, rule)
         self._above = ServedCentre(comm, servers, flats, above)
         self._brings_weights = above.brings_weights
@@ -127,6 +135,35 @@ class LevelledCentre(Centre):
     @override
     def rejoin(self) -> None:
         self._above.rejoin()
+
+    @override
+    def state(self) -> State:
+        """Return, on the first rank of each host, all that its centre has.
+
+        The state of the first host's optimizer is what goes on at another number of ranks.
+        """
+        above = self._above.state()
+        state = State(own={"above": above.own, "host": self._host.state().own})
+        state.own["exchanges"] = int(self._exchanges)
+        if self._comm.node.rank == 0:
+            held = self._host.held(self._host.slots)
+            (state.alone if self._comm.rank else state.joint).add(held)
+            state.alone.pieces += pieces_of_all(HOST, self._flats, self._host.weights)
+            state.alone.pieces += pieces_of_all(KNOWN, self._flats, self._known)
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Go on with the hosts' centres, too; with the agreed weights where those are not known."""
+        alone, first = saved.alone, name_of(HOST, self._flats[0].names[0])
+        if self._comm.node.rank == 0 and alone is not None and first in alone.tensors:
+            fill_all(alone.tensors, HOST, self._flats, self._host.weights)
+            fill_all(alone.tensors, KNOWN, self._flats, self._known)
+            self._exchanges.fill_(0 if saved.own is None else saved.own["exchanges"])
+            if self._comm.rank:
+                saved = replace(saved, joint=alone)
+        self._host.load_state(saved.part("host"))
+        self._above.load_state(saved.part("above"))
 
     @override
     def close(self) -> None:

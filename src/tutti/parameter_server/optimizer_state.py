@@ -145,6 +145,11 @@ class SharedState:
                 f"after its first step, which the workers cannot share. {BY_ITSELF}"
             )
 
+    def counts(self) -> dict[str, Any]:
+        """Return what the optimizer counts in its param groups, as it has been taken."""
+        counts = {entry.name: self._value(entry) for entry in self.of_groups}
+        return {name: value for name, value in counts.items() if value is not _NOTHING}
+
     def clear(self) -> None:
         """Reset to the state before any step."""
         self._presence[:] = bytes(len(self._cells))

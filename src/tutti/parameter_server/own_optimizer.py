@@ -12,7 +12,7 @@ its param groups is shared, too. A single worker's optimizer keeps its state its
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -25,10 +25,12 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.missing import Missing
 from tutti.optim.runs import bare_copy
+from tutti.optim.state import held_by
 from tutti.optim.whole_state import State, WholeState
 from tutti.parameter_server.base import Allocate, Vectors
 from tutti.parameter_server.optimizer_state import SharedState, StateEntry, allocate_states, describe
 from tutti.replica import Replica, view_like
+from tutti.state import Held
 
 
 class OwnOptimizer:
@@ -117,6 +119,11 @@ class OwnOptimizer:
         self._shared.forget()
         with self._lock, self._lent():
             self._shared.take()
+
+    def state(self, names: Mapping[nn.Parameter, str]) -> Held:
+        """Return what the optimizer keeps for each parameter; what it counts is in its param groups."""
+        self.forget()
+        return held_by(self._optimizer, names)
 
     def step(self, missing: Missing) -> None:
         """Move the centre's weights, but for the parameters that have no gradient.

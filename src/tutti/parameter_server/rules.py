@@ -7,7 +7,7 @@ come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,11 +25,13 @@ from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
+from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
 from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe
 from tutti.parameter_server.own_optimizer import OwnOptimizer
-from tutti.parameter_server.staleness import Remedy
+from tutti.parameter_server.staleness import SQUARES, Remedy
 from tutti.replica import Flat, Replica
+from tutti.state import Held, Named, fill_all, name_of, pieces_of_all, whole_piece
 
 
 class AddRule(Rule):
@@ -137,6 +139,12 @@ def _like(old: Any, value: float) -> Any:
     return type(old)(value)
 
 
+COUNTS: Final = "optimizer_counts"
+"""The first word of the names of what an optimizer counts in its param groups, in a checkpoint."""
+
+EDITS: Final = "edits"
+"""That of the names of what loops have changed in their weights, and the centre has not."""
+
 WORD: Final = 48
 """Parameters for which one setting says whether they are missing: so many bits a float64 has exactly."""
 
@@ -201,6 +209,17 @@ class OptimizerRule(Rule):
         self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
         self.missing: Missing = NONE_MISSING
         self.parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
+        self._names = {
+            p: name for flat in replica.flats for name, p in zip(flat.names, flat.parameters, strict=True)
+        }
+
+    def names_missing(self) -> list[str]:
+        """Return the names of the parameters that are `missing`."""
+        return sorted(self._names[parameter] for parameter in self.missing)
+
+    def miss(self, names: Collection[str]) -> None:
+        """Set `missing` by the parameters' names."""
+        self.missing = frozenset(parameter for parameter, name in self._names.items() if name in names)
 
     @override
     def cut(self, flat: Flat, parts: int) -> list[slice]:
@@ -297,6 +316,59 @@ class OptimizerRule(Rule):
         if mask:
             self.missing = frozenset(p for number, p in enumerate(self.parameters) if mask >> number & 1)
         self._hyperparameters.write(settings[len(shifts) :])
+
+    @override
+    def state(self, slot: int) -> Held:
+        held = Held() if self._own is None else self._own.state(self._names)
+        for run, shared in self._runs.get(slot, []):
+            shared.take()
+            run.add_state(held, self._names)
+            for name, value in shared.counts().items():
+                full = name_of(COUNTS, str(run.group), name)
+                if isinstance(value, Tensor):
+                    held.pieces.append(whole_piece(full, value))
+                else:
+                    held.numbers[full] = value
+        if self._remedy is not None:
+            held.add(self._remedy.state(slot, self._flats))
+        return held
+
+    @override
+    def load_state(self, held: Named | None) -> None:
+        if held is not None and self._remedy is not None:
+            self._remedy.load_state(held, self._flats)
+        kept = {} if held is None else by_name([held])
+        counts = {} if held is None else {**held.numbers, **held.tensors}
+        for run, shared in (pair for pairs in self._runs.values() for pair in pairs):
+            run.load({p: kept[name] for p, name in self._names.items() if name in kept})
+            shared.forget()
+            if held is not None:
+                prefix = name_of(COUNTS, str(run.group)) + "/"
+                group = run.optimizer.param_groups[0]
+                group |= {full[len(prefix) :]: v for full, v in counts.items() if full.startswith(prefix)}
+                shared.leave()
+
+    @override
+    def part_of(self, held: Named, slot: Slot) -> Held:
+        names = {
+            name
+            for flat, place in zip(self._flats, slot.places, strict=True)
+            for name, span in zip(flat.names, flat.spans, strict=True)
+            if max(span.start, place.start) < min(span.stop, place.stop)
+        }
+
+        def belongs(full: str) -> bool:
+            prefix, _, rest = full.partition("/")
+            return (
+                prefix == COUNTS or rest.rpartition("/")[0] in names or (prefix == SQUARES and rest in names)
+            )
+
+        pieces = [whole_piece(full, tensor) for full, tensor in held.tensors.items() if belongs(full)]
+        return Held(pieces, {full: value for full, value in held.numbers.items() if belongs(full)})
+
+    @override
+    def last_message(self) -> Vectors:
+        return (self._messages or ()) if self.remembers else ()
 
     @override
     def above(self, hosts: int) -> Rule:
@@ -461,6 +533,19 @@ class Rounds(OptimizerRule):
         brought.zero_()
         counts[:4] = 0
         counts[4] += 1
+
+    @override
+    def state(self, slot: int) -> Held:
+        held = super().state(slot)
+        if self._edits:
+            held.pieces += pieces_of_all(EDITS, self._flats, self._edits)
+        return held
+
+    @override
+    def load_state(self, held: Named | None) -> None:
+        super().load_state(held)
+        if held is not None and self._edits:
+            fill_all(held.tensors, EDITS, self._flats, self._edits)
 
     @override
     def settings(self) -> list[float]:

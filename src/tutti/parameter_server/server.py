@@ -10,9 +10,20 @@ from torch import Tensor
 
 from tutti.comm.base import Communicator, Servers
 from tutti.parameter_server.base import Outcome, Push, Rule, Slot, cut_slots
-from tutti.parameter_server.protocol import ANSWER, BODY, REQUEST, WEIGHTS, Request, receive_all, send_all
+from tutti.parameter_server.protocol import (
+    ANSWER,
+    BODY,
+    REQUEST,
+    WEIGHTS,
+    Request,
+    receive_all,
+    receive_held,
+    send_all,
+    send_held,
+)
 from tutti.parameter_server.ssp_clock import GONE
 from tutti.replica import Replica, copy_all
+from tutti.state import named
 
 
 @dataclass
@@ -81,9 +92,17 @@ class Server:
         elif request is Request.PULL:
             self._answer(worker, self._version - client.seen)
         elif request is Request.READ:
-            self._send(worker, self._own if detail else ())
+            self._send(worker, self._own if detail else (), self._version - client.seen)
         elif request is Request.OVERWRITE:
             self._overwrite(worker)
+        elif request is Request.STATE:
+            send_held(self._comm, self._rule.state(self._number), worker)
+        elif request is Request.RESTORE:
+            self._rule.load_state(named([receive_held(self._comm, worker)]))
+            self._send(worker, ())
+        elif request is Request.RECALL:
+            client.seen = self._version - detail
+            receive_all(self._comm, client.last or (), worker, BODY)
         elif request is Request.TICK:
             client.steps, client.slack = client.steps + 1, detail
             self._wake_up()

@@ -19,9 +19,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule, Vectors, cut_slots
+from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule, Slot, Vectors, cut_slots
 from tutti.parameter_server.ssp_clock import SharedSteps
 from tutti.replica import Flat, copy_all
+from tutti.state import Held, Saved, State
 
 SMALLEST_SLOT = 1 << 19
 """Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
@@ -43,6 +44,7 @@ class SharedCentre(Centre):
 
     Attributes:
         slots: the parts that are locked and moved one by one.
+        weights: the centre's, which others may move at any time.
         guard: a lock for whatever the host's workers want to do one after the other.
     """
 
@@ -50,9 +52,9 @@ class SharedCentre(Centre):
         self, comm: Communicator, flats: Sequence[Flat], rule: Rule, parts: int | None = None
     ) -> None:
         self._comm, self._rule = comm, rule
-        self._weights = [comm.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
+        self.weights = [comm.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
         if comm.rank == 0:
-            copy_all(self._weights, [flat.weights for flat in flats])
+            copy_all(self.weights, [flat.weights for flat in flats])
         comm.barrier()
         self.slots = cut_slots(flats, rule, parts or slots_for(flats, comm.size))
         count = len(self.slots)
@@ -67,11 +69,11 @@ class SharedCentre(Centre):
         first = comm.rank * count // comm.size
         self._order = [*range(first, count), *range(first)]
         self._views: deque[tuple[Vectors, list[tuple[Tensor, ...]]]] = deque(maxlen=_KEPT_VIEWS)
-        self._at = self.views(self._weights)
-        self._nbytes = sum(vector.nbytes for vector in self._weights)
+        self._at = self.views(self.weights)
+        self._nbytes = sum(vector.nbytes for vector in self.weights)
         self._note = torch.zeros(1)
         self._staleness = 0
-        rule.open(self._weights, self.slots, lambda length, dtype: comm.shared(length, dtype=dtype))
+        rule.open(self.weights, self.slots, lambda length, dtype: comm.shared(length, dtype=dtype))
 
     @property
     @override
@@ -176,7 +178,7 @@ class SharedCentre(Centre):
     @torch.no_grad()
     def read(self, into: Vectors) -> None:
         self._comm.barrier()
-        copy_all(into, self._weights)
+        copy_all(into, self.weights)
         self._comm.barrier()
 
     @override
@@ -184,7 +186,7 @@ class SharedCentre(Centre):
     def overwrite(self, weights: Vectors) -> None:
         self._comm.barrier()
         if self._comm.rank == 0:
-            copy_all(self._weights, weights)
+            copy_all(self.weights, weights)
         self._comm.barrier()
         self._seen[:] = self._versions
         self._seen_at = self._comm.clock()
@@ -229,6 +231,28 @@ class SharedCentre(Centre):
     def rejoin(self) -> None:
         self._comm.barrier()
         self._steps.rejoin()
+        self._comm.barrier()
+
+    @override
+    def state(self) -> State:
+        """Return what the rule keeps, each rank for some slots, and what this worker has not read yet."""
+        joint = self.held(self.slots[self._comm.rank :: self._comm.size])
+        behind = [version - seen for version, seen in zip(self._versions, self._seen, strict=True)]
+        return State(joint, own={"behind": behind})
+
+    def held(self, slots: Sequence[Slot]) -> Held:
+        """Return what the rule keeps for some slots."""
+        held = Held()
+        for slot in slots:
+            held.add(self._rule.state(slot.number))
+        return held
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        self._rule.load_state(saved.joint if self._comm.rank == 0 else None)
+        behind = [] if saved.own is None else saved.own.get("behind", [])
+        if len(behind) == len(self.slots):
+            self._seen = [version - by for version, by in zip(self._versions, behind, strict=True)]
         self._comm.barrier()
 
     @override

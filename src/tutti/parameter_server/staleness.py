@@ -9,9 +9,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.parameter_server.base import Allocate, Push, Slot, Vectors
+from tutti.replica import Flat
+from tutti.state import Held, Named, fill, pieces_of
 
 EPSILON: Final = 1e-7
 """Keeps the root of the adaptive compensation above zero."""
+
+SQUARES: Final = "mean_squares"
+"""The first word of the names of its running means, in a checkpoint."""
 
 
 class Remedy:
@@ -35,6 +40,14 @@ class Remedy:
 
     def apply(self, push: Push) -> None:
         """Change `push.message`."""
+        return
+
+    def state(self, slot: int, flats: Sequence[Flat]) -> Held:
+        """Return what is remembered for a slot of vectors that are laid out like `flats`."""
+        return Held()
+
+    def load_state(self, held: Named, flats: Sequence[Flat]) -> None:
+        """Go on from that, in all slots."""
         return
 
 
@@ -93,20 +106,33 @@ class AdaptiveCompensation(Remedy):
 
     def __init__(self, strength: float, decay: float) -> None:
         self._strength, self._decay = strength, decay
-        self._squares: dict[int, tuple[Tensor, ...]] = {}
+        self._means: Vectors = ()
+        self._slots: dict[int, Slot] = {}
+        self._views: dict[int, tuple[Tensor, ...]] = {}
 
     @override
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
-        for slot in slots:
-            views = slot.views(centre)
-            self._squares[slot.number] = tuple(allocate(len(view), view.dtype) for view in views)
+        self._means = [allocate(len(vector), vector.dtype) for vector in centre]
+        self._slots = {slot.number: slot for slot in slots}
+        self._views = {slot.number: slot.views(self._means) for slot in slots}
 
     @override
     def apply(self, push: Push) -> None:
         assert push.then is not None
-        parts = zip(push.message, self._squares[push.slot], push.centre, push.then, strict=True)
+        parts = zip(push.message, self._views[push.slot], push.centre, push.then, strict=True)
         for gradient, mean_square, now, then in parts:
             square = gradient * gradient
             mean_square.lerp_(square, 1 - self._decay)
             square.div_((mean_square + EPSILON).sqrt_())
             gradient.addcmul_(square, now - then, value=self._strength)
+
+    @override
+    def state(self, slot: int, flats: Sequence[Flat]) -> Held:
+        parts = zip(flats, self._means, self._slots[slot].places, strict=True)
+        return Held([piece for flat, mean, place in parts for piece in pieces_of(SQUARES, flat, mean, place)])
+
+    @override
+    def load_state(self, held: Named, flats: Sequence[Flat]) -> None:
+        for slot in self._slots.values():
+            for flat, mean, place in zip(flats, self._means, slot.places, strict=True):
+                fill(held.tensors, SQUARES, flat, mean, place)

@@ -18,6 +18,7 @@ from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.server import Server
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy
 from tutti.strategies.edits import Edits
 from tutti.strategies.local_steps import LocalSteps, OwnWeightsWorker
@@ -162,6 +163,21 @@ class CentredWorker(OwnWeightsWorker):
         self._rule.adopt()
         if not self.settled:
             self.centre.rejoin()
+
+    @override
+    def state(self) -> State:
+        """Return, besides this worker's own, the state of the centre and of its optimizer."""
+        state, centre = super().state(), self.centre.state()
+        state.joint.add(centre.joint)
+        state.alone.add(centre.alone)
+        state.own["centre"] = centre.own
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        self.centre.load_state(saved.part("centre"))
+        self.note_weights()
 
     @override
     def finish(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from tutti.parameter_server.rules import AddRule, OptimizerRule
 from tutti.parameter_server.staleness import AdaptiveCompensation, Compensation, Damping, Remedy
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
+from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
@@ -28,6 +29,12 @@ from tutti.strategies.options import choice, number, whole
 
 SIDES = ("centre", "worker")
 REMEDIES = ("none", "inverse", "delay_compensated", "delay_compensated_adaptive")
+UNPUSHED: Final = "unpushed"
+"""The first word of the names of what a worker has not pushed yet, in a checkpoint."""
+
+BEFORE: Final = "weights_before"
+"""That of the names of the weights from which it counts its moves."""
+
 STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
 """lambda and lambda_0 of Zheng et al., for CIFAR-10."""
 
@@ -173,6 +180,24 @@ class _DownpourWorker(CentredWorker):
         elif self.pulls:
             self.centre.pull(self.weights)
 
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        anew = super().anew
+        return (*anew, "what each worker has not pushed yet") if self._push_every > 1 else anew
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.own |= {"batches": self._batches, "has_unpushed": self.has_unpushed}
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        if saved.own is not None:
+            self._batches, self.has_unpushed = saved.own["batches"], saved.own["has_unpushed"]
+
     @override
     def flush(self) -> None:
         if self.has_unpushed:
@@ -228,6 +253,21 @@ class _PushesGradients(_DownpourWorker):
         self.note_weights()
 
     @override
+    def state(self) -> State:
+        state = super().state()
+        if self.has_unpushed:
+            state.alone.pieces += pieces_of_all(UNPUSHED, self.replica.flats, self._message)
+            state.own["missing"] = self._optimizer_rule.names_missing()
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        if self.has_unpushed and saved.alone is not None and saved.own is not None:
+            fill_all(saved.alone.tensors, UNPUSHED, self.replica.flats, self._message)
+            self._optimizer_rule.miss(saved.own["missing"])
+
+    @override
     def unpushed(self) -> list[Tensor]:
         return self._message
 
@@ -252,6 +292,20 @@ class _PushesMoves(_DownpourWorker):
         if self.pushes or self.pulls:
             self.exchange(self.unpushed())
             copy_all(self._before, self.weights)
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.alone.pieces += pieces_of_all(BEFORE, self.replica.flats, self._before)
+        state.alone.pieces += pieces_of_all(UNPUSHED, self.replica.flats, self._moves)
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        if saved.alone is not None:
+            fill_all(saved.alone.tensors, BEFORE, self.replica.flats, self._before)
+            fill_all(saved.alone.tensors, UNPUSHED, self.replica.flats, self._moves)
 
     @override
     def bring_edits(self) -> None:

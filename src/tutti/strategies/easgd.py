@@ -16,6 +16,7 @@ from tutti.parameter_server.connect import workers_of_centre
 from tutti.parameter_server.rules import ElasticRule
 from tutti.registry import part
 from tutti.replica import Replica
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.local_steps import LocalSteps
@@ -126,3 +127,15 @@ class _EasgdWorker(CentredWorker):
     @override
     def forget(self) -> None:
         self._local.rest()
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.own["batches"] = self._batches
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        self._local.load_state(saved.alone)
+        self._batches = 0 if saved.own is None else saved.own["batches"]

@@ -13,6 +13,7 @@ from tutti.comm.base import Communicator
 from tutti.parameter_server.rules import attract
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
+from tutti.state import Saved
 from tutti.strategies.averaged import PeerStrategy, PeerWorker
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.local_steps import LocalSteps
@@ -93,6 +94,12 @@ class _EasgdSyncWorker(PeerWorker):
         super().adopt()
         copy_all(self._centre, self.weights)
         self._local.rest()
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Go on with the velocities, too; the centre has the agreed weights."""
+        super().load_state(saved)
+        self._local.load_state(saved.alone)
 
     @override
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -17,9 +17,16 @@ from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
+from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import number
+
+MOMENT: Final = "moment"
+"""The first word of the names of the proxy's momentum, in a checkpoint."""
+
+READ: Final = "read_weights"
+"""That of the names of the weights that a worker has read last."""
 
 
 @part("gem")
@@ -109,6 +116,20 @@ class _GemWorker(CentredWorker):
         copy_all(self._then, self.weights)
         wait_s, sent = pulled.wait_s + pushed.wait_s, pulled.bytes_sent + pushed.bytes_sent
         self.traffic.add(sent, wait_s, pulled.staleness, pulled.age_s)
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.alone.pieces += pieces_of_all(READ, self.replica.flats, self._then)
+        state.alone.pieces += pieces_of_all(MOMENT, self.replica.flats, self._moments)
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        super().load_state(saved)
+        if saved.alone is not None:
+            fill_all(saved.alone.tensors, READ, self.replica.flats, self._then)
+            fill_all(saved.alone.tensors, MOMENT, self.replica.flats, self._moments)
 
     @override
     def forget(self) -> None:

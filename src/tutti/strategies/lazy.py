@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, optim
@@ -20,10 +20,14 @@ from tutti.parameter_server.base import Receipt, Rule
 from tutti.parameter_server.rules import OptimizerRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
+from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
 from tutti.strategies.options import number, whole
+
+SENT: Final = "sent_gradient"
+"""The first word of the names of the gradient that a worker has sent last, in a checkpoint."""
 
 STRETCH = 1 << 16
 """Elements whose difference is squared at a time: it stays in the core's cache."""
@@ -134,6 +138,29 @@ class _LazyWorker(CentredWorker):
     def forget(self) -> None:
         self._moves.clear()
         self._first = True
+
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        return (*super().anew, "the gradient that each worker has sent last")
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.alone.pieces += pieces_of_all(SENT, self.replica.flats, self._sent)
+        missing = self._optimizer_rule.names_missing()
+        state.own |= {"first": self._first, "moves": list(self._moves), "missing": missing}
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        if saved.alone is not None and saved.own is not None:
+            # The centre wants it: first of all.
+            fill_all(saved.alone.tensors, SENT, self.replica.flats, self._sent)
+            self._first = saved.own["first"]
+            self._moves.extend(saved.own["moves"])
+            self._optimizer_rule.miss(saved.own["missing"])
+        super().load_state(saved)
 
     @override
     def skip(self) -> None:

@@ -12,7 +12,8 @@ from tutti.comm.base import Communicator
 from tutti.optim.missing import MissingGradients
 from tutti.parameter_server.rules import Rounds
 from tutti.registry import part
-from tutti.replica import Replica
+from tutti.replica import Replica, copy_all
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.edits import Edits
@@ -95,6 +96,29 @@ class _ParamServerWorker(CentredWorker):
         """Add the loop's changes after the last of some rounds (collective)."""
         self._comm.barrier()  # All have read what that has led to.
         super().bring_edits()
+
+    @override
+    def settle(self) -> None:
+        """Agree; all go on from there, as the centre's weights are what each of them has read."""
+        super().settle()
+        if self.settled:
+            copy_all(self._aside, self.weights)
+            self.note_weights()
+
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        return ()
+
+    @override
+    def state(self) -> State:
+        """Return the state of the centre's optimizer: between two rounds nothing else is left."""
+        return State(joint=super().state().joint)
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        self.centre.load_state(replace(saved, own=None))
+        self.note_weights()
 
     @override
     def give_up(self) -> None:
