@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from tutti.state import Saved, State
+from tutti.strategies import Worker
 from tutti.training.evaluation import Objective
 from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
 from tutti.training.validation import ValidationPlan
+
+
+class Forgetful(Worker):
+    """A worker that knows nothing besides its replica's weights, or whose run is not gone on from."""
+
+    def state(self) -> State:
+        return State()
+
+    def load_state(self, saved: Saved) -> None:
+        return
 
 
 def trainer_of(**given: Any) -> Trainer:

@@ -195,6 +195,11 @@ class Replica:
         return None
 
     @property
+    def names(self) -> dict[nn.Parameter, str]:
+        """The names of the parameters that are laid out."""
+        return {p: name for flat in self.flats for name, p in zip(flat.names, flat.parameters, strict=True)}
+
+    @property
     def count(self) -> int:
         """The number of trainable numbers in the model."""
         laid_out = sum(p.numel() for flat in self.flats for p in flat.parameters)

@@ -245,8 +245,10 @@ def saved_by(states: Sequence[State], ranks: int | None = None) -> list[Saved]:
     states = deepcopy(list(states))
     joint, shared = named(state.joint for state in states), states[0].shared
     if ranks is None or ranks == len(states):
-        return [Saved(joint, named([state.alone]), shared, state.own) for state in states]
-    return [Saved(joint, None, shared, None)] * ranks
+        found = [Saved(joint, named([state.alone]), shared, state.own) for state in states]
+    else:
+        found = [Saved(joint, None, shared, None)] * ranks
+    return [deepcopy(saved) for saved in found]
 
 
 def named(held: Iterable[Held]) -> Named:

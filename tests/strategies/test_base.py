@@ -10,6 +10,7 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
+from tests.trainers import Forgetful
 from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -20,7 +21,7 @@ from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 
 
-class Idle(Worker):
+class Idle(Forgetful):
     """Does nothing."""
 
     def step(self) -> None: ...

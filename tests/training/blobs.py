@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.trainers import Forgetful
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
 from tutti.replica import Replica
-from tutti.strategies import Worker
 
 
 def blobs(samples: int, seed: int = 3) -> Part:
@@ -27,7 +27,7 @@ def model(*, norm: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), middle, nn.Tanh(), nn.Linear(16, 4))
 
 
-class Apart(Worker):
+class Apart(Forgetful):
     """Trains on its own batches and on its own; what is evaluated, and what is left, is the mean of all."""
 
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer) -> None:

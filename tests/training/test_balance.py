@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from tests.trainers import trainer_of
+from tests.trainers import Forgetful, trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
-from tutti.strategies import Worker
 from tutti.training.balance import SpeedBalance
 from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
@@ -25,7 +24,7 @@ TRAIN = blobs(1600)
 FP64 = Arithmetic("fp64")
 
 
-class Together(Worker):
+class Together(Forgetful):
     """Sums the gradients of all ranks and runs the user's optimizer everywhere."""
 
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer) -> None:

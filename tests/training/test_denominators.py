@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from tests.comm.ranks import World
-from tests.trainers import trainer_of
+from tests.trainers import Forgetful, trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -21,7 +21,7 @@ from tutti.data.parts import DataSet, Part
 from tutti.errors import BadOption
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
-from tutti.strategies import Clip, ParamServer, Strategy, Sync, Worker
+from tutti.strategies import Clip, ParamServer, Strategy, Sync
 from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, LossFunction, named_loss
@@ -198,7 +198,7 @@ def test_a_quorum_does_not_wait_for_the_denominators_of_the_late() -> None:
     assert weights.isfinite().all()
 
 
-class Noting(Worker):
+class Noting(Forgetful):
     """Notes the gradient of each of its updates, and moves nothing."""
 
     def __init__(self, replica: Replica) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from tests.trainers import trainer_of
+from tests.trainers import Forgetful, trainer_of
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batches
@@ -22,7 +22,7 @@ from tutti.errors import BadModel, BadOption, NotFinite, PeerLost
 from tutti.records.run import STAGES, EpochRecord
 from tutti.records.texts import RunLength
 from tutti.replica import Replica
-from tutti.strategies import Clip, Sync, Worker
+from tutti.strategies import Clip, Sync
 from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
@@ -52,7 +52,7 @@ OBJECTIVE = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]], 4)
 
 
 @dataclass
-class Averaging(Worker):
+class Averaging(Forgetful):
     """Sums the gradients over the ranks and runs the user's optimizer everywhere."""
 
     replica: Replica

@@ -19,6 +19,7 @@ from tutti.errors import BadOption
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.records.pipeline import PipelineRecord
 from tutti.replica import Replica, local
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, NormShare, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.training.losses import Loss
@@ -206,6 +207,27 @@ class _Clipped(Worker):
     def step(self) -> None:
         self._gradients.clip(self._clip)
         self._inner.step()
+
+    @override
+    def settle(self) -> None:
+        self._inner.settle()
+
+    @override
+    def resume(self) -> None:
+        self._inner.resume()
+
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        return self._inner.anew
+
+    @override
+    def state(self) -> State:
+        return self._inner.state()
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        self._inner.load_state(saved)
 
     @override
     def finish(self) -> None:

@@ -20,8 +20,11 @@ from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object
 from tutti.model_parallel.base import Gradients, LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.group import TeamMesh
-from tutti.replica import Replica
+from tutti.optim.state import add_whole
+from tutti.replica import Replica, local
+from tutti.state import Held, Saved, State, find, name_of, whole_piece
 from tutti.strategies.base import Clip, Strategy, Worker
+from tutti.strategies.local_steps import OWN
 
 
 class DTensorPortion(TeamPortion):
@@ -33,7 +36,7 @@ class DTensorPortion(TeamPortion):
 
     @override
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        return DTensorWorker(self.data, optimizer, clip, self.gradients)
+        return DTensorWorker(self.module, self.data, optimizer, clip, self.gradients)
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
@@ -43,8 +46,16 @@ class DTensorPortion(TeamPortion):
 class DTensorWorker(Worker):
     """The worker of parameters that torch.distributed has placed: DTensors, and others among them."""
 
-    def __init__(self, data: Communicator, optimizer: Optimizer, clip: Clip, gradients: Gradients) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        data: Communicator,
+        optimizer: Optimizer,
+        clip: Clip,
+        gradients: Gradients,
+    ) -> None:
         super().__init__()
+        self._named = dict(module.named_parameters())
         self._data, self._optimizer, self._clip, self._gradients = data, optimizer, clip, gradients
         for group in optimizer.param_groups:
             # The loops over all parameters at once refuse DTensors among plain tensors.
@@ -60,6 +71,36 @@ class DTensorWorker(Worker):
             self._optimizer.step()
             self._optimizer.zero_grad()
 
+    @property
+    @override
+    def anew(self) -> tuple[str, ...]:
+        return ("the state of the optimizer",)
+
+    @override
+    def state(self) -> State:
+        """Return this rank's part of the parameters, and of what the optimizer keeps for them."""
+        alone = Held()
+        for name, parameter in self._named.items():
+            alone.pieces.append(whole_piece(name_of(OWN, name), local(parameter.detach())))
+            kept = self._optimizer.state.get(parameter, {})
+            parts = {key: local(value) if isinstance(value, Tensor) else value for key, value in kept.items()}
+            add_whole(alone, name, parts)
+        return State(alone=alone)
+
+    @override
+    @torch.no_grad()
+    def load_state(self, saved: Saved) -> None:
+        """Go on from the parts that this rank had; the optimizer has its state, but as ordinary tensors."""
+        if saved.alone is None:
+            return
+        for name, parameter in self._named.items():
+            part = local(parameter.detach())
+            part.copy_(find(saved.alone.tensors, name_of(OWN, name), part))
+            kept = self._optimizer.state.get(parameter, {})
+            for key, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == part.shape:
+                    kept[key] = _like(parameter, value.clone())
+
     @override
     def finish(self) -> None:
         """Every step leaves the final weights in place."""
@@ -74,6 +115,14 @@ class DTensorWorker(Worker):
             gradient.copy_(total.view(gradient.shape))
             sent += total.nbytes
         return sent
+
+
+def _like(parameter: nn.Parameter, part: Tensor) -> Tensor:
+    """Return a part of a tensor that is divided as a parameter is."""
+    if not isinstance(parameter, DTensor):
+        return part
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
 
 
 def whole_state(module: nn.Module, of: Of) -> dict[str, Any]:

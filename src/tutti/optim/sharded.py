@@ -133,7 +133,7 @@ class ShardedOptimizer:
             vector.data_ptr() == flat.grads.data_ptr()
             for vector, flat in zip(vectors, replica.flats, strict=True)
         )
-        self._optimizer, self._flats, self._in_own_loop = optimizer, replica.flats, replica.in_own_loop
+        self._optimizer, self._replica = optimizer, replica
         self.joint = whole and own_grads and (replica.in_own_loop or not is_parameterwise(optimizer))
         self.pieces: tuple[FlatPiece, ...] = ()
         if self.joint and replica.in_own_loop:
@@ -150,7 +150,7 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Move the weights of all slices, of parameters that have got a gradient in this replica."""
         self.begin()
-        if self._in_own_loop and self.joint:
+        if self._replica.in_own_loop and self.joint:
             self._optimizer.step()
             return
         missing = self._missing.take_parameters()
@@ -162,7 +162,7 @@ class ShardedOptimizer:
 
     def step_itself(self, missing: Missing) -> None:
         """Have the user's own optimizer move the model, but for parameters that have no gradient."""
-        own = [(p, p.grad) for flat in self._flats for p in flat.parameters]
+        own = [(p, p.grad) for flat in self._replica.flats for p in flat.parameters]
         for parameter, view in own:
             # An alias: what the optimizer writes into a gradient counts as none that autograd has added.
             parameter.grad = None if parameter in missing or view is None else view.data
@@ -174,11 +174,7 @@ class ShardedOptimizer:
 
     def state(self) -> Held:
         """Return the optimizer's state for the slices, by parameter."""
-        names = {
-            parameter: name
-            for flat in self._flats
-            for name, parameter in zip(flat.names, flat.parameters, strict=True)
-        }
+        names = self._replica.names
         held = held_by(self._optimizer, names) if self.joint else Held()
         for piece in self.pieces:
             for run in piece.runs:

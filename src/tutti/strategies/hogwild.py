@@ -69,9 +69,7 @@ class _HogwildWorker(Worker):
             for flat, dense in places
         ]
         self._rows = RowOptimizer(optimizer, tables) if tables else None
-        self._names = {
-            p: name for flat in replica.flats for name, p in zip(flat.names, flat.parameters, strict=True)
-        }
+        self._names = replica.names
         self._updates, self._seen = comm.counter(), 0
         self._read_at = comm.clock()
 
