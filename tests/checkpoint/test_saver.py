@@ -14,6 +14,7 @@ import torch
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
+from tutti.checkpoint import sharing
 from tutti.checkpoint.reading import newest, open_checkpoint
 from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
@@ -50,6 +51,25 @@ def test_processes_of_a_host(tmp_path: Path) -> None:
         assert world.run(save, tmp_path, [1, 2]) == [[]] * 3
     check(open_checkpoint(tmp_path / "latest").saved(2, 3), 2, 3, 2, 3)
     check(open_checkpoint(tmp_path / "step-00000001").saved(0, 2), 0, 2, 1, 3)
+
+
+def share(comm: Communicator, folder: Path, sees: bool, step: int) -> Path:
+    found = open_checkpoint(folder / "latest") if comm.rank == 0 else None
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank >= 2 and not sees:
+            patch.setattr(sharing, "_sees", lambda found: False)
+        checkpoint = sharing.for_all(TwoHosts(comm), found)  # type: ignore[arg-type]
+    assert checkpoint.facts == {"epoch": step}
+    check(checkpoint.saved(comm.rank, 4), comm.rank, 4, step, 3)
+    return checkpoint.path
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_checkpoint_comes_to_hosts_that_do_not_see_it(tmp_path: Path, sees: bool) -> None:
+    VirtualWorld(3).run(save, tmp_path, [7])
+    with World(4) as world:
+        paths = world.run(share, tmp_path, sees, 7)
+    assert [path.exists() for path in paths] == [True, True, sees, sees]
 
 
 class TwoHosts:

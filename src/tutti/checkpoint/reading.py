@@ -24,9 +24,10 @@ from tutti.state import Named, Saved, State, named
 class Checkpoint:
     """A checkpoint whose files are as they were written. Made by `open_checkpoint`, `newest` and `best`.
 
-    It is small: one rank opens it, and sends it to the others of its host.
+    It is small: one rank opens it, and sends it to the others.
 
     Attributes:
+        found: its folder and its manifest.
         path: of its folder.
         step: how many steps were done.
         ranks: how many have left their state.
@@ -34,11 +35,11 @@ class Checkpoint:
     """
 
     def __init__(self, found: FoundCheckpoint) -> None:
-        self._found, self.path = found, found.path
+        self.found, self.path = found, found.path
         self.step, self.ranks, self.score = found.manifest.step, found.manifest.ranks, found.manifest.score
 
     def __reduce__(self) -> tuple[type, tuple[FoundCheckpoint]]:
-        return type(self), (self._found,)
+        return type(self), (self.found,)
 
     @cached_property
     def facts(self) -> Json:
@@ -61,6 +62,14 @@ class Checkpoint:
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None
         return Saved(self._joint, alone, self._states[0].shared, self._states[rank].own if same else None)
+
+    def map(self) -> None:
+        """Read all but the tensors, and map those: from now on its folder may be removed.
+
+        Raises:
+            BadCheckpoint: the files are not what tutti writes.
+        """
+        _ = self._states, self.facts
 
     @cached_property
     def _joint(self) -> Named:

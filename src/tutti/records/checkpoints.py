@@ -149,9 +149,18 @@ def verify(path: Path) -> Manifest:
         BadCheckpoint: something is damaged or missing, or a newer version of tutti has written it.
     """
     manifest = read_manifest(path)
+    compare(path, manifest)
+    return manifest
+
+
+def compare(path: Path, manifest: Manifest) -> None:
+    """Compare the files of a checkpoint with a manifest.
+
+    Raises:
+        BadCheckpoint: they are others.
+    """
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda item: _compare(path / item[0], item[1]), manifest.files.items()))
-    return manifest
 
 
 def read_manifest(path: Path) -> Manifest:
