@@ -16,6 +16,7 @@
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
+    .lock                 there while a job writes the folder: `FolderLock`
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
 neither torch nor MPI.
@@ -24,13 +25,16 @@ neither torch nor MPI.
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import json
 import os
 import re
 import resource
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -127,6 +131,8 @@ FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
 
 _FURTHER: Final = (TRACE, f"{TRACE}.gz", "profile-rank*", "usage*.jsonl")
 
+LOCK: Final = ".lock"
+
 R = TypeVar("R", bound=Record)
 
 
@@ -153,8 +159,10 @@ class RunFolder:
             BadRunFolder: it cannot be written, has something in it, or the disk has no room.
         """
         check_writable(path, needed_bytes)
-        chosen = Path(path) if path is not None else _unused(RUNS / folder_name(model, data))
+        chosen = Path(path) if path is not None else RUNS / folder_name(model, data)
         with refusing(chosen):
+            if path is None:
+                chosen = _make_unused(chosen)
             (chosen / RANKS).mkdir(parents=True, exist_ok=True)
         return cls(chosen)
 
@@ -319,6 +327,7 @@ class RunFolder:
                 shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
             with suppress(FileNotFoundError):
                 shutil.rmtree(self.path / TENSORBOARD)
+            (self.path / LOCK).unlink(missing_ok=True)
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
 
@@ -330,6 +339,136 @@ class RunFolder:
         with refusing(path):
             _replace(path, content)
         return path
+
+
+@dataclass(frozen=True)
+class FolderOwner(Record):
+    """The process that has the lock on a run folder."""
+
+    process: int
+    host: str
+
+
+class FolderLock:
+    """The lock on a run folder, which one job has at a time; taken here, and released as a context manager.
+
+    The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
+    holds between hosts.
+
+    Args:
+        folder: the folder, which exists.
+
+    Attributes:
+        problem: why the file system has no locks; None: it has.
+
+    Raises:
+        BadRunFolder: another job has it; or the file of the lock cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.problem: str | None = None
+        self._path = folder / LOCK
+        with refusing(self._path):
+            self._file = self._take()
+        _locks.add(self._file)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Still locked: whoever opens the file before it is gone looks whether it still is the folder's.
+        if _is_at(self._path, self._file):
+            self._path.unlink(missing_ok=True)
+        _locks.discard(self._file)
+        # A forked process may have the file open too.
+        if self.problem is None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        os.close(self._file)
+
+    def _take(self) -> int:
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                if self._lock(file) and _is_at(self._path, file):
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, to_json(FolderOwner(os.getpid(), socket.gethostname())).encode(), 0)
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+            time.sleep(_PROBE_S)
+
+    def _lock(self, file: int) -> bool:
+        """Lock the file; returns False if somebody has just looked whether it is locked."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _refuse_held(file, self._path.parent)
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            self.problem = error.strerror
+        return True
+
+
+_PROBE_S: Final = 0.01
+_locks: set[int] = set()
+"""The files of the locks of this process."""
+
+
+def _leave_locks_to_parent() -> None:
+    # A lock belongs to all who have the file open as this process has.
+    for file in _locks:
+        os.close(file)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
+def refuse_locked(folder: Path) -> None:
+    """Raise BadRunFolder if a job writes the folder; nothing is changed."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        _refuse_held(file, folder)
+    finally:
+        os.close(file)
+
+
+def _refuse_held(file: int, folder: Path) -> None:
+    """Raise BadRunFolder if a job has locked the file."""
+    try:
+        # What others who only look have, too.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        try:
+            owner = parse_record(os.pread(file, _OWNER_BYTES, 0), FolderOwner)
+            who = f"process {owner.process} on host {owner.host}"
+        except ValueError:
+            who = "another job"  # which is about to write who it is
+        raise BadRunFolder(
+            f"run folder {folder} is being written by {who}; wait until that has ended, or name another "
+            "folder with --out"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+
+
+_OWNER_BYTES: Final = 4096
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Tell whether `path` still is the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def refuse_no_folder(path: Path) -> None:
@@ -347,11 +486,14 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
         needed_bytes: the size of the largest file that will be written.
 
     Raises:
-        BadRunFolder: it cannot be written, has something in it, or the disk has no room.
+        BadRunFolder: it cannot be written, has something in it, another job writes it, or the disk has no
+            room.
     """
     folder = Path(path) if path is not None else RUNS
     with refusing(folder):
-        if path is not None and folder.is_dir() and any(folder.iterdir()):
+        if path is not None and folder.is_dir():
+            refuse_locked(folder)
+        if path is not None and folder.is_dir() and any(place.name != LOCK for place in folder.iterdir()):
             raise BadRunFolder(f"run folder {folder} is not empty; name another one with --out, or delete it")
         existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         # Permission bits say nothing to root or on a read-only disk; only writing shows it.
@@ -383,9 +525,15 @@ def _word(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", re.split(r"[/:\\]", name.rstrip("/"))[-1]).strip("-.") or "unnamed"
 
 
-def _unused(path: Path) -> Path:
-    candidates = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in range(1, 1_000_000))
-    return next(candidate for candidate in candidates if not candidate.exists())
+def _make_unused(path: Path) -> Path:
+    """Make the folder `path`, numbered if it exists: never one that another job has just made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1_000_000):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def _replace(path: Path, content: bytes, flush: bool = True) -> None:

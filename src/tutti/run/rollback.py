@@ -12,10 +12,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tutti.records.run_folder import RunFolder
+from tutti.errors import BadRunFolder
+from tutti.records.run_folder import FolderLock, RunFolder
 
 _PROGRAM: Final = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
@@ -56,7 +58,9 @@ def main(folder: str) -> None:
         return
     # Other ranks may leave a last sign of life.
     for _ in range(_ROUNDS):
-        run.remove()
+        # Gone, or another job has it by now.
+        with suppress(BadRunFolder), FolderLock(run.path):
+            run.remove()
         time.sleep(_ROUND_S)
         if not run.path.exists():
             return

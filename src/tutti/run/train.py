@@ -20,7 +20,7 @@ from tutti.model_parallel.layout import portion_of
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import Summary, World
-from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
+from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -223,24 +223,32 @@ def _run_folder(
         return
     data, scale = task.dataset, task.dataset.train.scale
     folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
-    told = job.starter is not None and job.starter.send(folder.path.absolute())
-    if not told and comm.size > 1:
-        take_back_after_me(folder)
-    try:
-        folder.reserve_weights(task.nbytes)
-        folder.write_config(config.as_json(), seal(config.as_json()))
-        folder.write(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
-        folder.write(facts)
-        yield folder
-    except Exception:
-        if folder.begun:
-            folder.release_weights()
-            recording.rescue(folder)
-        elif not told:
-            if sampler is not None:
-                sampler.abandon()
-            folder.remove()
-        raise
+    with FolderLock(folder.path) as lock:
+        if lock.problem is not None:
+            print(
+                f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
+                "that no other job is given this folder",
+                file=sys.stderr,
+                flush=True,
+            )
+        told = job.starter is not None and job.starter.send(folder.path.absolute())
+        if not told and comm.size > 1:
+            take_back_after_me(folder)
+        try:
+            folder.reserve_weights(task.nbytes)
+            folder.write_config(config.as_json(), seal(config.as_json()))
+            folder.write(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
+            folder.write(facts)
+            yield folder
+        except Exception:
+            if folder.begun:
+                folder.release_weights()
+                recording.rescue(folder)
+            elif not told:
+                if sampler is not None:
+                    sampler.abandon()
+                folder.remove()
+            raise
 
 
 def _print_end(outcome: RunOutcome, dataset: DataSet, pipeline: PipelineRecord | None) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from typing_extensions import override
 
-from tutti.errors import BadOption
+from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
+from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, check_writable
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
 from tutti.training.loggers import logger_names
@@ -96,10 +96,12 @@ class TrainJob(Job):
         except BaseException:
             for path in channel.messages():
                 folder = RunFolder(cast("Path", path))
-                if folder.begun:
-                    folder.release_weights()
-                else:
-                    folder.remove()
+                # Gone, or another job has it by now.
+                with suppress(BadRunFolder), FolderLock(folder.path):
+                    if folder.begun:
+                        folder.release_weights()
+                    else:
+                        folder.remove()
             raise
         finally:
             channel.close()

@@ -1,0 +1,166 @@
+"""The lock on a run folder: one job at a time, and free again whatever dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.launch.processes import wait_for_files
+from tutti.errors import BadRunFolder
+from tutti.records.run_folder import LOCK, FolderLock, RunFolder, check_writable, refuse_locked
+
+TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "100000", "-n", "1", "--out"]
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from tutti.records.run_folder import FolderLock
+folder = Path(sys.argv[1])
+with FolderLock(folder):
+    if os.fork():
+        (folder / "parent").write_text(str(os.getpid()))
+    else:
+        (folder / "child").write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+TAKE_TURNS = """
+import os, sys
+from pathlib import Path
+from tutti.errors import BadRunFolder
+from tutti.records.run_folder import FolderLock
+folder, turns = Path(sys.argv[1]), 0
+while turns < 50:
+    try:
+        with FolderLock(folder):
+            inside = os.open(folder / "inside", os.O_CREAT | os.O_EXCL)
+            os.close(inside)
+            os.unlink(folder / "inside")
+            turns += 1
+    except BadRunFolder as error:
+        assert "is being written by" in str(error), error
+"""
+
+
+def test_the_second_job_is_told_who_has_the_folder(tmp_path: Path) -> None:
+    who = rf"^run folder {tmp_path} is being written by process {os.getpid()} on host {socket.gethostname()};"
+    with FolderLock(tmp_path) as lock:
+        for attempt in (FolderLock, refuse_locked, check_writable):
+            with pytest.raises(BadRunFolder, match=who):
+                attempt(tmp_path)
+        assert lock.problem is None
+    assert list(tmp_path.iterdir()) == []
+    FolderLock(tmp_path).__exit__()
+
+
+def test_the_lock_of_a_killed_job_is_free_even_if_something_it_forked_lives(tmp_path: Path) -> None:
+    job = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path])
+    child = 0
+    try:
+        wait_for_files([tmp_path / "parent", tmp_path / "child"])
+        child = int((tmp_path / "child").read_text())
+        with pytest.raises(BadRunFolder, match=f"written by process {job.pid} on"):
+            FolderLock(tmp_path)
+        job.kill()
+        job.wait()
+        (tmp_path / "parent").unlink()
+        (tmp_path / "child").unlink()
+        check_writable(tmp_path)
+        with FolderLock(tmp_path):
+            pass
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        job.kill()
+        job.wait()
+        if child:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_jobs_take_turns(tmp_path: Path) -> None:
+    jobs = [subprocess.Popen([sys.executable, "-c", TAKE_TURNS, tmp_path]) for _ in range(3)]
+    assert [job.wait(timeout=60) for job in jobs] == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_looks_takes_the_lock_from_nobody(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            with suppress(BadRunFolder):
+                refuse_locked(tmp_path)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(300):
+            with FolderLock(tmp_path):
+                pass
+    finally:
+        over.set()
+        looking.join()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    refuse_locked(tmp_path)
+    with FolderLock(tmp_path) as lock:
+        assert lock.problem == "No locks available"
+        refuse_locked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_under_its_lock_stays_removed(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    with FolderLock(folder.path):
+        folder.remove()
+        assert not folder.path.exists()
+        RunFolder.create(tmp_path / "run", "mlp", "digits")
+        other = FolderLock(folder.path)
+    assert (folder.path / LOCK).exists(), "it belongs to the other"
+    other.__exit__()
+    assert not (folder.path / LOCK).exists()
+
+
+def test_folders_without_a_name_of_their_own_are_never_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tutti.records.run_folder.folder_name", lambda model, data: "name")
+    # Each looks before any of the others has made its folder.
+    monkeypatch.setattr(
+        Path, "exists", lambda path: not path.name.startswith("name") and os.path.exists(path)
+    )
+    made = [RunFolder.create(None, "mlp", "digits").path.name for _ in range(3)]
+    assert made == ["name", "name-2", "name-3"]
+
+
+@pytest.mark.serial
+def test_a_second_command_with_the_folder_of_the_first_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with (tmp_path / "said").open("w") as said:
+        first = subprocess.Popen([*TRAIN, folder], stdout=said, stderr=said)
+    try:
+        wait_for_files([folder / "history.jsonl"])
+        second = subprocess.run([*TRAIN, folder], capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 2
+        assert f"run folder {folder} is being written by process {first.pid} on host" in second.stderr
+        first.kill()
+        first.wait()
+        refuse_locked(folder)
+    finally:
+        first.kill()
+        first.wait()
