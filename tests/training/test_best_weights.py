@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.test_stopping import BETTER, record
+from tests.training.test_stopping import record
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.run import EpochRecord
@@ -15,9 +15,9 @@ from tutti.state import State, saved_by
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights
-from tutti.training.stopping import ranking_of
+from tutti.training.stopping import Ending
 
-RANKING = ranking_of(None, BETTER, validated=True)
+RANKING = Ending().ranking
 
 LOSSES = [0.9, 0.4, 0.6, 0.4, 0.7]
 

@@ -18,11 +18,11 @@ from tutti.training.stopping import (
     PARTS,
     RELATIONS,
     Condition,
+    Ending,
     Limit,
     Quantity,
     Standstill,
     StopRule,
-    ranking_of,
 )
 
 BETTER = {"loss": "lower", "accuracy": "higher", "f1": None}
@@ -147,7 +147,7 @@ def test_any_text_is_a_rule_or_refused(text: str) -> None:
 )
 def test_a_figure_that_no_epoch_has_is_refused(rule: str, validated: bool, complaint: str) -> None:
     with pytest.raises(UserError) as refused:
-        StopRule.parse(rule).check(BETTER, validated)
+        Ending(StopRule.parse(rule), BETTER, validated)
     assert complaint in str(refused.value)
 
 
@@ -181,7 +181,7 @@ def test_rules_need_no_torch() -> None:
 def test_a_rule_says_why() -> None:
     history = losses(0.9, 0.4, 0.5, 0.4)
     assert StopRule.parse("validation loss not better for 2 epochs").why(history, BETTER) == (
-        "validation loss was not better for 2 epochs than 0.4 in epoch 2"
+        "validation loss was not better than in epoch 2 (0.4) for 2 epochs"
     )
     assert StopRule.parse("validation loss < 0.1 or training accuracy >= 50%").why(history, BETTER) == (
         "training accuracy was 50.00% in epoch 1, >= 0.5"
@@ -264,12 +264,12 @@ def test_a_reason_to_stop_stays_one(figures: list[tuple[float, float]], rule: St
 def test_epochs_are_compared_by_the_first_figure_of_the_rule(
     rule: str | None, validated: bool, quantity: str, higher: bool
 ) -> None:
-    ranking = ranking_of(None if rule is None else StopRule.parse(rule), BETTER, validated)
+    ranking = Ending(None if rule is None else StopRule.parse(rule), BETTER, validated).ranking
     assert (str(ranking.quantity), ranking.higher) == (quantity, higher)
 
 
 def test_the_best_epoch_is_the_first_of_the_best() -> None:
-    ranking = ranking_of(None, BETTER, True)
+    ranking = Ending().ranking
     best = ranking.best(losses(math.nan, 0.5, 0.25, math.nan, 0.25))
     assert best is not None
     assert best.epoch == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from argparse import BooleanOptionalAction
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
@@ -102,6 +103,11 @@ class Parser(argparse.ArgumentParser):
             if f.name in DOTTED:
                 continue
             names = ["-n", "--workers"] if f.name == "workers" else [flag(f.name)]
+            if type_name(f) == "bool":
+                self.add_argument(
+                    *names, action=BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(f)
+                )
+                continue
             shown = f.metadata["choices"] and "{" + ",".join(f.metadata["choices"]) + "}"
             metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
             self.add_argument(
@@ -138,7 +144,7 @@ def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
 
 def _help(f: Field[Any], default: str | None = None) -> str:
     text = help_of(f).replace("%", "%%")
-    if default is None and f.default in (None, MISSING):
+    if default is None and f.default in (None, MISSING, False):
         return text
     return f"{text} (default: {default or f.default})"
 
@@ -251,6 +257,8 @@ def command_words(config: TrainConfig) -> list[str]:
                 words += [f"{_stem(f.name)}.{key.replace('_', '-')}", _text_of(item)]
         elif f.name == "model":
             words = [value, *words]
+        elif value is True:
+            words.append(flag(f.name))
         elif value != f.default:
             words += ["-n" if f.name == "workers" else flag(f.name), str(value)]
     return words

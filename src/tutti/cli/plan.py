@@ -50,7 +50,9 @@ class PlanCommand(Command):
         )
         parser.option("--json", "write all that was measured there", "FILE")
         parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
-        parser.config_options(leave_out=("validate", *parallel, "balance", "log", "out"))
+        parser.config_options(
+            leave_out=("validate", "stop", "restore_best", *parallel, "balance", "log", "out")
+        )
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:

@@ -33,7 +33,9 @@ class VerifyCommand(Command):
         parser.option("--steps", "weight updates to compare", "N", 20, type=int)
         help = "numbers to compute with; float64 leaves no room for rounding"
         parser.option("--dtype", help, default="float32", choices=tuple(DTYPES))
-        parser.config_options(leave_out=("epochs", "steps", "precision", "log", "out"))
+        parser.config_options(
+            leave_out=("epochs", "steps", "stop", "restore_best", "precision", "log", "out")
+        )
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:

@@ -195,7 +195,7 @@ class Summary(Record):
 
     Attributes:
         test: on the test part, once, at the end; None without such a part.
-        validation: on the validation part after the last epoch; None without such a part.
+        validation: of the final weights on the validation part; None without such a part.
         parameters: the number of the model's trainable numbers.
         epochs: epochs begun.
         complete: whether the last of them was trained to its end.
@@ -206,6 +206,8 @@ class Summary(Record):
         world: its ranks, hosts and threads.
         versions: of tutti, torch and Python.
         date: when the run ended (UTC, ISO 8601).
+        ended_early: why it ended before its last epoch, as a clause; None: it did not.
+        best_epoch: the epoch whose weights are the final ones; None: the last.
     """
 
     test: Evaluation | None
@@ -220,6 +222,8 @@ class Summary(Record):
     versions: dict[str, str]
     date: str
     complete: bool = True
+    ended_early: str | None = None
+    best_epoch: int | None = None
 
     @classmethod
     def of(

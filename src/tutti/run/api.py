@@ -64,6 +64,8 @@ class TrainOptions(TypedDict, total=False):
     threads: int | None
     epochs: int | None
     steps: int | None
+    stop: str | None
+    restore_best: bool
     batch_size: int
     optimizer_options: Options
     lr: float | None

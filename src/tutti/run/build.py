@@ -37,9 +37,10 @@ from tutti.strategies.base import Pace
 from tutti.training.balance import SpeedBalance
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss
-from tutti.training.metrics import named_metrics
+from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit
+from tutti.training.stopping import Ending, StopRule
 from tutti.training.target_kinds import are_flags
 from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
 from tutti.training.validation import ValidationPlan
@@ -178,6 +179,17 @@ def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> 
     return given
 
 
+def build_ending(config: TrainConfig, task: Task) -> Ending:
+    """The end of a run, as far as the figures of its epochs decide it.
+
+    Raises:
+        UnknownName, BadOption: the rule is about figures that the run does not have.
+    """
+    rule = None if config.stop is None else StopRule.parse(config.stop)
+    better, validated = better_of(task.objective.metrics), task.dataset.validation is not None
+    return Ending(rule, better, validated, config.restore_best)
+
+
 def deal(
     config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator
 ) -> tuple[Batches, SpeedBalance | None]:
@@ -289,6 +301,7 @@ class Assembly:
         portion: of the model.
         workers: the ranks, and how this one steps.
         schedule: the batches, and how many updates are made with them.
+        ending: when the run ends earlier, and with which weights.
     """
 
     config: TrainConfig
@@ -296,12 +309,14 @@ class Assembly:
     portion: Portion
     workers: Workers
     schedule: Schedule
+    ending: Ending
 
     def trainer(self, hooks: Hooks | None = None) -> Trainer:
         """The trainer of the whole run."""
         part = self.task.dataset.validation
         validation = None if part is None else ValidationPlan(part, self.config.validate)
-        return Trainer(self.workers, self.task.objective, self.schedule, validation, hooks)
+        of = self.task.objective
+        return Trainer(self.workers, of, self.schedule, validation, hooks, ending=self.ending)
 
 
 def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, portion: Portion) -> Assembly:
@@ -315,9 +330,10 @@ def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, porti
         portion: of the task's model.
 
     Raises:
-        UserError: the optimizer, its schedule or the batches cannot be made as the configuration says.
+        UserError: a part, or the rule of its end, cannot be made as the configuration says.
     """
     task = replace(task, module=portion.module)
+    ending = build_ending(job.config, task)
     optimizer = build_optimizer(job, portion.module)
     config = resolved(job.config, comm, task, strategy, optimizer)
     batches, balance = deal(config, strategy, task.dataset.train, portion.peers)
@@ -327,7 +343,7 @@ def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, porti
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     compute = portion.compute
     workers = Workers(portion.peers, replica, worker, optimizer, compute, compute is not None, comm)
-    return Assembly(config, task, portion, workers, updates)
+    return Assembly(config, task, portion, workers, updates, ending)
 
 
 def resolved(

@@ -26,7 +26,8 @@ from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import check_metrics
+from tutti.training.metrics import better_of_names, check_metrics
+from tutti.training.stopping import StopRule
 
 PACES: Final[dict[str, dict[str, Pace]]] = {
     "balance": {"speed": Pace.TOGETHER, "queue": Pace.FREE},
@@ -157,6 +158,11 @@ def check_names(job: Job) -> None:
         name = getattr(config, field)
         if name is not None and field not in job.objects and not names_object(name):
             check(name)
+    if config.stop is not None and "metrics" not in job.objects:
+        better = better_of_names(config.metrics)
+        if better is not None:
+            # Whether there is a validation part shows when there are samples.
+            StopRule.parse(config.stop).check(better, validated=True)
     if "optimizer" not in job.objects and not names_object(config.optimizer):
         # An optimizer checks its options when it is made; some take matrices alone.
         matrix = nn.Parameter(torch.zeros(2, 2))

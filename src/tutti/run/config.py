@@ -21,6 +21,7 @@ from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
 from tutti.training.loggers import optional_loggers
+from tutti.training.stopping import StopRule
 
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
@@ -40,6 +41,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
     "str": ((str,), "a text"),
+    "bool": ((bool,), "true or false"),
     "Options": ((dict,), "a table of names and values"),
 }
 
@@ -174,6 +176,15 @@ class TrainConfig:
         "weight updates (of each worker), instead of epochs; evaluations see all samples of their part",
         least=1,
     )
+    stop: str | None = option(
+        None,
+        "end earlier: 'validation loss not better for 4 epochs', 'validation accuracy >= 0.97', 'after 3 "
+        "epochs validation accuracy < 0.5'; several joined by 'or'",
+    )
+    restore_best: bool = option(
+        False,
+        "end with the weights of the best epoch, by what --stop names first, else by the validation loss",
+    )
     batch_size: int = option(
         32,
         "samples behind one weight update: over all workers where they make updates together, else of one",
@@ -285,7 +296,7 @@ def flag(name: str) -> str:
 
 
 def type_name(of: Field[Any]) -> str:
-    """Return which of int, float, str, Options a field holds, besides None."""
+    """Return which of int, float, str, bool, Options a field holds, besides None."""
     return str(of.type).removesuffix(" | None")
 
 
@@ -294,7 +305,7 @@ def _check_types(config: TrainConfig) -> None:
         value, (types, words) = getattr(config, f.name), _TYPES[type_name(f)]
         if value is None and str(f.type).endswith("| None"):
             continue
-        if not isinstance(value, types) or isinstance(value, bool):
+        if not isinstance(value, types) or isinstance(value, bool) is not (types == (bool,)):
             raise BadOption(f"{flag(f.name)} is {value!r}; give {words}")
         if isinstance(value, dict):
             for key, item in value.items():
@@ -311,6 +322,8 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
     """Describe the options of a configuration that do not go together, whatever the strategy."""
     if c.epochs is not None and c.steps is not None:
         yield "both --epochs and --steps are given; give one of them"
+    if c.stop is not None:
+        StopRule.parse(c.stop)
     if c.levels == 2 and not c.servers:
         yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
     if c.levels == 1 and c.server_period is not None:

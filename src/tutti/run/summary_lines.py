@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
-from tutti.records.texts import metric_text
+from tutti.records.texts import figures, metric_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
@@ -59,6 +59,15 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str
     names = [_short(labels[k]) if k < len(labels) else str(k) for k in range(len(result.confusion))]
     table = _matrix if len(names) <= WIDEST_MATRIX else _mistakes
     return head + "\n\n" + "\n".join(table(result, names))
+
+
+def ending(summary: Summary) -> list[str]:
+    """Say why a run ended early, and which epoch's weights it has; nothing of a run as long as planned."""
+    lines = [] if summary.ended_early is None else [f"ended early: {summary.ended_early}"]
+    if summary.best_epoch is not None:
+        found = "" if summary.validation is None else f": validation {figures(summary.validation)}"
+        lines.append(f"weights: those of epoch {summary.best_epoch}, the best{found}")
+    return lines
 
 
 def speed(summary: Summary) -> str:

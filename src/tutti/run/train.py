@@ -184,11 +184,18 @@ def _run(
 
         progress = Several(shown, heart)
         hooks = Hooks(progress, book.epoch, recording.profiler, keep, trace=recording.trace)
-        history = parts.trainer(hooks).fit()
+        trainer = parts.trainer(hooks)
+        history = trainer.fit()
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)
         world = World(comm.size, comm.hosts, torch.get_num_threads())
-        summary = Summary.of(history, test, task.parameters, world)
+        best = None if trainer.restored is None else trainer.restored.epoch
+        summary = replace(
+            Summary.of(history, test, task.parameters, world),
+            validation=trainer.final,
+            ended_early=trainer.ended,
+            best_epoch=best,
+        )
         pipeline = parts.portion.record()
         if folder is not None:
             if pipeline is not None:
@@ -255,7 +262,9 @@ def _print_end(outcome: RunOutcome, dataset: DataSet, pipeline: PipelineRecord |
     summary, history, validate = outcome.summary, outcome.history, outcome.config.validate
     if summary.test is not None:
         print("\n" + summary_lines.evaluation("test", summary.test, dataset.labels) + "\n")
-    print(summary_lines.speed(summary), *summary_lines.exchanges(history), sep="\n")
+    print(*summary_lines.ending(summary), summary_lines.speed(summary), sep="\n")
+    for line in summary_lines.exchanges(history):
+        print(line)
     if pipeline is not None:
         print(summary_lines.bubble(pipeline))
     if validate != "pause" and dataset.validation is not None:

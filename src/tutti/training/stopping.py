@@ -19,7 +19,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final, NoReturn, TypeAlias
 
@@ -175,8 +175,8 @@ class Standstill:
                 idle += 1
             if idle >= self.epochs and record.epoch >= after:
                 return (
-                    f"{self.quantity} was not {self.direction} for {_epochs(idle)} than "
-                    f"{self.quantity.text(best)} in epoch {reached}"
+                    f"{self.quantity} was not {self.direction} than in epoch {reached} "
+                    f"({self.quantity.text(best)}) for {_epochs(idle)}"
                 )
         return None
 
@@ -263,22 +263,45 @@ class StopRule:
         return None
 
 
-def ranking_of(rule: StopRule | None, better: Better, validated: bool) -> Ranking:
-    """Return by what the epochs of a run are compared.
+@dataclass(frozen=True)
+class Ending:
+    """The end of a run, as far as the figures of its epochs decide it.
 
-    That is the first figure of its stop rule of which it is known which values are better; without one, the
-    loss on the validation part, or on the training samples where there is none.
-
-    Args:
-        rule: of the run, which fits it.
-        better: what it computes.
+    Attributes:
+        rule: it ends early by this one; None: not by any.
+        better: what the run computes.
         validated: whether it has a validation part.
+        restores_best: whether its final weights are those of the best epoch.
+
+    Raises:
+        UnknownName, BadOption: the rule is about figures that the run does not have.
     """
-    for condition in () if rule is None else rule.conditions:
-        said = better[condition.what.quantity.metric] or condition.what.direction
-        if said is not None:
-            return Ranking(condition.what.quantity, said == "higher")
-    return Ranking(Quantity(VALIDATION if validated else "training", LOSS), higher=False)
+
+    rule: StopRule | None = None
+    better: Better = field(default_factory=dict)
+    validated: bool = True
+    restores_best: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rule is not None:
+            self.rule.check(self.better, self.validated)
+
+    def why(self, history: Sequence[EpochRecord]) -> str | None:
+        """Return why to end after these epochs, as a clause; None: go on."""
+        return None if self.rule is None else self.rule.why(history, self.better)
+
+    @property
+    def ranking(self) -> Ranking:
+        """The order of its epochs.
+
+        It is by the first figure of the rule of which it is known which values are better; without one, by
+        the loss on the validation part, or on the training samples where there is none.
+        """
+        for condition in () if self.rule is None else self.rule.conditions:
+            said = self.better[condition.what.quantity.metric] or condition.what.direction
+            if said is not None:
+                return Ranking(condition.what.quantity, said == "higher")
+        return Ranking(Quantity(VALIDATION if self.validated else "training", LOSS), higher=False)
 
 
 class _Parser:

@@ -29,6 +29,7 @@ from tutti.state import Held, Piece, Saved, State, Values, name_of, pieces_of, w
 from tutti.strategies.base import Worker
 from tutti.training.agenda import Agenda
 from tutti.training.balance import SpeedBalance
+from tutti.training.best_weights import BestWeights
 from tutti.training.evaluation import (
     Objective,
     Tally,
@@ -41,6 +42,7 @@ from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment, Progress
 from tutti.training.random_state import load_random_state, random_state
+from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
 
@@ -198,9 +200,13 @@ class Trainer:
         validation: what is evaluated after every epoch; None: nothing.
         hooks: see the run.
         agenda: when the state is saved, and whether the run stops early; None: never, and it does not.
+        ending: when the figures of its epochs end the run, and which weights it leaves.
 
     Attributes:
         stopped: why the run has stopped before its end, to go on another time; None: it has not.
+        ended: why it has come to its end before the last update; None: it has not.
+        restored: the epoch whose weights are the final ones; None: the last.
+        final: the final weights on the validation part; None: there is none, or the run has stopped.
     """
 
     def __init__(
@@ -211,6 +217,7 @@ class Trainer:
         validation: ValidationPlan | None = None,
         hooks: Hooks | None = None,
         agenda: Agenda | None = None,
+        ending: Ending | None = None,
     ) -> None:
         self.comm, self.replica, self.worker = workers.comm, workers.replica, workers.worker
         self._optimizer, self._everyone = workers.optimizer, workers.everyone or workers.comm
@@ -231,7 +238,13 @@ class Trainer:
         self._unvalidated: deque[EpochRecord] = deque()
         self._validation: Validation | None = None
         self._resumed: Resumed | None = None
+        self._ending = ending or Ending()
+        best = BestWeights(self.replica, self.comm, self._ending.ranking)
+        self._best = best if self._ending.restores_best else None
         self.stopped: str | None = None
+        self.ended: str | None = None
+        self.restored: EpochRecord | None = None
+        self.final: Evaluation | None = None
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -265,10 +278,12 @@ class Trainer:
             self._load_state(saved)
         self._progress.begin(RunLength(self._updates, self._batches.updates))
         try:
-            while self._begun * self._batches.updates < self._updates and self.stopped is None:
+            while self._goes_on:
                 self._note(self._epoch(self._begun))
-                if self._agenda is not None and self._step < self._updates and self.stopped is None:
+                if self._agenda is not None and self._goes_on:
                     self._pause_between_epochs(self._agenda)
+            if self.ended is not None:
+                self._end_early()
         finally:
             self._progress.end()
             if self._validation is not None:
@@ -280,12 +295,51 @@ class Trainer:
         """The epochs that are over, or will be when their validation is known."""
         return len(self._history) + len(self._unvalidated)
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there is another epoch to be trained, or the rest of one."""
+        over = self.stopped is not None or self.ended is not None
+        return not over and self._begun * self._batches.updates < self._updates
+
     def _note(self, records: Sequence[EpochRecord]) -> None:
         for record in records:
             self._history.append(record)
             self._progress.epoch(record)
             if self._hooks.on_epoch is not None:
                 self._hooks.on_epoch(record)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Draw the conclusions from the figures of the epochs so far."""
+        if self._best is not None:
+            self._best.note(self._history)
+        if self._goes_on:
+            self.ended = self._ending.why(self._history)
+
+    def _end_early(self) -> None:
+        """Come to the end of the run after an epoch that was not to be the last one (collective).
+
+        The final weights may be others than those that were evaluated after that epoch: workers may have had
+        something to exchange yet.
+        """
+        self._meet(final=True)
+        found = self._validate(final=True)
+        self._note([replace(self._unvalidated.popleft(), validation=one) for one in found[:-1]])
+        self._leave(self._history, found[-1])
+
+    def _leave(self, history: Sequence[EpochRecord], found: Evaluation | None) -> None:
+        """Put the final weights in place, those of the best epoch if need be, and write them (collective).
+
+        Args:
+            history: all epochs.
+            found: of the weights that are there.
+        """
+        if self._best is not None:
+            self.restored = self._best.restore(history)
+        self.final = found if self.restored is None else self.restored.validation
+        if self._hooks.checkpoint is not None:
+            self._hooks.checkpoint()
+            self._stages.lap("checkpoint")
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
         """Train an epoch; returns the records that are complete now, of this epoch and earlier ones."""
@@ -305,6 +359,8 @@ class Trainer:
             self.worker.finish()
             return []
         self._meet(final)
+        if self._best is not None:
+            self._best.keep(epoch + 1)
         train = tally.total(self.comm)
         trained = self._stages.lap("wait" if self._everyone.size > 1 else "reduce")
         # Records are exchanged while the ranks are together, so that none waits for that alone.
@@ -312,11 +368,6 @@ class Trainer:
         ranks = [] if stays else self._ranks(tally.samples)
         evaluations = self._validate(final)
         ended = self._stages.lap("validation")
-        if final and self._hooks.checkpoint is not None:
-            self._hooks.checkpoint()
-            self._stages.lap("checkpoint")
-        if stays:
-            ranks = self._ranks(tally.samples)
         record = EpochRecord(
             epoch=epoch + 1,
             step=self._step,
@@ -329,6 +380,12 @@ class Trainer:
             time=now(),
             ranks=ranks,
         )
+        if final:
+            known = zip([*self._unvalidated, record], evaluations, strict=True)
+            complete = (replace(one, validation=found) for one, found in known)
+            self._leave([*self._history, *complete], evaluations[-1])
+        if stays:
+            record = replace(record, ranks=self._ranks(tally.samples))
         if self._hooks.trace is not None:
             self._hooks.trace.add(f"epoch {epoch + 1}", began, self._stages.last)
         self._unvalidated.append(record)
@@ -447,9 +504,17 @@ class Trainer:
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
         }
-        parts = {"worker": worker, "batches": batches, "validation": validation, "balance": balance}
+        best = State() if self._best is None else self._best.state()
+        parts = {
+            "worker": worker,
+            "batches": batches,
+            "validation": validation,
+            "balance": balance,
+            "best": best,
+        }
+        pieces = [*self._weights(), *worker.joint.pieces, *best.joint.pieces]
         return State(
-            joint=Held([*self._weights(), *worker.joint.pieces], worker.joint.numbers),
+            joint=Held(pieces, worker.joint.numbers),
             alone=worker.alone,
             shared={"training": shared, **{name: part.shared for name, part in parts.items()}},
             own={"training": own, **{name: part.own for name, part in parts.items()}},
@@ -501,6 +566,9 @@ class Trainer:
             self._validation.load_state(saved.part("validation"))
         if self._balance is not None:
             self._balance.load_state(saved.part("balance"))
+        if self._best is not None:
+            self._best.load_state(saved.part("best"))
+        self._judge()
         self.comm.barrier()
 
     def _load_schedule(self, schedule: LRScheduler, at: Values) -> None:

@@ -129,6 +129,19 @@ def better_of(metrics: Sequence[Metric]) -> dict[str, str | None]:
     return {metric.name: metric.better for metric in metrics} | {LOSS: "lower"}
 
 
+def better_of_names(spec: str) -> dict[str, str | None] | None:
+    """Return the same of the metrics that a configuration names, before there is any data.
+
+    Returns:
+        Of "auto" all that it may mean, and more; None where an object of the user's is among them, whose name
+        is not known yet.
+    """
+    names = list(METRICS) if spec.strip() == "auto" else [name for name in _words(spec) if name != "none"]
+    if not all(name in METRICS for name in names):
+        return None
+    return better_of([METRICS[name] for name in names])
+
+
 def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
     """Return the class that each output means: the largest score; of a single logit, whether it is above 0.
 

@@ -1,0 +1,181 @@
+"""Runs that end by what their epochs have reached, and the weights that they leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from tests.contracts.strategy import NAMES, brisk, world
+from tests.contracts.training import SPEEDS, clouds, normed
+from tests.training.test_validation import forked, no_process_is_left  # noqa: F401  They are fixtures.
+from tutti.comm.base import Communicator
+from tutti.data import Batches
+from tutti.records.run import EpochRecord, Evaluation
+from tutti.replica import Replica
+from tutti.strategies import STRATEGIES, Clip, Strategy
+from tutti.strategies.base import Pace
+from tutti.strategies.placement import place
+from tutti.training.evaluation import Objective, evaluate
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS, better_of
+from tutti.training.stopping import Ending, StopRule
+
+OBJECTIVE = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, and until when."""
+
+    strategy: Strategy
+    epochs: int = 6
+    lr: float = 0.1
+    stop: str | None = None
+    restores_best: bool = False
+    validate: str = "pause"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a rank has in the end; `found` is what it finds of the validation part then."""
+
+    history: list[EpochRecord]
+    weights: dict[str, Tensor]
+    found: Evaluation
+    why: str | None
+    final: Evaluation | None
+    restored: EpochRecord | None
+    written: dict[str, Tensor]
+    seen: list[int]
+
+
+def train(comm: Communicator, run: Run) -> Ended:
+    from tests.trainers import trainer_of
+
+    torch.manual_seed(0)
+    module, own = normed(), run.strategy.pace is not Pace.TOGETHER
+    training, validation = clouds(96)
+    optimizer = SGD(module.parameters(), lr=run.lr)
+    replica: Replica = place(module, comm, run.strategy.home)
+    seen: list[int] = []
+    written: dict[str, Tensor] = {}
+
+    def state() -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in module.state_dict().items()}
+
+    rule = None if run.stop is None else StopRule.parse(run.stop)
+    trainer = trainer_of(
+        comm=comm,
+        replica=replica,
+        worker=run.strategy.worker(replica, comm, optimizer, Clip()),
+        optimizer=optimizer,
+        batches=Batches(training, 12, comm.rank, comm.size, run.strategy.passes, seed=7, own=own),
+        loss=OBJECTIVE.loss,
+        metrics=OBJECTIVE.metrics,
+        epochs=run.epochs,
+        seconds_per_sample=SPEEDS[comm.rank],
+        validation=validation,
+        validate=run.validate,
+        ending=Ending(rule, better_of(OBJECTIVE.metrics), restores_best=run.restores_best),
+        on_epoch=lambda record: seen.append(record.epoch),
+        checkpoint=lambda: written.update(state()),
+    )
+    history = trainer.fit()
+    found = evaluate(module, validation, comm, OBJECTIVE).total(comm)
+    comm.barrier()
+    return Ended(history, state(), found, trainer.ended, trainer.final, trainer.restored, written, seen)
+
+
+def outcome(run: Run) -> Ended:
+    """What all ranks have in the end, the same."""
+    found = world(run.strategy).run(partial(train, run=run))
+    for one in found:
+        assert same(one.weights, found[0].weights)
+        assert [record.validation for record in one.history] == [r.validation for r in found[0].history]
+        assert one.why == found[0].why
+        assert one.final == one.found == found[0].found
+    return found[0]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def losses(history: list[EpochRecord]) -> list[float]:
+    return [record.validation.loss for record in history if record.validation is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_its_rule_ends_is_the_run_of_so_many_epochs(name: str) -> None:
+    run = Run(brisk(STRATEGIES[name]))
+    ended = outcome(replace(run, stop="after 3 epochs training loss < 1000"))
+    short = outcome(replace(run, epochs=3))
+    assert ended.why is not None
+    assert short.why is None
+    assert len(ended.history) == 3
+    # After the last epoch some workers have something to exchange yet.
+    assert losses(ended.history)[:2] == losses(short.history)[:2]
+    assert same(ended.written, ended.weights)
+    assert ended.seen == [1, 2, 3]
+    if name == "easgd":
+        return  # Its workers bring that to the centre in the order in which they come, which is another one.
+    assert ended.final == short.final
+    assert same(ended.weights, short.weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_can_end_with_the_weights_of_its_best_epoch(name: str) -> None:
+    run = Run(brisk(STRATEGIES[name]), lr=2.0, restores_best=True)
+    ended, plain = outcome(run), outcome(replace(run, restores_best=False))
+    best = min(range(6), key=lambda number: losses(plain.history)[number])
+    assert losses(ended.history) == losses(plain.history)
+    assert ended.restored is not None
+    assert ended.restored.epoch == best + 1
+    assert ended.found == ended.history[best].validation
+    assert same(ended.written, ended.weights)
+    assert plain.restored is None
+    assert plain.final == plain.history[-1].validation
+
+
+@pytest.mark.usefixtures("forked", "no_process_is_left")
+@pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
+@pytest.mark.parametrize("restores_best", [False, True])
+def test_results_may_come_late(validate: str, restores_best: bool) -> None:
+    run = Run(brisk(STRATEGIES["local"]), epochs=30, lr=2.0, restores_best=restores_best, validate=validate)
+    run = replace(run, stop="validation loss not better for 3 epochs")
+    ended = outcome(run)
+    count, figures = len(ended.history), losses(ended.history)
+    plain = outcome(replace(run, stop=None, restores_best=False, epochs=count, validate="pause"))
+    if validate != "background":  # whose results may come after the last epoch
+        assert ended.why is not None
+        assert count < 30
+    assert len(figures) == count
+    assert figures == pytest.approx(losses(plain.history), rel=1e-6)
+    assert ended.seen == list(range(1, count + 1))
+    if validate == "pause":
+        assert min(figures) == figures[-4]
+    if not restores_best:
+        assert same(ended.weights, plain.weights)
+    else:
+        assert ended.restored is not None
+        assert ended.restored.epoch == 1 + figures.index(min(figures))
+        assert ended.found.loss == pytest.approx(min(figures), rel=1e-6)
+
+
+def test_the_last_epoch_is_not_an_early_end() -> None:
+    ended = outcome(Run(STRATEGIES["sync"](), epochs=2, stop="after 2 epochs training loss < 1000"))
+    assert ended.why is None
+    assert len(ended.history) == 2
+
+
+def test_the_accuracy_may_decide_which_epoch_is_the_best() -> None:
+    run = Run(STRATEGIES["sync"](), lr=2.0, restores_best=True, stop="validation accuracy > 100%")
+    ended = outcome(run)
+    reached = [record.validation.metrics["accuracy"] for record in ended.history if record.validation]
+    assert ended.restored is not None
+    assert ended.restored.epoch == 1 + reached.index(max(reached))
