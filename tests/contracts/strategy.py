@@ -579,8 +579,6 @@ NAMES: Final = tuple(STRATEGIES)
 REPEATABLE: Final = tuple(
     name
     for name, strategy in STRATEGIES.items()
-    if strategy.pace is not Pace.FREE
-    and not needs_centre(brisk(strategy))
-    and name not in ("solo", "easgd_sync")
+    if strategy.pace is not Pace.FREE and not needs_centre(brisk(strategy)) and name != "solo"
 )
 """Those whose runs on processes are equal to the bit: nothing depends on who comes first."""

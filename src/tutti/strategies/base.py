@@ -163,6 +163,7 @@ class Worker(ABC):
         """What begins anew when another number of ranks goes on from this worker's state, in words."""
         return ()
 
+    @abstractmethod
     def state(self) -> State:
         """Return all that this worker must know to go on, but for what the replica holds after `settle`.
 
@@ -170,14 +171,13 @@ class Worker(ABC):
         those weights and of an optimizer with the state in `joint` or `alone`, goes on by `load_state` just
         as this one does.
         """
-        raise NotImplementedError(f"strategy worker {type(self).__name__} has no state() yet")
 
+    @abstractmethod
     def load_state(self, saved: Saved) -> None:
         """Go on from the state of an earlier worker (collective); called once, before the first step.
 
         What `saved.own` would have begins anew where that is None.
         """
-        raise NotImplementedError(f"strategy worker {type(self).__name__} has no load_state() yet")
 
     @abstractmethod
     def finish(self) -> None:
