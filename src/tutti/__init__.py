@@ -35,7 +35,16 @@ if TYPE_CHECKING:
         UnknownName,
         UserError,
     )
-    from tutti.own_loop.distribute import distribute, finish, init, mean, settled, shard, total
+    from tutti.own_loop.distribute import (
+        checkpoints,
+        distribute,
+        finish,
+        init,
+        mean,
+        settled,
+        shard,
+        total,
+    )
     from tutti.records.run import EpochRecord, Evaluation, Summary
     from tutti.run.api import Result, train
     from tutti.run.config import TrainConfig
@@ -94,6 +103,7 @@ __all__ = [
     "UserError",
     "Worker",
     "__version__",
+    "checkpoints",
     "distribute",
     "finish",
     "init",

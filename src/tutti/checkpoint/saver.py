@@ -182,6 +182,12 @@ class Saver:
         self.wait()
         self.close()
 
+    def end(self) -> None:
+        """Wait for what this host writes of the last checkpoint, and end."""
+        if self._writer is not None:
+            self._note(self._writer.poll(None))
+        self.close()
+
     def close(self) -> None:
         """End, whatever is being written."""
         if self._writer is not None:

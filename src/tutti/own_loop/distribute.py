@@ -1,11 +1,13 @@
-"""`init`, `distribute`, `shard`, `mean`, `total`, `settled` and `finish`: for a loop of the user's own."""
+"""The functions for a loop of the user's own: `init`, `distribute`, `shard` and the others."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,8 +19,10 @@ from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
 from tutti.launch.world import join
+from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import ModuleHook, Number, OpenIteration, OwnLoop, SampleCounts, Stepper, like
 from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.places import IterationStart, behind, generators_of
 from tutti.own_loop.shard import compared, from_loader, own_part, whole_batches
 from tutti.own_loop.steppers import JointStepper, WorkerStepper
 from tutti.parameter_server.base import Centre
@@ -129,8 +133,9 @@ def _apart(
     worker = strategy.worker(replica, comm, optimizer, clip)
     for parameter, gradient in own:
         parameter.grad = gradient
-    _watch_loading(model, worker.adopt)
-    return WorkerStepper(replica, optimizer, strategy, sums, loop, worker)
+    stepper = WorkerStepper(replica, optimizer, strategy, sums, loop, clip, worker)
+    _watch_loading(model, lambda: stepper.worker.adopt())
+    return stepper
 
 
 def _joint(
@@ -145,6 +150,7 @@ def _joint(
     known = [one for one in loop.steppers if isinstance(one, JointStepper) and one.replica.module is model]
     if known:
         replica, copies, gradients = known[0].replica, known[0].copies, known[0].gradients
+        joint = known[0].joint
     else:
         _refuse_known(model, loop)
         if comm.size > 1:
@@ -171,7 +177,7 @@ def _joint(
             f"SparseAdam takes sparse gradients only, and strategy '{strategy.name}' with the options "
             f"{strategy.options()} makes them dense; give Sync() without options, or another optimizer"
         )
-    return JointStepper(replica, optimizer, strategy, sums, loop, clip, copies, gradients)
+    return JointStepper(replica, optimizer, strategy, sums, loop, clip, copies, gradients, joint)
 
 
 def _watch_loading(model: nn.Module, adopt: Callable[[], None]) -> None:
@@ -236,6 +242,33 @@ def finish(model: nn.Module) -> None:
         stepper.finish()
     with _current().exchange.meetings.explaining(Purpose.FINISH):
         average_buffers(steppers[0].replica, init())
+
+
+def checkpoints(folder: str | Path, keep: int = 3, **objects: Any) -> Checkpoints:
+    """Keep checkpoints of this loop in a folder (collective): `run.save(step)` and `run.restore()`.
+
+    A checkpoint has all models and optimizers that `distribute` was given before, random numbers, and how far
+    loops over `shard` have come.
+
+    Args:
+        folder: where; one for each loop.
+        keep: how many of the last ones are kept.
+        **objects: what else has a state: schedulers, a GradScaler, averaged models, anything with
+            `state_dict()` and `load_state_dict()`; and generators of random numbers (`torch.Generator`).
+
+    Raises:
+        BadOption: `distribute` was not called before, or an object cannot be kept.
+        BadRunFolder: the folder cannot be written.
+    """
+    loop = _current()
+    if not loop.steppers:
+        raise BadOption("tutti.checkpoints() saves what distribute() was given; call that before")
+    if not isinstance(keep, int) or keep < 1:
+        raise BadOption(f"keep is {keep!r}; give a whole number from 1")
+    check_objects(loop, objects)
+    loop.exchange.meetings.come(Purpose.KEEP)
+    with loop.exchange.meetings.explaining(Purpose.KEEP):
+        return Checkpoints(loop, Path(folder).absolute(), keep, objects)
 
 
 def mean(value: Number, samples: int | None = None) -> Number:
@@ -332,18 +365,28 @@ class shard:
             and self.batches.batch_sampler is not None
             and not isinstance(self.batches.dataset, IterableDataset)
         )
-        own = from_loader(cast("DataLoader[Any]", self.batches), loop) if loads else None
+        resumed, mine = None, OpenIteration(replace(loop.counts))
+        if loop.keeps_places and torch.is_grad_enabled():
+            resumed = loop.resumed.pop(0) if loop.resumed else None
+            mine.start = resumed.start if resumed else IterationStart.of(self.batches)
+            _warn_of_unkept_generators(self.batches, loop)
+        if resumed is not None:
+            mine.first, mine.dealt, mine.stepped = resumed.first, resumed.own, resumed.own
+            mine.check = resumed.check
+            resumed.begin(self.batches)
+        own = from_loader(cast("DataLoader[Any]", self.batches), loop, resumed) if loads else None
+        all_batches = own or behind(compared(self.batches, loop), resumed)
         if loop.pace is Pace.TOGETHER:
-            dealt = own or (own_part(batch, loop) for batch in compared(self.batches, loop))
+            dealt = own or (own_part(batch, loop) for batch in all_batches)
         else:
-            dealt = own or whole_batches(compared(self.batches, loop), loop)
+            dealt = own or whole_batches(all_batches, loop, resumed.own if resumed else 0)
         loop.exchange.meetings.iterations += torch.is_grad_enabled()
-        mine = OpenIteration(replace(loop.counts))
         loop.open.append(mine)
         try:
             for batch in dealt:
                 mine.counts, mine.trained = loop.last, torch.is_grad_enabled()
                 mine.samples += loop.last.own
+                mine.dealt += 1
                 yield batch
         finally:
             loop.close(mine)
@@ -351,6 +394,16 @@ class shard:
     def __len__(self) -> int:
         loop, batches = _current(), len(cast("Sized", self.batches))
         return batches if loop.pace is Pace.TOGETHER else len(range(loop.comm.rank, batches, loop.comm.size))
+
+
+def _warn_of_unkept_generators(batches: object, loop: OwnLoop) -> None:
+    if any(all(one is not kept for kept in loop.generators) for one in generators_of(batches)):
+        warnings.warn(
+            "the loader draws from a torch.Generator that checkpoints do not have: unless it is seeded for "
+            "each epoch, give it to tutti.checkpoints(..., generator=generator), or a restored loop shuffles "
+            "its next epochs otherwise",
+            stacklevel=3,
+        )
 
 
 def _current() -> OwnLoop:

@@ -15,7 +15,7 @@ weights, so which parts there are may change from step to step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -29,8 +29,10 @@ from tutti.comm.base import Communicator
 from tutti.optim.kernels import KERNELS, Kernel
 from tutti.optim.runs import COUNTERS, is_elementwise, is_fused, is_plain
 from tutti.optim.sparse import sparse_tables
+from tutti.optim.state import add_whole
 from tutti.optim.whole_state import State, WholeState
 from tutti.replica import ALIGNMENT, Replica, stretch_like, view_like
+from tutti.state import Held
 
 MOST_PLANS: Final = 16
 """How many divisions are kept: one for each set of parameters that has had gradients in a step."""
@@ -421,10 +423,21 @@ class DividedOptimizer:
                 length = len(self._parameters) if name in COUNTERS else len(self._flats[flat].weights)
                 vectors[flat] = self._node.shared(length, dtype=dtype)
 
-    @torch.no_grad()
-    def _make_whole(self) -> dict[Any, State]:
-        """The state of all parameters, as torch has it."""
-        whole: dict[Any, State] = {}
+    def held(self, names: Mapping[nn.Parameter, str]) -> Held:
+        """Return the state of some parameters, where it lies.
+
+        Args:
+            names: of these.
+        """
+        held = Held()
+        for parameter, state in self._live_state().items():
+            if parameter in names:
+                add_whole(held, names[parameter], state)
+        return held
+
+    def _live_state(self) -> dict[nn.Parameter, State]:
+        """The state of all parameters, as torch has it, where it lies."""
+        whole: dict[nn.Parameter, State] = {}
         for number, parameter in enumerate(self._parameters):
             flat, span = self._places[number]
             for name in self._has:
@@ -432,5 +445,13 @@ class DividedOptimizer:
                     continue
                 vector = self._vectors[name][flat]
                 value = vector[number] if name in COUNTERS else view_like(vector[span], self._weights[number])
-                whole.setdefault(parameter, {})[name] = value.clone()
+                whole.setdefault(parameter, {})[name] = value
         return whole
+
+    @torch.no_grad()
+    def _make_whole(self) -> dict[Any, State]:
+        """A copy of the state of all parameters."""
+        return {
+            parameter: {name: value.clone() for name, value in state.items()}
+            for parameter, state in self._live_state().items()
+        }

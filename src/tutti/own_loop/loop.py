@@ -22,7 +22,9 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Looked
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.places import IterationStart, ResumedIteration
 from tutti.replica import Replica
+from tutti.state import Saved, State, Values
 from tutti.strategies.base import Pace, Strategy
 
 Number = TypeVar("Number", float, Tensor)
@@ -33,10 +35,15 @@ Closure = Callable[[], Tensor]
 
 @dataclass(eq=False)
 class SampleCounts:
-    """The samples of a batch: this rank's own, and those of all ranks."""
+    """The samples of a batch: this rank's own, and those of all ranks.
+
+    Attributes:
+        check: a checksum of the indices of all samples of the iteration up to it; 0: they have no indices.
+    """
 
     own: int
     all: int
+    check: int = 0
 
 
 @dataclass(eq=False)
@@ -48,12 +55,27 @@ class OpenIteration:
         counts: those of its batch.
         samples: how many this rank got of all its batches together.
         trained: whether its batch was dealt with gradients enabled.
+        start: what it began with; None: nobody wants to know.
+        first: how many batches of all ranks were left out at its beginning, as they were trained on earlier.
+        dealt: how many batches this rank was dealt behind these.
+        stepped: how many it had been dealt when an optimizer was stepped last.
+        check: of the batches up to that.
     """
 
     before: SampleCounts
     counts: SampleCounts | None = None
     samples: int = 0
     trained: bool = False
+    start: IterationStart | None = None
+    first: int = 0
+    dealt: int = 0
+    stepped: int = 0
+    check: int = 0
+
+    def note_step(self) -> None:
+        """Take the batches that were dealt until now for trained."""
+        if self.stepped != self.dealt and self.counts is not None:
+            self.stepped, self.check = self.dealt, self.counts.check
 
 
 @dataclass
@@ -72,6 +94,11 @@ class OwnLoop:
         loaders: of the parts of a loader whose workers are to live on.
         looked: data sets whose samples were compared between the ranks.
         exchange: of the models' gradients.
+        keeps_places: whether somebody may ask how far an iteration has come.
+        resumed: the places where the next iterations go on, to train.
+        generators: those whose states checkpoints have.
+        passed: whether a backward pass has come since the last step, that the exchange does not see; noticed
+            only where checkpoints are taken.
     """
 
     comm: Communicator
@@ -80,6 +107,10 @@ class OwnLoop:
     last: SampleCounts = field(init=False)
     samples: int = 1
     open: list[OpenIteration] = field(default_factory=list)
+    keeps_places: bool = False
+    resumed: list[ResumedIteration] = field(default_factory=list)
+    generators: list[torch.Generator] = field(default_factory=list)
+    passed: bool = False
 
     def __post_init__(self) -> None:
         self.last = self.counts
@@ -95,6 +126,12 @@ class OwnLoop:
     def pace(self) -> Pace:
         """The relation of the workers' steps to each other."""
         return self.steppers[0].strategy.pace if self.steppers else Pace.TOGETHER
+
+    def note_step(self) -> None:
+        """Take the batches that are there for trained, as an optimizer has been stepped."""
+        self.passed = False
+        for one in self.open:
+            one.note_step()
 
     def begin_batch(self, counts: SampleCounts) -> None:
         """Note the counts of the batch that is dealt now."""
@@ -284,7 +321,9 @@ class Stepper(ABC):
         native = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
-            return self.step(native, closure)
+            found = self.step(native, closure)
+            self.loop.note_step()
+            return found
 
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
 
@@ -296,7 +335,7 @@ class Stepper(ABC):
         """Take part in a step for which the other ranks have a batch, and this one has none."""
         return
 
-    def settle(self) -> None:
+    def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
         """Give the replica the weights to be evaluated (collective)."""
         return
 
@@ -307,6 +346,25 @@ class Stepper(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Give the replica the final weights, after the last step (collective)."""
+
+    @property
+    def gathered(self) -> int:
+        """How many passes have been gathered for a step that is still to come."""
+        return self._calls
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return all that the steps must know to go on, but for the model; between `settle` and `resume`."""
+
+    @abstractmethod
+    def load_state(self, saved: Saved, options: list[Values], same: bool) -> None:
+        """Go on from the state of earlier steps (collective); the model has its weights.
+
+        Args:
+            saved: the state.
+            options: of the optimizer's param groups.
+            same: it is of the same strategy.
+        """
 
     def _gather(self, own: int, whole: int) -> None:
         """Keep this pass' gradient, weighted by its samples; after the last pass, step by all of them."""

@@ -51,6 +51,9 @@ class Purpose(IntEnum):
     DISTRIBUTE = 7, "tutti.distribute()"  # a model and an optimizer are distributed
     SETTLE = 8, "tutti.settled()"  # a model gets the weights to be evaluated
     FINISH = 9, "tutti.finish()"  # a model gets its final weights
+    KEEP = 10, "tutti.checkpoints()"  # a folder for checkpoints is opened
+    SAVE = 11, "save()"  # what all ranks know is copied for a checkpoint
+    RESTORE = 12, "restore()"  # all ranks go on from one
 
 
 UPDATING: Final = (Purpose.REDUCE, Purpose.AGREE, Purpose.STEP)

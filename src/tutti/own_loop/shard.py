@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, cast
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
 from tutti.own_loop.loop import OwnLoop, SampleCounts, tensors_in
 from tutti.own_loop.meetings import DETAILS, Purpose
+from tutti.own_loop.places import ResumedIteration
 from tutti.strategies.base import Pace
 
 Values = Tensor | list[Any] | tuple[Any, ...]
@@ -55,11 +57,11 @@ class ShardSampler:
     def __init__(self, batches: Iterable[list[Any]], dataset: object, loop: OwnLoop) -> None:
         self.batches, self.dataset, self.loop = batches, dataset, loop
         self.counts: list[SampleCounts] = []
-        self.seen = 0
-        self._fingerprint = Fingerprint()
+        self.seen, self.resumed = 0, cast("ResumedIteration | None", None)
+        self._fingerprint, self._check = Fingerprint(), 0
 
     def __iter__(self) -> Iterator[list[Any]]:
-        self.counts, self.seen = [], 0
+        self.counts, self.seen, self._check = [], 0, 0
         if self.loop.comm.size > 1:
             self._fingerprint = of_dataset(self.dataset, self.loop.looked)
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
@@ -67,6 +69,7 @@ class ShardSampler:
 
     def _own(self, source: Iterator[list[Any]]) -> Iterator[list[Any]]:
         comm, together = self.loop.comm, self.loop.pace is Pace.TOGETHER
+        left_out, source = self._leave_out(source)
         while True:
             ahead = self._ahead()
             drawn = [list(batch) for batch in islice(source, ahead)]
@@ -77,13 +80,33 @@ class ShardSampler:
             for batch in shared:
                 mine = self.seen % comm.size == comm.rank
                 self.seen += 1
+                self._note(batch)
                 if together or mine:
+                    if left_out:
+                        left_out -= 1
+                        continue
                     own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
-                    self.counts.append(SampleCounts(len(own), len(batch)))
+                    self.counts.append(SampleCounts(len(own), len(batch), self._check))
                     yield own or batch[:1]
             # There are no more; to find out once more would be to wait for ranks that have one to train on.
             if ahead is None or len(shared) < ahead:
                 return
+
+    def _leave_out(self, source: Iterator[list[Any]]) -> tuple[int, Iterator[list[Any]]]:
+        """Leave out what was trained on earlier; returns how many of its own this rank leaves out yet."""
+        resumed, self.resumed = self.resumed, None
+        if resumed is None:
+            return 0, source
+        left_out, source = resumed.leave_out(source)
+        for batch in left_out:
+            self._note(list(batch))
+        if self.loop.comm.rank == 0:  # whose samples are dealt
+            resumed.refuse_others(self._check)
+        return resumed.own, source
+
+    def _note(self, batch: list[Any]) -> None:
+        if self.loop.keeps_places:
+            self._check = crc32(repr(batch).encode(), self._check) or 1
 
     def _ahead(self) -> int | None:
         """The number of batches to draw at a time; None: all, so that no rank waits for rank 0."""
@@ -100,15 +123,22 @@ def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
     return not (isinstance(batches.sampler, RandomSampler) and batches.sampler.replacement)
 
 
-def from_loader(loader: DataLoader[Any], loop: OwnLoop) -> Iterator[Any]:
-    """The rank's own part of a loader's batches; it reads no other samples."""
+def from_loader(loader: DataLoader[Any], loop: OwnLoop, resumed: ResumedIteration | None) -> Iterator[Any]:
+    """The rank's own part of a loader's batches; it reads no other samples.
+
+    Args:
+        loader: the user's.
+        loop: the ranks.
+        resumed: where to go on; None: at the beginning.
+    """
     own = loop.loaders.get(loader)
     if own is None:
         own = _own_loader(loader, loop)
     if loader.persistent_workers:
         loop.loaders[loader] = own
     sampler = cast("ShardSampler", own.batch_sampler)
-    before = [stepper.steps for stepper in loop.steppers]
+    sampler.resumed = resumed
+    before = [stepper.steps - (resumed.own if resumed else 0) for stepper in loop.steppers]
     for batch in own:
         yield _dealt(batch, sampler.counts.pop(0), loop)
     if loop.pace is not Pace.TOGETHER:
@@ -172,11 +202,11 @@ def compared(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
     yield from source
 
 
-def whole_batches(batches: Iterable[Any], loop: OwnLoop) -> Iterator[Any]:
-    """Whole batches, dealt to the ranks in turn."""
-    seen, before = 0, [stepper.steps for stepper in loop.steppers]
+def whole_batches(batches: Iterable[Any], loop: OwnLoop, left_out: int) -> Iterator[Any]:
+    """Whole batches, dealt to the ranks in turn, but for the first ones of this rank's that are left out."""
+    seen, before = 0, [stepper.steps - left_out for stepper in loop.steppers]
     for batch in batches:
-        if seen % loop.comm.size == loop.comm.rank:
+        if seen % loop.comm.size == loop.comm.rank and seen >= left_out * loop.comm.size:
             length = _length(batch)
             yield _dealt(batch, SampleCounts(length, length), loop)
         seen += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,14 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, CallsDiffer, PeerLost
+from tutti.optim.state import held_by, load
 from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.own_loop.loop import Closure, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.run.arguments import as_arguments
+from tutti.state import Saved, State, Values
 from tutti.strategies.base import Clip, Pace, Worker
+from tutti.strategies.joint_gradients import JointGradients, node_sizes
 
 
 @dataclass(eq=False)
@@ -30,11 +34,13 @@ class JointStepper(Stepper):
         clip: limits of the gradient.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
         gradients: a vector of gradients for each of them, for the optimizer.
+        joint: makes the gradients those of all ranks.
     """
 
     clip: Clip
     copies: list[list[Tensor]]
     gradients: list[Tensor]
+    joint: JointGradients
 
     def __post_init__(self) -> None:
         self._native: Callable[..., Any] = self.optimizer.step
@@ -85,8 +91,24 @@ class JointStepper(Stepper):
         return found if closure is None else loss
 
     @override
-    def settle(self) -> None:
-        self.loop.exchange.meetings.come(Purpose.SETTLE)
+    def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
+        self.loop.exchange.meetings.come(purpose)
+
+    @override
+    def state(self) -> State:
+        comm, names = self.loop.comm, names_in(self.replica.module)
+        mine = {parameter: names[parameter] for parameter in own_parameters(names, comm.rank, comm.size)}
+        held = self._divided.held(mine) if self._fits and not self._divided.changed() else None
+        if held is None:  # state that belongs to no parameter is the same on all ranks
+            held = held_by(self.optimizer, mine)
+        return State(held, own={"reductions": self.joint.state(), "node_sizes": node_sizes(comm)})
+
+    @override
+    def load_state(self, saved: Saved, options: list[Values], same: bool) -> None:
+        _load_optimizer(self, saved, options)
+        self.joint.forget()
+        if same and saved.own is not None and saved.own["node_sizes"] == node_sizes(self.loop.comm):
+            self.joint.load_state(saved.own["reductions"])
 
     @override
     def finish(self) -> None:
@@ -151,8 +173,13 @@ class WorkerStepper(Stepper):
     """The steps of a strategy's worker, by this rank's own gradients.
 
     Between the steps the parameters' gradients are the user's: added up, zeroed and looked at as in torch.
+
+    Attributes:
+        clip: limits of the gradient.
+        worker: this rank's.
     """
 
+    clip: Clip
     worker: Worker
 
     def __post_init__(self) -> None:
@@ -193,11 +220,23 @@ class WorkerStepper(Stepper):
             self._advance(0, 0)
 
     @override
-    def settle(self) -> None:
-        self._meet(Purpose.SETTLE)
-        with self.loop.exchange.meetings.explaining(Purpose.SETTLE):
+    def settle(self, purpose: Purpose = Purpose.SETTLE) -> None:
+        self._meet(purpose)
+        with self.loop.exchange.meetings.explaining(purpose):
             self._compare_steps()
             self.worker.settle()
+
+    @override
+    def state(self) -> State:
+        return self.worker.state()
+
+    @override
+    def load_state(self, saved: Saved, options: list[Values], same: bool) -> None:
+        _load_optimizer(self, saved, options)
+        with as_arguments(self.strategy):
+            self.worker = self.strategy.worker(self.replica, self.loop.comm, self.optimizer, self.clip)
+        if same:
+            self.worker.load_state(saved)
 
     @override
     def resume(self) -> None:
@@ -266,6 +305,27 @@ class WorkerStepper(Stepper):
                 f"with strategy '{self.strategy.name}' all ranks make their steps at the same time, but by "
                 f"rank they have made {made}; call optimizer.step() for every batch, on every rank"
             )
+
+
+def names_in(module: nn.Module) -> dict[nn.Parameter, str]:
+    """Return the names of a model's parameters."""
+    return {parameter: name for name, parameter in module.named_parameters()}
+
+
+def own_parameters(parameters: Iterable[nn.Parameter], rank: int, ranks: int) -> Iterator[nn.Parameter]:
+    """Yield those of a model's parameters that a rank saves for all: about as many bytes as every other."""
+    known = list(parameters)
+    size, at = sum(parameter.nbytes for parameter in known), 0
+    for parameter in known:
+        if at * ranks // max(1, size) == rank:
+            yield parameter
+        at += parameter.nbytes
+
+
+def _load_optimizer(stepper: Stepper, saved: Saved, options: list[Values]) -> None:
+    """Give the user's optimizer the state of an earlier one, in place of its own."""
+    stepper.optimizer.state = defaultdict(dict)
+    load(stepper.optimizer, names_in(stepper.replica.module), saved, options, copy=True)
 
 
 def _refuse_strangers(optimizer: Optimizer, knows: Callable[[nn.Parameter], bool], why: str) -> None:

@@ -30,6 +30,7 @@ from tutti.errors import BadModel
 from tutti.optim.sharded import equal_slices
 from tutti.optim.sparse import sparse_tables
 from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
+from tutti.state import Values
 
 MakeReduction = Callable[[Communicator, GradientLayout], GradientReduction]
 """Makes a reduction of vectors of a layout over the ranks of a communicator."""
@@ -109,6 +110,14 @@ class JointGradients(ABC):
 
     def forget(self) -> None:
         """Drop what is remembered of earlier gradients, as the weights of that time have been replaced."""
+        return
+
+    def state(self) -> list[Values]:
+        """Return what is remembered of earlier gradients."""
+        return []
+
+    def load_state(self, values: list[Values]) -> None:
+        """Go on with what `state` has returned."""
         return
 
     @abstractmethod
@@ -273,6 +282,15 @@ class ReducedGradients(JointGradients):
     def forget(self) -> None:
         for reduction in self._reductions:
             reduction.forget()
+
+    @override
+    def state(self) -> list[Values]:
+        return [reduction.state() for reduction in self._reductions]
+
+    @override
+    def load_state(self, values: list[Values]) -> None:
+        for reduction, one in zip(self._reductions, values, strict=True):
+            reduction.load_state(one)
 
     @override
     def unseen(self) -> list[int]:

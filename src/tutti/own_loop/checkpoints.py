@@ -1,0 +1,437 @@
+"""Checkpoints of a loop of the user's own: all that its ranks must know to go on with the next batch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+from zlib import crc32
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from tutti.checkpoint.reading import Checkpoint, newest
+from tutti.checkpoint.saver import Saver, warn_on_stderr
+from tutti.errors import BadCheckpoint, BadOption, TuttiError
+from tutti.optim.state import options_of
+from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
+from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.places import IterationStart, RankPlace, ResumedIteration
+from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
+from tutti.own_loop.values import as_values, from_values, load_state_of, state_of
+from tutti.state import Held, Named, Saved, State, Values, find, name_of, whole_piece
+from tutti.strategies.base import Pace
+from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
+from tutti.training.random_state import load_random_state, random_state
+
+WEIGHTS: Final = "weights"
+"""The first word of the names of a model's weights."""
+
+MOST_NAMED: Final = 3
+"""How many tensors a message names."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank tells the others before a checkpoint.
+
+    Attributes:
+        refusal: why nothing can be saved now; None: it can.
+        step: how many steps were done, as the program counts.
+        places: in the iterations that are under way, the innermost last.
+        random: a checksum of each kind of random numbers.
+    """
+
+    refusal: str | None
+    step: int
+    places: list[RankPlace]
+    random: dict[str, int]
+
+
+class Checkpoints:
+    """The checkpoints of a loop; all ranks call its methods together. Made by `tutti.checkpoints`.
+
+    Attributes:
+        values: what `save` was given beside the step, in the checkpoint that `restore` has restored.
+
+    Args:
+        loop: the ranks, their models and optimizers.
+        folder: of the checkpoints.
+        keep: how many of the last ones are kept.
+        objects: what else has a state, by name.
+    """
+
+    def __init__(self, loop: OwnLoop, folder: Path, keep: int, objects: Mapping[str, Any]) -> None:
+        self._loop, self._folder, self._objects = loop, folder, objects
+        self._steppers = list(loop.steppers)
+        self._saver, self._process = Saver(loop.comm, folder, keep), os.getpid()
+        self.values: dict[str, Any] = {}
+        loop.keeps_places = True
+        loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
+        for parameter in {
+            p: None for one in self._first_of_models() for p in one.replica.module.parameters()
+        }:
+            # Of others the exchange of gradients knows it.
+            if parameter.requires_grad and not loop.exchange.knows(parameter):
+                cast("Any", parameter).register_post_accumulate_grad_hook(self._note_pass)
+        atexit.register(self._end)
+
+    def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:
+        """Take a checkpoint between two steps (collective). It is written while the loop goes on.
+
+        Args:
+            step: how many steps were made.
+            wait: until it is on the disk.
+            score: how good the model is, the higher the better: the best checkpoint is kept beside the last.
+            **values: what else the program must know to go on, such as `epoch=3`: None, numbers, texts,
+                tensors, and lists and dictionaries of them. Rank 0's are kept.
+
+        Returns:
+            The same on all ranks; False: it was left out, as the one before is still being written.
+
+        Raises:
+            BadOption: there are gradients that no step has used yet; or `step` or a value cannot be saved.
+        """
+        loop, comm = self._loop, self._loop.comm
+        for stepper in loop.steppers:
+            stepper.settle(Purpose.SAVE)
+        try:
+            loop.exchange.meetings.come(Purpose.SAVE)
+            with loop.exchange.meetings.explaining(Purpose.SAVE):
+                reports = cast("list[RankReport]", comm.all_gather_objects(self._report(step)))
+                _refuse(reports, loop.pace)
+                return self._saver.save(step, self._state(values, reports), {"step": step}, score, wait)
+        finally:
+            for stepper in loop.steppers:
+                stepper.resume()
+
+    def restore(self) -> int:
+        """Go on from the newest checkpoint that is whole, if there is one (collective).
+
+        Weights, buffers, optimizers, all given objects and random numbers get their state, and the loops over
+        `tutti.shard` that were under way go on with the batch behind the last one that was trained. Call it
+        before these loops.
+
+        Returns:
+            Its step; 0: there is none.
+
+        Raises:
+            BadCheckpoint: it is of another model or program, or a newer version of tutti has written it.
+            BadOption: it is called inside of a loop over `tutti.shard`.
+        """
+        loop, comm = self._loop, self._loop.comm
+        if any(one.trained for one in loop.open):
+            raise BadOption(
+                "restore() is called inside of a loop over tutti.shard(), which cannot be taken back; call "
+                "it before the loop"
+            )
+        loop.exchange.meetings.come(Purpose.RESTORE)
+        with loop.exchange.meetings.explaining(Purpose.RESTORE):
+            found = comm.broadcast_object(self._find() if comm.rank == 0 else None)
+            if isinstance(found, TuttiError):
+                raise found
+            if found is None:
+                return 0
+            checkpoint = cast("Checkpoint", found)
+            return self._load(checkpoint, checkpoint.saved(comm.rank, comm.size))
+
+    def _find(self) -> Checkpoint | TuttiError | None:
+        """Find the newest checkpoint; of those that are damaged a warning tells."""
+        try:
+            found = newest(self._folder)
+        except BadCheckpoint as error:
+            return error
+        for sentence in found.passed_over:
+            warn_on_stderr(sentence)
+        if found.checkpoint is None and found.passed_over:
+            return BadCheckpoint(
+                f"{self._folder} has no checkpoint that is whole; begin anew in another folder"
+            )
+        return found.checkpoint
+
+    def _note_pass(self, _: object) -> None:
+        self._loop.passed = True
+
+    def _report(self, step: int) -> RankReport:
+        """Return what the other ranks must know before a checkpoint."""
+        random = {kind: crc32(repr(_plain(state)).encode()) for kind, state in random_state().items()}
+        places = [RankPlace(one.first, one.dealt, one.stepped, one.check) for one in self._trained()]
+        return RankReport(self._refusal(step), step, places, random)
+
+    def _trained(self) -> list[OpenIteration]:
+        """Return the iterations to train that are under way."""
+        return [one for one in self._loop.open if one.trained]
+
+    def _refusal(self, step: int) -> str | None:
+        """Return why nothing can be saved now."""
+        loop = self._loop
+        if not isinstance(step, int) or step < 0:
+            return f"save() is given step {step!r}; give the number of steps that were made, from 0"
+        if self._steppers != loop.steppers:
+            return "distribute() was called after tutti.checkpoints(); call it before"
+        if any(one.start is None for one in self._trained()):
+            return "tutti.checkpoints() was called inside of a loop over tutti.shard(); call it before"
+        for stepper in loop.steppers:
+            if stepper.gathered:
+                return (
+                    f"save() is called after {stepper.gathered} of the {stepper.strategy.passes} passes of "
+                    f"an update; call it after a multiple of {stepper.strategy.passes} calls of step()"
+                )
+        if loop.passed or loop.exchange.passes:
+            if _has_gradients(loop.steppers):
+                return (
+                    "save() is called between backward() and optimizer.step(): the gradients that wait for "
+                    "the step would be lost; call it after the step"
+                )
+            for one in loop.open:  # the program has dropped them, or a GradScaler has
+                one.note_step()
+        return None
+
+    def _state(self, values: Mapping[str, Any], reports: list[RankReport]) -> State:
+        """Return all that must be known to go on from here (collective)."""
+        comm = self._loop.comm
+        alike = [k for k, check in reports[0].random.items() if all(r.random[k] == check for r in reports)]
+        iterations = [
+            {"places": [asdict(report.places[number]) for report in reports], **asdict(_started(one))}
+            for number, one in enumerate(self._trained())
+        ]
+        objects = {name: state_of(thing, name) for name, thing in self._objects.items()}
+        state = State(
+            shared={
+                "values": as_values(values, "save()'s values"),
+                "objects": objects,
+                "random": random_state(),
+                "alike": alike,
+                "iterations": iterations,
+            },
+            own={
+                "random": random_state(),
+                "generators": {
+                    name: thing.get_state()
+                    for name, thing in self._objects.items()
+                    if isinstance(thing, torch.Generator)
+                },
+                "iterations": [asdict(_started(one)) for one in self._trained()],
+            },
+        )
+        shared, own = list[Values](), list[Values]()
+        for number, stepper in enumerate(self._loop.steppers):
+            found = stepper.state()
+            shared.append({"strategy": repr(stepper.strategy), "options": _options(stepper.optimizer)})
+            own.append({"stepper": found.own})
+            shared[-1]["stepper"] = found.shared
+            if stepper in self._first_of_models():
+                module = stepper.replica.module
+                names = names_in(module)
+                found.joint.pieces += [
+                    whole_piece(name_of(WEIGHTS, names[parameter]), parameter)
+                    for parameter in own_parameters(names, comm.rank, comm.size)
+                ]
+                shared[-1]["buffers"] = mean_buffers(module, comm)
+                own[-1]["buffers"] = named_buffers(module)
+            state.joint.add(_under(number, found.joint))
+            state.alone.add(_under(number, found.alone))
+        state.shared["steppers"], state.own["steppers"] = shared, own
+        return state
+
+    def _load(self, checkpoint: Checkpoint, saved: Saved) -> int:
+        """Go on from a checkpoint (collective)."""
+        loop, shared = self._loop, saved.shared
+        if "steppers" not in shared:
+            raise BadCheckpoint(
+                f"{checkpoint.path} was written by 'tutti train'; give tutti.checkpoints() another folder"
+            )
+        self._refuse_other_program(shared)
+        parts = [_part(saved, number) for number in range(len(loop.steppers))]
+        for number, stepper in enumerate(loop.steppers):
+            if stepper in self._first_of_models():
+                _refuse_other_model(stepper.replica.module, parts[number].joint, number)
+        with torch.no_grad():
+            for stepper, part in zip(loop.steppers, parts, strict=True):
+                if stepper in self._first_of_models():
+                    module = stepper.replica.module
+                    for name, parameter in module.named_parameters():
+                        parameter.copy_(find(part.joint.tensors, name_of(WEIGHTS, name), parameter))
+                    load_buffers(module, (part.shared if part.own is None else part.own)["buffers"])
+        loop.comm.barrier()  # ranks may have their weights in one memory
+        for stepper, part in zip(loop.steppers, parts, strict=True):
+            same = part.shared["strategy"] == repr(stepper.strategy)
+            stepper.load_state(part.part("stepper"), from_values(part.shared["options"]), same)
+            if loop.comm.rank == 0 and isinstance(stepper, WorkerStepper) and not (same and part.own):
+                self._tell_anew(stepper.worker.anew if same else ("what the other strategy's workers knew",))
+        for name, thing in self._objects.items():
+            if name not in shared["objects"]:
+                continue
+            if saved.own is not None and isinstance(thing, torch.Generator):
+                thing.set_state(saved.own["generators"][name].clone())
+            else:
+                load_state_of(thing, shared["objects"][name])
+        self.values = from_values(shared["values"])
+        self._load_random(saved)
+        loop.resumed = [
+            self._resumed(one, None if saved.own is None else saved.own["iterations"][number])
+            for number, one in enumerate(shared["iterations"])
+        ]
+        loop.comm.barrier()
+        return checkpoint.step
+
+    def _tell_anew(self, what: tuple[str, ...]) -> None:
+        if what:
+            warn_on_stderr(f"{' and '.join(what)} cannot go on from this checkpoint, and begin anew")
+
+    def _refuse_other_program(self, shared: Values) -> None:
+        """Refuse a checkpoint that has what this program has not."""
+        lost = [name for name in shared["objects"] if name not in self._objects]
+        new = [name for name in self._objects if name not in shared["objects"]]
+        if lost:
+            raise BadCheckpoint(
+                f"the checkpoint has the state of {', '.join(lost)}, which tutti.checkpoints() was not "
+                "given; give it the same objects under the same names"
+            )
+        if len(shared["steppers"]) != len(self._loop.steppers):
+            raise BadCheckpoint(
+                f"the checkpoint has the state of {len(shared['steppers'])} optimizers, and distribute() was "
+                f"given {len(self._loop.steppers)}; go on with the program that wrote it"
+            )
+        if new and self._loop.comm.rank == 0:
+            warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}, which begin anew")
+
+    def _load_random(self, saved: Saved) -> None:
+        """Have random numbers go on; where that is another rank's, only those that were alike on all."""
+        if saved.own is not None:
+            load_random_state(saved.own["random"])
+        elif self._loop.comm.rank == 0:
+            load_random_state(saved.shared["random"])
+        else:
+            alike = {kind: saved.shared["random"][kind] for kind in saved.shared["alike"]}
+            load_random_state({**random_state(), **alike})
+
+    def _resumed(self, one: Values, own: Values | None) -> ResumedIteration:
+        """Return the place where an iteration goes on."""
+        start = one if own is None else own
+        places = [RankPlace(**place) for place in one["places"]]
+        comm, together = self._loop.comm, self._loop.pace is Pace.TOGETHER
+        begun = IterationStart(start["random"], [state.clone() for state in start["generators"]])
+        return ResumedIteration.of(begun, places, comm.rank, comm.size, together)
+
+    def _first_of_models(self) -> list[Stepper]:
+        """Return the first stepper of each model."""
+        first = {id(stepper.replica.module): stepper for stepper in reversed(self._loop.steppers)}
+        return list(first.values())
+
+    def _end(self) -> None:
+        """Wait for the last checkpoint as the program ends."""
+        if os.getpid() == self._process:
+            self._saver.end()
+
+
+def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
+    """Refuse what cannot be kept under a name.
+
+    Raises:
+        BadOption: it has no state, or that is kept anyway.
+    """
+    for name, thing in objects.items():
+        if any(thing is stepper.replica.module or thing is stepper.optimizer for stepper in loop.steppers):
+            raise BadOption(
+                f"'{name}' of tutti.checkpoints() was given to distribute(), and is in every checkpoint "
+                "anyway; leave it out"
+            )
+        if isinstance(thing, DataLoader):
+            raise BadOption(
+                f"'{name}' of tutti.checkpoints() is a loader; tutti.shard() goes on with it by itself: "
+                "leave it out"
+            )
+        if isinstance(thing, Optimizer):
+            raise BadOption(f"'{name}' of tutti.checkpoints() is an optimizer; give it to distribute()")
+        if not isinstance(thing, torch.Generator) and not (
+            hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+        ):
+            raise BadOption(
+                f"'{name}' of tutti.checkpoints() is a {type(thing).__name__}; give it objects with "
+                "state_dict() and load_state_dict(), or a torch.Generator, and give values to save()"
+            )
+
+
+def _refuse(reports: list[RankReport], pace: Pace) -> None:
+    """Refuse to save, on all ranks, if one of them cannot."""
+    for report in reports:
+        if report.refusal is not None:
+            raise BadOption(report.refusal)
+    steps, places = [report.step for report in reports], [len(report.places) for report in reports]
+    if pace is Pace.TOGETHER and len(set(steps)) > 1:
+        raise BadOption(f"save() is given different steps: by rank, {steps}; give all ranks the same")
+    if len(set(places)) > 1:
+        raise BadOption(
+            f"save() is called inside of different numbers of loops over tutti.shard(): by rank, {places}; "
+            "call it at the same place on all ranks"
+        )
+
+
+def _refuse_other_model(module: nn.Module, joint: Named, number: int) -> None:
+    """Refuse weights of another model, naming the first tensors that differ."""
+    own = {name_of(WEIGHTS, name): parameter for name, parameter in module.named_parameters()}
+    known = {name: tensor for name, tensor in joint.tensors.items() if name.startswith(f"{WEIGHTS}/")}
+    differ = [f"'{name}' is in the model alone" for name in own.keys() - known.keys()]
+    differ += [f"'{name}' is in the checkpoint alone" for name in known.keys() - own.keys()]
+    differ += [
+        f"'{name}' has shape {tuple(own[name].shape)}, and {tuple(known[name].shape)} in the checkpoint"
+        for name in own.keys() & known.keys()
+        if own[name].shape != known[name].shape
+    ]
+    if differ:
+        differ = [one.replace(f"'{WEIGHTS}/", "'") for one in sorted(differ)]
+        more = f", and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
+        raise BadCheckpoint(
+            f"the checkpoint is of another model than number {number} that distribute() was given: "
+            f"{'; '.join(differ[:MOST_NAMED])}{more}"
+        )
+
+
+def _has_gradients(steppers: list[Stepper]) -> bool:
+    """Return whether a step would do something: not by what a GradScaler leaves out as it is not finite."""
+    gradients = [p.grad for one in steppers for p in one.replica.module.parameters() if p.grad is not None]
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    return any(bool(one.any()) for one in values) and all(bool(one.isfinite().all()) for one in values)
+
+
+def _started(one: OpenIteration) -> IterationStart:
+    assert one.start is not None, "an iteration without one is refused"
+    return one.start
+
+
+def _options(optimizer: Optimizer) -> list[Values]:
+    return cast("list[Values]", as_values(options_of(optimizer), "the optimizer's param_groups"))
+
+
+def _plain(value: Any) -> Any:
+    """The same, with lists in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _under(number: int, held: Held) -> Held:
+    """The same under the number of an optimizer."""
+    pieces = [replace(piece, name=f"{number}/{piece.name}") for piece in held.pieces]
+    return Held(pieces, {f"{number}/{name}": value for name, value in held.numbers.items()})
+
+
+def _part(saved: Saved, number: int) -> Saved:
+    """What belongs to one optimizer, and to the model of which it is the first."""
+    own = None if saved.own is None else saved.own["steppers"][number]
+    alone = None if saved.alone is None else _named_part(saved.alone, number)
+    return Saved(_named_part(saved.joint, number), alone, saved.shared["steppers"][number], own)
+
+
+def _named_part(named: Named, number: int) -> Named:
+    prefix = f"{number}/"
+    return Named(
+        {name.removeprefix(prefix): one for name, one in named.tensors.items() if name.startswith(prefix)},
+        {name.removeprefix(prefix): one for name, one in named.numbers.items() if name.startswith(prefix)},
+    )

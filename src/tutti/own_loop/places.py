@@ -1,0 +1,156 @@
+"""How far an iteration over `shard` has come, and how a later program goes on with the batch behind that.
+
+    before    start ─ sampler draws ─ batch 1 ─ batch 2 ─ step ─ save
+    later     start ─ sampler draws ─ 1, 2 left out ───────────── batch 3 ─ ...
+
+The later iteration begins with the random numbers that the earlier one began with, so its sampler draws the
+same batches; nobody reads those that are left out. After that random numbers go on as they were saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tutti.errors import BadOption
+from tutti.state import Values
+from tutti.training.random_state import load_random_state, random_state
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class IterationStart:
+    """The random numbers that an iteration begins with.
+
+    Attributes:
+        random: the states of this process's generators.
+        generators: those of the loader's own.
+    """
+
+    random: Values
+    generators: list[Tensor]
+
+    @classmethod
+    def of(cls, batches: object) -> IterationStart:
+        """Note what an iteration over these batches would begin with now."""
+        return cls(random_state(), [one.get_state() for one in generators_of(batches)])
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """How far a rank has come in an iteration.
+
+    Attributes:
+        first: how many batches of all ranks were left out at its beginning.
+        dealt: how many this rank was dealt since.
+        stepped: how many of these it has trained on.
+        check: a checksum of the samples up to the last of those; 0: unknown.
+    """
+
+    first: int
+    dealt: int
+    stepped: int
+    check: int
+
+
+@dataclass
+class ResumedIteration:
+    """The place where an iteration goes on.
+
+    Attributes:
+        start: what it began with.
+        first: how many batches of all ranks are left out.
+        own: how many of this rank's are left out behind these.
+        drawn: how many batches had been drawn, of all ranks.
+        check: a checksum of the samples that are left out; 0: unknown.
+    """
+
+    start: IterationStart
+    first: int
+    own: int
+    drawn: int
+    check: int
+
+    @classmethod
+    def of(
+        cls, start: IterationStart, places: list[RankPlace], rank: int, ranks: int, together: bool
+    ) -> ResumedIteration:
+        """Find where a rank goes on.
+
+        Args:
+            start: what the iteration began with.
+            places: those of the ranks that have left it.
+            rank: the number of the one that goes on.
+            ranks: how many go on.
+            together: they share each batch; else batches are dealt to them in turn.
+        """
+        before, begun = len(places), places[0].first
+        stepped = [place.stepped for place in places]
+        rounds = min(stepped)
+        own = 0
+        if together:
+            first, drawn = begun + rounds, begun + places[0].dealt
+        elif ranks == before:
+            first, own = begun + before * rounds, stepped[rank] - rounds
+            drawn = begun + before * max(place.dealt for place in places)
+        else:
+            first = begun + sum(stepped)
+            drawn = begun + sum(place.dealt for place in places)
+        ends = {
+            begun + (place.stepped if together else (place.stepped - 1) * before + number + 1): place.check
+            for number, place in enumerate(places)
+            if place.stepped
+        }
+        return cls(start, first, own, drawn, ends.get(first, 0))
+
+    def begin(self, batches: object) -> None:
+        """Go back to the random numbers at the iteration's beginning, until `leave_out` has drawn batches."""
+        self._after = random_state()
+        load_random_state(self.start.random)
+        for generator, state in zip(generators_of(batches), self.start.generators, strict=False):
+            generator.set_state(state)
+
+    def leave_out(self, source: Iterator[T]) -> tuple[list[T], Iterator[T]]:
+        """Draw what was drawn before; returns the batches that are left out, and an iterator of the rest."""
+        again = list(islice(source, max(self.first, self.drawn)))
+        load_random_state(self._after)
+        return again[: self.first], chain(again[self.first :], source)
+
+    def refuse_others(self, check: int) -> None:
+        """Refuse batches that are not those that were trained on.
+
+        Args:
+            check: a checksum of the samples that are left out.
+        """
+        if self.check and check != self.check:
+            raise BadOption(
+                "the loop cannot go on in the middle of its epoch: the loader's sampler gives other samples "
+                "than before the checkpoint. Have its order depend on torch.manual_seed or on a "
+                "torch.Generator that tutti.checkpoints() is given, or on the epoch (set_epoch), give the "
+                "loader the same data set and batch size, and begin the same loops over tutti.shard()"
+            )
+
+
+def generators_of(batches: object) -> list[torch.Generator]:
+    """Return the generators that a loader draws from, itself or in its samplers."""
+    if not isinstance(batches, DataLoader):
+        return []
+    sampler: Any = batches.batch_sampler
+    owners = (batches, batches.sampler, sampler, getattr(sampler, "sampler", None))
+    found = (getattr(owner, "generator", None) for owner in owners)
+    return list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
+
+
+def behind(batches: Iterable[T], resumed: ResumedIteration | None) -> Iterator[T]:
+    """Yield batches that have no indices; without those that are left out, which are read all the same."""
+    source = iter(batches)
+    if resumed is not None:
+        _, source = resumed.leave_out(source)
+    yield from source
