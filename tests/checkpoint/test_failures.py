@@ -44,7 +44,7 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
     with Saver(comm, folder, 2, warnings.append) as saver:
         begun = time.monotonic()
         saver.save(1, state_of(0, 1, 1), wait=True)
-        usual_s = time.monotonic() - begun
+        usual_s, before = time.monotonic() - begun, 1
         for step in range(2, 2 + kills):
             saver.save(step, state_of(0, 1, step))
             time.sleep(chance.uniform(0, 1.2 * usual_s))
@@ -53,8 +53,10 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
                 chance.choice(victims).kill()
             saver.wait()
             last = newest_step(folder)
-            before = max((done for done in outcomes if done is not None), default=1)
-            assert last == step or (last == before and f"step {step} was not written" in warnings[-1])
+            # A process that is killed in a system call finishes it: the one before may be whole after all.
+            lost = last >= before and warnings and f"step {step} was not written" in warnings[-1]
+            assert last == step or lost, (step, last, before, warnings[-1:])
+            before = last
             outcomes.append(step if last == step else None)
         saver.save(step + 1, state_of(0, 1, step + 1), wait=True)
         assert saver.last == newest_step(folder) == step + 1
@@ -64,8 +66,7 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
 @pytest.mark.timeout(60 + 5 * KILLS)
 def test_a_killed_writer_costs_one_checkpoint_at_most(tmp_path: Path) -> None:
     with World(1) as world:
-        world.start(kill_writers, tmp_path / "run", KILLS)
-        outcomes, warnings = world.outcome(0, timeout_s=60 + 5 * KILLS)
+        [(outcomes, warnings)] = world.run(kill_writers, tmp_path / "run", KILLS)
     print(f"{KILLS} writers killed, {outcomes.count(None)} checkpoints lost, the ones before them all good")
     assert len(outcomes) == KILLS
     assert all("was not written: the process that writes it was killed" in warning for warning in warnings)
