@@ -40,6 +40,12 @@ def test_the_model_is_the_one_word_without_a_dash() -> None:
     assert (config.batch_size, config.lr) == (64, 0.1)
 
 
+def test_what_is_true_or_false_is_given_without_a_value() -> None:
+    assert parsed("--restore-best").restore_best is True
+    assert parsed("--no-restore-best").restore_best is False
+    assert command_words(parsed("lenet", "--restore-best")) == ["lenet", "--restore-best"]
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -176,6 +176,26 @@ def test_ranks_have_the_caller_s_default_type_of_floats() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+def hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.argmax(1) == targets
+
+
+def test_a_run_ends_by_a_metric_of_ones_own_and_has_the_weights_of_the_best_epoch_without_a_folder() -> None:
+    rule = "validation hits not higher for 2 epochs or after 9 epochs training loss > 0"
+    result = tutti.train(
+        *(net(), DATA), **{**ONE, "epochs": 20}, lr=0.1, metrics=[hits], stop=rule, restore_best=True
+    )
+    figures = [record.validation.metrics["hits"] for record in result.history]
+    assert result.summary.ended_early is not None
+    assert len(figures) == min(
+        9, next(n for n in range(3, 99) if max(figures[n - 2 : n]) <= max(figures[: n - 2]))
+    )
+    assert result.summary.best_epoch == 1 + figures.index(max(figures))
+    assert result.summary.validation == result.history[result.summary.best_epoch - 1].validation
+    with pytest.raises(tutti.BadOption, match=r"^stop is 'validation hits not better.* write 'not lower'"):
+        tutti.train(net(), DATA, **ONE, metrics=[hits], stop="validation hits not better for 1 epoch")
+
+
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
     with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
         tutti.train(net(), (i for i in range(3)), **ONE)

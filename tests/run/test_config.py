@@ -39,6 +39,10 @@ def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
         ({"batch_size": 0}, "--batch-size is 0; the smallest possible is 1"),
         ({"seed": -1}, "--seed is -1; the smallest possible is 0"),
         ({"workers": "0"}, "--workers is '0'"),
+        ({"stop": "loss < 1"}, "--stop is 'loss < 1': 'training', 'validation' or 'after' is expected first"),
+        ({"stop": 3}, "--stop is 3; give a text"),
+        ({"restore_best": "yes"}, "--restore-best is 'yes'; give true or false"),
+        ({"restore_best": 1}, "--restore-best is 1; give true or false"),
         ({"device": "cuda:3"}, "choose the GPU in the environment: CUDA_VISIBLE_DEVICES=3"),
     ],
 )

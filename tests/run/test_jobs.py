@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -73,6 +74,8 @@ def test_a_run_whose_ranks_are_killed_later_keeps_its_folder(
         ("train mlp --data mnits -n 2", "did you mean 'mnist'"),
         ("train mlp --loss cross_entropi -n 2", "did you mean 'cross_entropy'"),
         ("train mlp --metrics accurracy -n 2", "did you mean 'accuracy'"),
+        ("train mlp --stop 'validation acuracy > 0.9' -n 2", "did you mean 'accuracy'"),
+        ("train mlp --stop 'training mae < 1' --metrics accuracy -n 2", "unknown metric 'mae' of --stop"),
         ("train mlp --schedule OneCycel -n 2", "did you mean 'OneCycleLR'"),
         ("train mlp --optimizer sgd --optimizer.momentun 0.9 -n 2", "did you mean 'momentum'"),
         ("train mlp --strategy easgd --balance speed -n 2", "use --balance queue"),
@@ -104,7 +107,7 @@ def test_what_no_rank_could_mend_is_refused_before_any_starts(
     Path("full/other.txt").write_text("something")
     monkeypatch.setattr("tutti.run.start.start", start)
     importlib.import_module("torch")  # Without it the ranks would have to find out.
-    assert main(words.split()) == 2
+    assert main(shlex.split(words)) == 2
     assert message in capsys.readouterr().err
 
 

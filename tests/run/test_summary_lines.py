@@ -117,3 +117,15 @@ def test_an_epoch_that_was_not_trained_to_its_end_is_not_called_one(
 ) -> None:
     summary = Summary(None, None, 10, epochs, 50, 1600, 2.0, 800.0, World(), {}, "now", complete)
     assert summary_lines.speed(summary) == f"trained {words} on 1 rank in 2.0 s: 800 samples/s"
+
+
+def test_an_early_end_says_why_and_which_weights_are_left() -> None:
+    summary = Summary(None, None, 10, 5, 50, 1600, 2.0, 800.0, World(), {}, "now")
+    assert summary_lines.ending(summary) == []
+    early = replace(summary, ended_early="training loss was 0.05 in epoch 5, < 0.1")
+    assert summary_lines.ending(early) == ["ended early: training loss was 0.05 in epoch 5, < 0.1"]
+    best = replace(summary, best_epoch=3, validation=Evaluation(10, 0.25, {"accuracy": 0.8}))
+    assert summary_lines.ending(best) == [
+        "weights: those of epoch 3, the best: validation loss 0.2500  accuracy 80.00%"
+    ]
+    assert summary_lines.ending(replace(best, validation=None)) == ["weights: those of epoch 3, the best"]
