@@ -9,13 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts.resuming import Course, Left, begin, checkpoint, go_on
+from tests.contracts.strategy import (
+    check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped,
+    setting,
+)
 from tests.contracts.training import clouds, tiny
 from tests.optim.odd import Odd
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim.optimizers.lars import LARS
-from tutti.strategies import ADPSGD, Clip, Gossip, Hogwild, Local, Solo, Strategy, Sync
+from tutti.strategies import ADPSGD, Clip, DiLoCo, Gossip, Hogwild, Local, Solo, Strategy, Sync, Worker
+from tutti.strategies.local_steps import OwnWeightsWorker
 from tutti.strategies.placement import place
+from tutti.strategies.sync import SyncWorker
 
 
 class Lookup(nn.Module):
@@ -101,6 +107,27 @@ def test_what_begins_anew_on_other_ranks_is_named(strategy: Strategy, anew: tupl
     left: list[Left] = VirtualWorld(2).run(begin, course)
     for after in VirtualWorld(3).run(go_on, course, checkpoint(left, 3)):
         assert after.anew == anew
+
+
+@pytest.mark.parametrize("strategy", [Local, DiLoCo, Gossip, Sync])
+def test_a_strategy_that_forgets_something_is_noticed(
+    strategy: type[Strategy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the contract that strategies of one's own are held to, too."""
+    forgetful = SyncWorker if strategy is Sync else OwnWeightsWorker
+    monkeypatch.setattr(forgetful, "load_state", lambda worker, saved: None)
+    with pytest.raises(AssertionError, match=strategy.__name__):
+        check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(strategy, setting(strategy))
+
+
+def test_a_worker_without_a_state_cannot_be_made() -> None:
+    class Silent(Worker):
+        def step(self) -> None: ...
+
+        def finish(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"abstract methods '?load_state'?, '?state"):
+        Silent()  # type: ignore[abstract]
 
 
 def test_a_row_stays_while_its_worker_says_what_it_knows() -> None:

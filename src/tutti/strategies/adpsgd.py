@@ -18,7 +18,7 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.state import Saved, State, fill, pieces_of
+from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy, mean
 from tutti.strategies.base import Clip, Pace, Worker
 from tutti.strategies.edits import Edits
@@ -159,9 +159,7 @@ class RowWorker(PairWorker):
     def state(self) -> State:
         """Add the row: others may have moved it since the weights were read from it."""
         state = super().state()
-        for flat, row in zip(self.replica.flats, self._rows, strict=True):
-            whole = slice(0, len(flat.weights))
-            state.alone.pieces += pieces_of(ROW, flat, row[self.comm.rank], whole)
+        state.alone.pieces += pieces_of_all(ROW, self.replica.flats, self._own_rows())
         return state
 
     @override
@@ -169,11 +167,12 @@ class RowWorker(PairWorker):
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
         if saved.alone is not None:
-            for flat, row in zip(self.replica.flats, self._rows, strict=True):
-                whole = slice(0, len(flat.weights))
-                fill(saved.alone.tensors, ROW, flat, row[self.comm.rank], whole)
+            fill_all(saved.alone.tensors, ROW, self.replica.flats, self._own_rows())
         self._edits.note()
         self.comm.barrier()  # Nobody reads another's row before all have theirs.
+
+    def _own_rows(self) -> list[Tensor]:
+        return [row[self.comm.rank] for row in self._rows]
 
 
 class MessageWorker(PairWorker):

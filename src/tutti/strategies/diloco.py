@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.optim.sharded import equal_slices
 from tutti.registry import part
 from tutti.replica import Replica
-from tutti.state import Saved, State, fill, pieces_of
+from tutti.state import Saved, State, fill_all, pieces_of
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.local_steps import VELOCITY
@@ -114,13 +114,11 @@ class _DiLoCoWorker(AveragedWorker):
     def load_state(self, saved: Saved) -> None:
         """Go on in the middle of a round, or begin one at the weights that others have agreed on."""
         super().load_state(saved)
-        for flat, velocity in zip(self.replica.flats, self._velocities, strict=True):
-            fill(saved.joint.tensors, VELOCITY, flat, velocity, slice(0, len(velocity)))
+        fill_all(saved.joint.tensors, VELOCITY, self.replica.flats, self._velocities)
         if saved.alone is None:
             self.rounds = 0
-            return
-        for flat, anchor in zip(self.replica.flats, self._anchors, strict=True):
-            fill(saved.joint.tensors, ANCHOR, flat, anchor, slice(0, len(anchor)))
+        else:
+            fill_all(saved.joint.tensors, ANCHOR, self.replica.flats, self._anchors)
 
     @override
     @torch.no_grad()

@@ -17,7 +17,7 @@ from tutti.optim.clipping import clip as clip_gradient
 from tutti.optim.missing import NONE_MISSING, Missing, MissingGradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
-from tutti.state import Held, Named, Saved, State, fill, pieces_of
+from tutti.state import Held, Named, Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 
 _FOREIGN: Final = ("momentum", "dampening", "nesterov", "maximize")
@@ -90,9 +90,7 @@ class OwnWeightsWorker(Worker):
     @override
     def state(self) -> State:
         """Return the weights put aside, and what the own steps remember."""
-        alone = Held()
-        for flat, aside in zip(self.replica.flats, self._aside, strict=True):
-            alone.pieces += pieces_of(OWN, flat, aside, slice(0, len(aside)))
+        alone = Held([*pieces_of_all(OWN, self.replica.flats, self._aside)])
         if self.steps is not None:
             alone.add(self.steps.state())
         return State(alone=alone)
@@ -101,8 +99,7 @@ class OwnWeightsWorker(Worker):
     def load_state(self, saved: Saved) -> None:
         """Go on from the weights that were this worker's own; else from those that all agreed on."""
         if saved.alone is not None:
-            for flat in self.replica.flats:
-                fill(saved.alone.tensors, OWN, flat, flat.weights, slice(0, len(flat.weights)))
+            fill_all(saved.alone.tensors, OWN, self.replica.flats, self.weights)
 
     @override
     def finish(self) -> None:
@@ -154,15 +151,14 @@ class LocalSteps:
     def state(self) -> Held:
         """Return the state of the user's optimizer, and the velocities."""
         held = self._sharded.state()
-        for flat, velocity in zip(self._replica.flats, self._velocities, strict=False):
-            held.pieces += pieces_of(VELOCITY, flat, velocity, slice(0, len(velocity)))
+        if self._momentum:
+            held.pieces += pieces_of_all(VELOCITY, self._replica.flats, self._velocities)
         return held
 
     def load_state(self, held: Named | None) -> None:
         """Go on with the velocities of earlier steps; None: with none. The optimizer has its state."""
-        for flat, velocity in zip(self._replica.flats, self._velocities, strict=False):
-            if held is not None:
-                fill(held.tensors, VELOCITY, flat, velocity, slice(0, len(velocity)))
+        if self._momentum and held is not None:
+            fill_all(held.tensors, VELOCITY, self._replica.flats, self._velocities)
 
     def rest(self) -> None:
         """Lose all momentum: the replica holds x itself."""
