@@ -66,6 +66,10 @@ class BadRunFolder(UserError):
     """A run folder that cannot be read or written."""
 
 
+class RunStopped(TuttiError):
+    """A run that was stopped before its end, with its state saved."""
+
+
 class BadCheckpoint(UserError):
     """A checkpoint that cannot be read, is damaged, or is of another model or run."""
 

@@ -134,6 +134,15 @@ class Saved:
         return Saved(self.joint, self.alone, self.shared.get(name, {}), own)
 
 
+def is_plain(value: object) -> bool:
+    """Tell whether a value is one of `Values`."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
+
+
 def order_of(tensor: Tensor) -> str:
     """Return how the elements of a dense tensor lie in memory: see `Piece.order`."""
     if (

@@ -15,7 +15,7 @@ from tutti.cli.options import Parser, command_words, config_from, numbers_of, wo
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
 from tutti.registry import part
-from tutti.run.config import Options, flag
+from tutti.run.config import OF_LONG_RUNS, Options, flag
 from tutti.studies.autotune.plan import BUDGET_S, plan
 
 
@@ -50,9 +50,7 @@ class PlanCommand(Command):
         )
         parser.option("--json", "write all that was measured there", "FILE")
         parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
-        parser.config_options(
-            leave_out=("validate", "stop", "restore_best", *parallel, "balance", "log", "out")
-        )
+        parser.config_options(leave_out=("validate", *OF_LONG_RUNS, *parallel, "balance", "log", "out"))
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:

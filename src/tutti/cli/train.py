@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from, numbers_of
-from tutti.errors import BadOption
+from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import MODELS
+from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
+from tutti.run.resume import Resume, check_same
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
 from tutti.studies.autotune.plan import planned
@@ -49,6 +52,12 @@ class TrainCommand(Command):
             "FILE",
         )
         parser.option(
+            "--resume",
+            "go on with this run (its folder, or that of one of its checkpoints), from the newest "
+            "checkpoint; auto: with the run in --out, or begin it",
+            "RUN",
+        )
+        parser.option(
             "--plan",
             "measure first, for some seconds, which ranks, threads and layout are fastest on this machine; "
             "those that are given as options are kept",
@@ -67,10 +76,15 @@ class TrainCommand(Command):
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        config = config_of(own, given, dotted)
+        resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
+        config = config_of(own, given, dotted) if resume is None else _resumed(own, resume, given, dotted)
+        if config is None:
+            return 0
         if own.plan is not None:
             config = planned(config, given)
-        outcome = run_job(TrainJob(config, trace=own.trace, profile=_profiled(own)))
+        outcome = run_job(TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume))
+        if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
+            return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and started_by().rank == 0:
             ranks = stages_by_rank(outcome.history)
             said = advice(ranks, outcome.config.as_json(), outcome.strategy)
@@ -82,6 +96,25 @@ def config_of(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, 
     """The configuration that the options make, on top of that of --config."""
     base = None if own.config is None else TrainConfig.read(own.config, own.trust, replaced=given)
     return config_from(given, dotted, base)
+
+
+def _resumed(
+    own: argparse.Namespace, resume: Resume, given: dict[str, Any], dotted: dict[str, Options]
+) -> TrainConfig | None:
+    """The configuration of a run that goes on; None: it has come to its end.
+
+    Raises:
+        BadOption: the run cannot go on with these options.
+    """
+    if own.config is not None:
+        raise BadOption("--resume goes on with the configuration of the run; leave --config out")
+    before = TrainConfig.read(resume.folder, own.trust, replaced=given)
+    now = replace(config_from(given, dotted, before), out=str(resume.folder))
+    check_same(before, now)
+    if RunFolder(resume.folder).finished and (now.epochs, now.steps) == (before.epochs, before.steps):
+        print(f"the run in {resume.folder} has come to its end; give more --epochs to train on")
+        return None
+    return now
 
 
 def _profiled(own: argparse.Namespace) -> ProfiledSteps | None:

@@ -11,7 +11,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from
 from tutti.errors import TuttiError
 from tutti.registry import part
-from tutti.run.config import Options
+from tutti.run.config import OF_LONG_RUNS, Options
 from tutti.run.start import run as run_job
 from tutti.studies.verify.tolerance import DTYPES, VerifyJob
 
@@ -33,9 +33,7 @@ class VerifyCommand(Command):
         parser.option("--steps", "weight updates to compare", "N", 20, type=int)
         help = "numbers to compute with; float64 leaves no room for rounding"
         parser.option("--dtype", help, default="float32", choices=tuple(DTYPES))
-        parser.config_options(
-            leave_out=("epochs", "steps", "stop", "restore_best", "precision", "log", "out")
-        )
+        parser.config_options(leave_out=("epochs", "steps", *OF_LONG_RUNS, "precision", "log", "out"))
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:

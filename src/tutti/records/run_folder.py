@@ -10,6 +10,7 @@
     usage-HOST.jsonl      likewise, of another host that sees the run folder
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
+    checkpoints/          the states that the run can go on from: `tutti.records.checkpoints`
     tensorboard/          event files, with --log tensorboard
     trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`; or trace.json.gz
     profile-rank0.json    the operators of rank 0, with --profile; the longest are in profile-rank0.txt
@@ -43,6 +44,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder
+from tutti.records.checkpoints import FOLDER as CHECKPOINTS
+from tutti.records.checkpoints import present
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
     Json,
@@ -183,6 +186,16 @@ class RunFolder:
             )
         return cls(folder)
 
+    def begin_again(self) -> None:
+        """Remove the records of a run that goes on from a checkpoint: they are written again up to there."""
+        with refusing(self.path):
+            for name in (HISTORY, CSV, RECORDS[Summary]):
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
+            (self.path / RANKS).mkdir(exist_ok=True)
+            for beat in (self.path / RANKS).iterdir():
+                beat.unlink()
+
     def write_config(self, config: Json, seal: str | None = None) -> None:
         """Write the resolved configuration, and the proof that this user has written it, if there is one."""
         self._write_json(CONFIG, config)
@@ -308,8 +321,8 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """True if the run has completed an epoch."""
-        return self.has(HISTORY)
+        """True if the run has completed an epoch, or has a checkpoint."""
+        return self.has(HISTORY) or bool(present(self.path / CHECKPOINTS))
 
     @property
     def finished(self) -> bool:
@@ -325,8 +338,9 @@ class RunFolder:
             with suppress(FileNotFoundError):
                 # Under another name first: a rank that writes a heartbeat just now finds no folder for it.
                 shutil.rmtree((self.path / RANKS).rename(self.path / f".{RANKS}.removed"))
-            with suppress(FileNotFoundError):
-                shutil.rmtree(self.path / TENSORBOARD)
+            for name in (TENSORBOARD, CHECKPOINTS):
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(self.path / name)
             (self.path / LOCK).unlink(missing_ok=True)
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()

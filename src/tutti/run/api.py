@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
@@ -13,13 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tutti import models
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption, RunStopped, UnknownName
 from tutti.records.run import EpochRecord, Summary
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.pickled_arguments import by_name, named_or_given
+from tutti.run.resume import Resume, check_same
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
@@ -66,6 +67,7 @@ class TrainOptions(TypedDict, total=False):
     steps: int | None
     stop: str | None
     restore_best: bool
+    time_limit: str | None
     batch_size: int
     optimizer_options: Options
     lr: float | None
@@ -77,6 +79,8 @@ class TrainOptions(TypedDict, total=False):
     device: str
     cuda_graph: str
     seed: int
+    checkpoint: str
+    keep: int
     log: str
     out: str | None
 
@@ -94,6 +98,7 @@ def train(
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     quiet: bool = False,
     trace: bool = False,
+    resume: str | Path | None = None,
     **options: Unpack[TrainOptions],
 ) -> Result:
     """Train a model in parallel, and wait for the result.
@@ -124,6 +129,8 @@ def train(
             sample.
         quiet: print nothing.
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
+        resume: the folder of an earlier run to go on with, or of one of its checkpoints; model, data and all
+            that decides what is learned must be as they were. "auto": the run in `out`, or a new one there.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
             written when `out` names one.
@@ -135,6 +142,7 @@ def train(
         UserError: an argument is wrong; the message says which and what to do.
         RankFailed: a rank raised an exception: its traceback is in the message.
         PeerLost: a rank was killed.
+        RunStopped: the run was asked to stop, or its time limit is over; it can be resumed.
 
     Example:
         >>> result = tutti.train("lenet", "mnist", workers=2, epochs=5, schedule="one_cycle", lr=0.003)
@@ -162,10 +170,22 @@ def train(
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     values, objects = by_name(given)
     config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
+    resumed = None if resume is None else Resume.find(str(resume), config.out)
+    if resumed is not None:
+        before = TrainConfig.read(resumed.folder, trust=True)
+        config = replace(config, out=str(resumed.folder))
+        check_same(before, config, given=set(options) | {"model", "data"})
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
     job = TrainJob(
-        config, objects=objects, quiet=quiet, write=write, bring_weights=True, trace=trace, floats=floats
+        config,
+        objects=objects,
+        quiet=quiet,
+        write=write,
+        bring_weights=True,
+        trace=trace,
+        floats=floats,
+        resume=resumed,
     )
     with lasting_output():
         outcome = cast("RunOutcome | None", run(job))
@@ -174,6 +194,8 @@ def train(
             "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"
         )
     folder = Path(outcome.folder) if outcome.folder else None
+    if outcome.summary is None:
+        raise RunStopped(f"the run was stopped: {outcome.stopped}; go on with it by resume={str(folder)!r}")
     trained = _trained_model(model, job, outcome)
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
 

@@ -32,8 +32,10 @@ from tutti.run.config import Options, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import OBJECT, named_or_given
 from tutti.run.train_job import PARTS
+from tutti.state import Saved, Values
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Pace
+from tutti.training.agenda import Agenda
 from tutti.training.balance import SpeedBalance
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES, named_loss
@@ -47,6 +49,11 @@ from tutti.training.validation import ValidationPlan
 
 DEFAULT_EPOCHS: Final = 20
 """Passes over the training samples, when neither epochs nor steps is given."""
+
+OF_SCHEDULES: Final = frozenset(
+    {"lr", "initial_lr", "max_lr", "min_lr", "betas", "momentum", "base_momentum", "max_momentum"}
+)
+"""Options of param groups that a learning-rate schedule sets."""
 
 FEW: Final = 5
 """Up to so many classes are told by their names."""
@@ -311,15 +318,22 @@ class Assembly:
     schedule: Schedule
     ending: Ending
 
-    def trainer(self, hooks: Hooks | None = None) -> Trainer:
+    def trainer(self, hooks: Hooks | None = None, agenda: Agenda | None = None) -> Trainer:
         """The trainer of the whole run."""
         part = self.task.dataset.validation
         validation = None if part is None else ValidationPlan(part, self.config.validate)
         of = self.task.objective
-        return Trainer(self.workers, of, self.schedule, validation, hooks, ending=self.ending)
+        return Trainer(self.workers, of, self.schedule, validation, hooks, agenda, self.ending)
 
 
-def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, portion: Portion) -> Assembly:
+def assemble(
+    job: Job,
+    comm: Communicator,
+    task: Task,
+    strategy: Strategy,
+    portion: Portion,
+    saved: Saved | None = None,
+) -> Assembly:
     """Lay a rank's portion of the model out for training (collective).
 
     Args:
@@ -328,6 +342,7 @@ def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, porti
         task: what is learned.
         strategy: fits the ranks.
         portion: of the task's model.
+        saved: what the run goes on from; the portion has its weights.
 
     Raises:
         UserError: a part, or the rule of its end, cannot be made as the configuration says.
@@ -340,10 +355,34 @@ def assemble(job: Job, comm: Communicator, task: Task, strategy: Strategy, porti
     updates = Schedule(batches, config.epochs, config.steps, balance=balance)
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
+    if saved is not None:
+        load_optimizer(optimizer, portion.module, saved, updates.updates)
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     compute = portion.compute
     workers = Workers(portion.peers, replica, worker, optimizer, compute, compute is not None, comm)
     return Assembly(config, task, portion, workers, updates, ending)
+
+
+def load_optimizer(optimizer: Optimizer, module: nn.Module, saved: Saved, updates: int) -> None:
+    """Give an optimizer, whose schedule is made already, the state of a checkpoint.
+
+    Args:
+        optimizer: of the model.
+        module: the model.
+        saved: has the state.
+        updates: how many the run makes. If it was to make others, the schedule sets its options anew.
+
+    Raises:
+        BadCheckpoint: it has other param groups.
+    """
+    training = saved.part("training")
+    schedule = (training.own or training.shared)["schedule"]
+    options: list[Values] = schedule["options"]
+    if training.shared["updates"] != updates or schedule["state"] is None:
+        kept = OF_SCHEDULES
+        options = [{name: value for name, value in group.items() if name not in kept} for group in options]
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    optim.state.load(optimizer, names, saved, options)
 
 
 def resolved(

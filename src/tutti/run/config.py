@@ -20,6 +20,7 @@ from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
+from tutti.training.intervals import Every, seconds_of
 from tutti.training.loggers import optional_loggers
 from tutti.training.stopping import StopRule
 
@@ -185,6 +186,9 @@ class TrainConfig:
         False,
         "end with the weights of the best epoch, by what --stop names first, else by the validation loss",
     )
+    time_limit: str | None = option(
+        None, "save and stop when so much time is over, such as 3h50m; --resume goes on with the run"
+    )
     batch_size: int = option(
         32,
         "samples behind one weight update: over all workers where they make updates together, else of one",
@@ -226,6 +230,12 @@ class TrainConfig:
     seed: int = option(
         0, "decides the initial weights, the validation part and the order of the samples", least=0
     )
+    checkpoint: str = option(
+        "10m",
+        "how often the run folder gets a checkpoint: 10m, '500 steps', '1 epoch', or off: only when the run "
+        "is asked to stop",
+    )
+    keep: int = option(3, "how many of the newest checkpoints stay, and the best one beside them", least=1)
     log: str = option(
         "none",
         lambda: (
@@ -290,6 +300,10 @@ class TrainConfig:
         return config
 
 
+OF_LONG_RUNS: Final = ("stop", "restore_best", "time_limit", "checkpoint", "keep")
+"""The options of runs that are trained to an end, which measurements of some steps have not."""
+
+
 def flag(name: str) -> str:
     """Spell a field as the command line does: batch_size is --batch-size."""
     return "--" + name.replace("_", "-")
@@ -324,6 +338,9 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield "both --epochs and --steps are given; give one of them"
     if c.stop is not None:
         StopRule.parse(c.stop)
+    if c.time_limit is not None:
+        seconds_of(c.time_limit, "--time-limit")
+    Every.parse(c.checkpoint, "--checkpoint")
     if c.levels == 2 and not c.servers:
         yield "--levels is 2, but there is no server for the upper level; give --servers 1 or more"
     if c.levels == 1 and c.server_period is not None:

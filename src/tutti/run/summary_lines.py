@@ -44,6 +44,22 @@ def training(config: TrainConfig, together: bool) -> str:
     )
 
 
+def resumed(step: int, anew: Sequence[str]) -> str:
+    """Say where the run goes on.
+
+    Args:
+        step: the updates that were made before.
+        anew: what begins anew, in words.
+    """
+    begins = f"; {', '.join(anew)} begin{'s' if len(anew) == 1 else ''} anew" if anew else ""
+    return f"resumed after step {step:,}{begins}"
+
+
+def stopped(why: str, folder: str | None) -> str:
+    """Say why the run has stopped before its end, and what goes on with it."""
+    return f"stopped, as {why}; go on with it by: tutti train --resume {folder}"
+
+
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
     """An evaluation as text: count, loss, metrics, and for classes the confusion matrix and their accuracy.
 

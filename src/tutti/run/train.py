@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 
+from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
 from tutti.errors import BadOption
 from tutti.launch.launcher import started_by
+from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.model_parallel.layout import portion_of
 from tutti.records.heartbeat import TESTING
@@ -38,10 +40,13 @@ from tutti.run.checks import check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.recording import Recording, observed
+from tutti.run.restore import anew, found_by, history_of, load_model, saved_for
 from tutti.run.rollback import take_back_after_me
+from tutti.run.saving import saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.run.trust import seal
+from tutti.state import Saved
 from tutti.strategies import Strategy
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective
@@ -89,8 +94,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """
     job = load_job(payload, TrainJob)
     config = job.config
-    if job.write and comm.rank == 0:
+    if job.write and job.resume is None and comm.rank == 0:
         check_writable(config.out)
+    checkpoint = None if job.resume is None else found_by(comm, job.resume)
     with seeded(config.seed), default_floats(job.floats):
         strategy = check_strategy(job, comm.size, comm.hosts)
         recording = Recording(comm, job)
@@ -104,7 +110,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
                 team,
                 task.module,
                 strategy,
-                lambda: _train(job, team, task, strategy, sampler, recording),
+                lambda: _train(job, team, task, strategy, sampler, recording, checkpoint),
             )
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
@@ -119,18 +125,26 @@ def _train(
     strategy: Strategy,
     sampler: Sampler | None,
     recording: Recording,
+    checkpoint: Checkpoint | None,
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
     layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
     with closing(portion_of(layout, comm, task.module, work)) as portion:
-        parts = assemble(job, comm, task, strategy, portion)
+        saved = None
+        if checkpoint is not None:
+            saved = saved_for(checkpoint, comm, strategy, task.dataset)
+            load_model(portion.module, saved)
+        parts = assemble(job, comm, task, strategy, portion, saved)
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if graph is not None:
             parts = replace(parts, workers=replace(parts.workers, compute=graph))
         reseed(job.config.seed, 1 + portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         recording.profile(parts.schedule.updates)
-        return _run(job, comm, parts, strategy.facts(job.config.batch_size), sampler, recording)
+        if checkpoint is not None and saved is not None and comm.rank == 0 and not job.quiet:
+            print(summary_lines.resumed(checkpoint.step, anew(saved, parts.workers.worker)), flush=True)
+        begun = 0 if checkpoint is None else checkpoint.step
+        return _run(job, comm, parts, strategy, sampler, recording, saved, begun)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
@@ -155,11 +169,14 @@ def _run(
     job: TrainJob,
     comm: Communicator,
     parts: Assembly,
-    facts: StrategyFacts,
+    strategy: Strategy,
     sampler: Sampler | None,
     recording: Recording,
+    saved: Saved | None,
+    begun: int,
 ) -> RunOutcome:
     """Train, evaluate, write and print."""
+    facts = strategy.facts(job.config.batch_size)
     speaks, task, data = comm.rank == 0 and not job.quiet, parts.task, parts.task.dataset
     if speaks:
         together = not parts.schedule.batches.own
@@ -171,11 +188,13 @@ def _run(
     state: dict[str, Any] = {}
     with (
         _run_folder(job, comm, config, task, facts, sampler, recording) as folder,
+        saving(job, comm, parts, folder) as saver,
         # On the rank that has the run folder.
         Logbook(loggers_of(folder, logger_names(config.log)) if folder else {}, config.as_json()) as book,
         # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
         observed(comm, folder, sampler, wanted=job.write) as heart,
     ):
+        path = None if folder is None else str(folder.path)
 
         def keep() -> None:
             state.update(parts.portion.state())
@@ -183,9 +202,21 @@ def _run(
                 folder.write_weights(weights_to_bytes(state))
 
         progress = Several(shown, heart)
-        hooks = Hooks(progress, book.epoch, recording.profiler, keep, trace=recording.trace)
-        trainer = parts.trainer(hooks)
-        history = trainer.fit()
+        save = None if saver is None else saver.save
+        hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace)
+        for record in [] if saved is None else history_of(saved):
+            book.epoch(record)
+        trainer = parts.trainer(hooks, None if saver is None else saver.agenda(strategy, begun))
+        with stoppable() if saver is not None else nullcontext():
+            history = trainer.fit(saved)
+            comm.barrier()
+        if trainer.stopped is not None:
+            if folder is not None:
+                folder.release_weights()
+            outcome = RunOutcome(config, history, None, facts, path, data.shape, outputs_for(data), None)
+            if speaks:
+                print(summary_lines.stopped(trainer.stopped, path), flush=True)
+            return replace(outcome, stopped=trainer.stopped)
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)
         world = World(comm.size, comm.hosts, torch.get_num_threads())
@@ -202,11 +233,10 @@ def _run(
                 folder.write(pipeline)
             folder.write(summary)
             book.finish(summary)
-    path = None if folder is None else str(folder.path)
     weights = _own(state) if job.bring_weights else None
     outcome = RunOutcome(config, history, summary, facts, path, data.shape, outputs_for(data), weights)
     if speaks:
-        _print_end(outcome, data, pipeline)
+        _print_end(outcome, summary, data, pipeline)
     return outcome
 
 
@@ -229,7 +259,10 @@ def _run_folder(
         yield None
         return
     data, scale = task.dataset, task.dataset.train.scale
-    folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
+    if job.resume is None:
+        folder = RunFolder.create(job.config.out, task.name, data.name, task.nbytes)
+    else:
+        folder = RunFolder(job.resume.folder)
     with FolderLock(folder.path) as lock:
         if lock.problem is not None:
             print(
@@ -238,6 +271,8 @@ def _run_folder(
                 file=sys.stderr,
                 flush=True,
             )
+        if job.resume is not None:
+            folder.begin_again()
         told = job.starter is not None and job.starter.send(folder.path.absolute())
         if not told and comm.size > 1:
             take_back_after_me(folder)
@@ -258,8 +293,10 @@ def _run_folder(
             raise
 
 
-def _print_end(outcome: RunOutcome, dataset: DataSet, pipeline: PipelineRecord | None) -> None:
-    summary, history, validate = outcome.summary, outcome.history, outcome.config.validate
+def _print_end(
+    outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
+) -> None:
+    history, validate = outcome.history, outcome.config.validate
     if summary.test is not None:
         print("\n" + summary_lines.evaluation("test", summary.test, dataset.labels) + "\n")
     print(*summary_lines.ending(summary), summary_lines.speed(summary), sep="\n")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
@@ -18,6 +19,7 @@ from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, check_writable
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
+from tutti.run.resume import Resume
 from tutti.training.loggers import logger_names
 
 
@@ -45,6 +47,8 @@ class TrainJob(Job):
         bring_weights: return the weights to the caller.
         trace: write what every rank did when into the run folder.
         profile: the steps that torch's profiler records; None: none.
+        resume: the run to go on with; None: a new one.
+        began: when it was started, in seconds since the epoch: its time limit counts from there.
         floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
             ranks.
         starter: the process that starts the ranks, which is told of the run folder and takes it back if the
@@ -58,6 +62,8 @@ class TrainJob(Job):
     bring_weights: bool = False
     trace: bool = False
     profile: ProfiledSteps | None = None
+    resume: Resume | None = None
+    began: float = field(default_factory=time.time)
     floats: str | None = None
     starter: Address | None = None
 
@@ -78,7 +84,7 @@ class TrainJob(Job):
                 f"rank{'' if ranks == 1 else 's'}, counted from 0"
             )
         if started_by().launcher is Launcher.ALONE and not placement.hosts:
-            check_writable(self.config.out if self.write else None)
+            check_writable(self.config.out if self.write and self.resume is None else None)
 
     @override
     @contextmanager
@@ -114,7 +120,8 @@ class RunOutcome:
     Attributes:
         config: the resolved configuration.
         history: one record for each epoch.
-        summary: the totals, and the evaluation on the test part.
+        summary: the totals, and the evaluation on the test part; None: the run has stopped before its end.
+        stopped: why it has, to go on another time.
         strategy: the facts of its strategy that advice depends on.
         folder: the run folder, if one was written.
         shape: of one input of the model.
@@ -124,12 +131,13 @@ class RunOutcome:
 
     config: TrainConfig
     history: list[EpochRecord]
-    summary: Summary
+    summary: Summary | None
     strategy: StrategyFacts
     folder: str | None
     shape: tuple[int, ...]
     outputs: int
     weights: dict[str, Any] | None
+    stopped: str | None = None
 
 
 @dataclass(frozen=True)

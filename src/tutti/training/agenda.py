@@ -27,6 +27,9 @@ from tutti.training.intervals import Every
 LOOK_S: Final = 0.25
 """The seconds between two votes, about: so long may a request go unnoticed."""
 
+MOST_STEPS: Final = 100
+"""The most steps between two votes: the next ones may take longer than those that were measured."""
+
 LOOK_STEPS: Final = 4
 """Steps between two looks at the counter."""
 
@@ -113,6 +116,7 @@ class Agenda:
         stop, save = (bool(vote) for vote in votes.tolist())
         if save or stop:
             self._saved_step, self._saved_epoch, self._saved_at = step, epoch, self._wishes.now()
+            self._look_after(step, max(1, self._next - step))
         return Decision(save or stop, stop)
 
     def _wants_stop(self) -> bool:
@@ -126,6 +130,13 @@ class Agenda:
         passed = self._wishes.now() - self._saved_at
         return every.is_over(passed, step - self._saved_step, epoch - self._saved_epoch)
 
+    def _look_after(self, step: int, steps: int) -> None:
+        """Look again after so many steps, or when a checkpoint is due by the number of steps."""
+        every = self._wishes.every
+        self._next = step + steps
+        if every is not None and every.steps is not None:
+            self._next = min(self._next, max(step + 1, self._saved_step + every.steps))
+
     def _look(self, step: int) -> bool:
         """Vote, and settle on the step of the next vote."""
         now, every = self._wishes.now(), self._wishes.every
@@ -136,22 +147,16 @@ class Agenda:
         votes = torch.tensor([float(wanted), step_s])
         self._comm.all_reduce(votes)
         meets, seconds = votes.tolist()
-        most = max(1, int(LOOK_S * self._comm.size / seconds)) if seconds > 0 else LOOK_STEPS
+        most = LOOK_STEPS if seconds <= 0 else min(MOST_STEPS, int(LOOK_S * self._comm.size / seconds))
         period = self._wishes.period
-        self._next = step + max(1, most // period) * period
-        if every is not None and every.steps is not None:
-            due = self._saved_step + every.steps
-            if step >= due:
-                return True
-            self._next = min(self._next, due)
-        return bool(meets)
+        self._look_after(step, max(1, most // period) * period)
+        by_steps = every is not None and every.steps is not None and step - self._saved_step >= every.steps
+        return bool(meets) or by_steps
 
     def _count(self, step: int) -> bool:
         """Ask for a meeting if one is wanted here; tell whether one is wanted anywhere."""
         assert self._counter is not None
-        self._next, every = step + LOOK_STEPS, self._wishes.every
-        if every is not None and every.steps is not None:
-            self._next = min(self._next, max(step + 1, self._saved_step + every.steps))
+        self._look_after(step, LOOK_STEPS)
         if not self._asked and (self._wants_stop() or self._wants_save(step, self._saved_epoch)):
             self._asked = True
             self._counter.add(1)

@@ -25,7 +25,7 @@ from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.records.trace import Trace
 from tutti.replica import Replica
-from tutti.state import Held, Piece, Saved, State, Values, name_of, pieces_of, whole_piece
+from tutti.state import Held, Piece, Saved, State, Values, is_plain, name_of, pieces_of, whole_piece
 from tutti.strategies.base import Worker
 from tutti.training.agenda import Agenda
 from tutti.training.balance import SpeedBalance
@@ -491,8 +491,7 @@ class Trainer:
             "updates": self._updates,
             "places": [asdict(place) for place in places],
             "seconds": self._stages.last - open_epoch.began,
-            "options": options_of(self._optimizer),
-            "schedule": None if self._schedule is None else dict(self._schedule.state_dict()),
+            "schedule": self._schedule_state(),
             "buffers": mean_buffers(self.replica.module, self.comm),
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
@@ -500,6 +499,7 @@ class Trainer:
         own = {
             "buffers": named_buffers(self.replica.module),
             "random": random_state(),
+            "schedule": self._schedule_state(),
             "steps": self._steps,
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
@@ -559,7 +559,7 @@ class Trainer:
         self._resumed = Resumed(at["seconds"], sums)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
         if self._schedule is not None:
-            self._load_schedule(self._schedule, at)
+            self._load_schedule(self._schedule, (own or at)["schedule"], at["updates"])
         self._lr = self._optimizer.param_groups[0]["lr"]
         self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
@@ -571,13 +571,17 @@ class Trainer:
         self._judge()
         self.comm.barrier()
 
-    def _load_schedule(self, schedule: LRScheduler, at: Values) -> None:
-        """Have the learning rate go on; on another way if the run has another length now."""
-        if at["updates"] == self._updates and at["schedule"] is not None:
-            self._scheduled = self._step
-            schedule.load_state_dict(at["schedule"])
-            for group, options in zip(self._optimizer.param_groups, at["options"], strict=True):
-                group["lr"] = options["lr"]
+    def _schedule_state(self) -> Values:
+        """Return where the learning rate is: what the schedule knows, if it is plain, and has set."""
+        state = {} if self._schedule is None else dict(self._schedule.state_dict())
+        kept = state if is_plain(state) else None
+        return {"made": self._scheduled, "state": kept, "options": options_of(self._optimizer)}
+
+    def _load_schedule(self, schedule: LRScheduler, at: Values, updates: int) -> None:
+        """Have the learning rate go on; on another way if the run has another length than it had."""
+        if updates == self._updates and at["state"] is not None:
+            self._scheduled = at["made"]
+            schedule.load_state_dict(at["state"])
         else:
             self._schedule_until(self._step)
 

@@ -1,0 +1,135 @@
+"""What a run takes over from a checkpoint, and whether it fits. Runs on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
+from tutti.comm.base import Communicator
+from tutti.data import DataSet, Part
+from tutti.errors import BadCheckpoint
+from tutti.records import checkpoints
+from tutti.records.json_lines import Json, parse_record
+from tutti.records.run import EpochRecord
+from tutti.run.config import TrainConfig
+from tutti.run.resume import Resume
+from tutti.state import Saved
+from tutti.strategies import Strategy
+
+PROBED: Final = 1000
+"""Samples of a part whose inputs are looked at to tell data sets apart."""
+
+
+def found_by(comm: Communicator, resume: Resume) -> Checkpoint:
+    """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged.
+
+    Raises:
+        BadCheckpoint: there is no good one.
+    """
+    found: Checkpoint | None = None
+    if comm.rank == 0:
+        found = _newest(resume.folder) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
+    checkpoint = comm.broadcast_object(found)
+    assert isinstance(checkpoint, Checkpoint)
+    return checkpoint
+
+
+def _newest(folder: Path) -> Checkpoint:
+    found = newest(folder / checkpoints.FOLDER)
+    for sentence in found.passed_over:
+        print(f"tutti: warning: {sentence}", file=sys.stderr, flush=True)
+    if found.checkpoint is None:
+        raise BadCheckpoint(f"{folder} has no checkpoint that is whole; train again in another folder")
+    return found.checkpoint
+
+
+def facts_of(config: TrainConfig, dataset: DataSet) -> Json:
+    """Return what a checkpoint must say for another run to know whether it fits."""
+    return {"config": config.as_json(), "data": fingerprint(dataset)}
+
+
+def fingerprint(dataset: DataSet) -> Json:
+    """Return what tells the samples of a data set from others: their number, targets and some inputs."""
+    parts = {"train": dataset.train, "validation": dataset.validation}
+    return {name: _fingerprint(part) for name, part in parts.items() if part is not None}
+
+
+def _fingerprint(part: Part) -> str:
+    some = torch.linspace(0, len(part) - 1, min(len(part), PROBED), dtype=torch.float64).long()
+    found = hashlib.sha256(repr([tuple(part.inputs.shape), tuple(part.targets.shape)]).encode())
+    for tensor in (part.targets.cpu(), part.inputs[some.to(part.inputs.device)].cpu()):
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def saved_for(checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, dataset: DataSet) -> Saved:
+    """Return what this worker goes on from.
+
+    Args:
+        checkpoint: of the earlier run.
+        comm: the workers.
+        strategy: of this run.
+        dataset: of this run.
+
+    Raises:
+        BadCheckpoint: it was made of other data.
+    """
+    before = checkpoint.facts["data"]
+    others = [name for name, found in fingerprint(dataset).items() if before.get(name) != found]
+    if others:
+        raise BadCheckpoint(
+            f"{checkpoint.path} was made of other data: the {' and '.join(others)} samples differ; resume "
+            "with the data that the run began with"
+        )
+    saved = checkpoint.saved(comm.rank, comm.size)
+    config = TrainConfig.from_json(checkpoint.facts["config"])
+    if (config.strategy, config.strategy_options) != (strategy.name, strategy.options()):
+        # What another strategy's workers knew is of no use to this one's.
+        shared = {name: values for name, values in saved.shared.items() if name != "worker"}
+        return Saved(saved.joint, None, shared, None)
+    return saved
+
+
+def load_model(module: nn.Module, saved: Saved) -> None:
+    """Give a model the weights of a checkpoint.
+
+    Raises:
+        BadCheckpoint: it is another model; the message names the first tensors that differ.
+    """
+    weights = {
+        name.removeprefix("weights/"): tensor
+        for name, tensor in saved.joint.tensors.items()
+        if name.startswith("weights/")
+    }
+    own = dict(module.named_parameters())
+    differ = [f"'{name}' is missing there" for name in own if name not in weights]
+    differ += [f"'{name}' is in the checkpoint alone" for name in weights if name not in own]
+    differ += [
+        f"'{name}' has shape {tuple(parameter.shape)}, and {tuple(weights[name].shape)} in the checkpoint"
+        for name, parameter in own.items()
+        if name in weights and weights[name].shape != parameter.shape
+    ]
+    if differ:
+        more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise BadCheckpoint(f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+
+def history_of(saved: Saved) -> list[EpochRecord]:
+    """Return the epochs of the run before the checkpoint."""
+    return [parse_record(text, EpochRecord) for text in saved.shared["training"]["history"]]
+
+
+def anew(saved: Saved, worker: Any) -> list[str]:
+    """Return, in words, what begins anew."""
+    if "worker" not in saved.shared:
+        return ["all that the workers of the other strategy knew"]
+    return [] if saved.own is not None else [*worker.anew]

@@ -1,0 +1,111 @@
+"""The run to go on with: where its checkpoints are, and what may be different now. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadOption, BadRunFolder
+from tutti.records import checkpoints
+from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
+from tutti.run.config import TrainConfig, flag
+
+AUTO: Final = "auto"
+"""Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
+
+MAY_DIFFER: Final = frozenset(
+    {
+        *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
+        *("strategy", "strategy_options", "balance", "validate", "precision", "layout"),
+        *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
+    }
+)
+"""Options that may be others than those of the checkpoint's run. All others decide what is learned."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """An earlier run, and where to go on with it.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: the folder of one of its checkpoints; None: the newest good one.
+    """
+
+    folder: Path
+    checkpoint: Path | None
+
+    @classmethod
+    def find(cls, where: str, out: str | None) -> Resume | None:
+        """Find the run that `--resume` names.
+
+        Args:
+            where: its folder, that of one of its checkpoints, or `AUTO`.
+            out: the folder that `--out` names.
+
+        Returns:
+            The run; None: there is none yet, so that it begins.
+
+        Raises:
+            BadOption: `--out` is missing, or names another folder.
+            BadRunFolder: there is no such run, or it has no checkpoint.
+        """
+        if where == AUTO:
+            if out is None:
+                raise BadOption("--resume auto goes on with the run in --out; name that folder too")
+            found = Path(out)
+            return cls(found, None) if _has_checkpoints(found) or RunFolder(found).finished else None
+        path = Path(where)
+        refuse_no_folder(path)
+        checkpoint = path.resolve() if path.absolute().parent.name == checkpoints.FOLDER else None
+        folder = path if checkpoint is None else path.absolute().parent.parent
+        if out is not None and Path(out).absolute() != folder.absolute():
+            raise BadOption(
+                f"--out is {out}, but a run that is resumed goes on in its own folder, {folder}; leave "
+                "--out out"
+            )
+        if not (folder / CONFIG).is_file():
+            raise BadRunFolder(
+                f"{folder} has no {CONFIG}, so it is no folder of a run; give one that 'tutti train' wrote"
+            )
+        if not _has_checkpoints(folder) and not RunFolder(folder).finished:
+            raise BadRunFolder(
+                f"{folder} has no checkpoint to go on from; train again, with --checkpoint 1m or the like, "
+                "or with --resume auto, which begins a run that has none"
+            )
+        return cls(folder, checkpoint)
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return bool(checkpoints.present(folder / checkpoints.FOLDER))
+
+
+def check_same(before: TrainConfig, now: TrainConfig, given: Collection[str] | None = None) -> None:
+    """Refuse options that a run cannot go on with.
+
+    Args:
+        before: the configuration of the checkpoint's run.
+        now: that of the run that is to go on with it.
+        given: the options that count; None: all.
+
+    Raises:
+        BadOption: the message names them all.
+    """
+    differ = [
+        f"{flag(f.name)} {_shown(getattr(now, f.name))} (was {_shown(getattr(before, f.name))})"
+        for f in fields(TrainConfig)
+        if f.name not in MAY_DIFFER
+        and (given is None or f.name in given)
+        and getattr(now, f.name) != getattr(before, f.name)
+    ]
+    if differ:
+        raise BadOption(
+            f"a resumed run cannot go on with {', '.join(differ)}: that would be another training; leave "
+            f"{'it' if len(differ) == 1 else 'them'} out, or begin a new run in another folder"
+        )
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)

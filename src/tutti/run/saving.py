@@ -1,0 +1,75 @@
+"""Checkpoints of a training run: when they are due, and what is in them. Runs on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+from tutti.checkpoint.saver import Saver
+from tutti.comm.base import Communicator
+from tutti.launch.stop_request import stop_requested
+from tutti.records import checkpoints
+from tutti.records.json_lines import Json
+from tutti.records.run_folder import RunFolder
+from tutti.run.build import Assembly
+from tutti.run.restore import facts_of
+from tutti.run.train_job import TrainJob
+from tutti.state import State
+from tutti.strategies import Strategy
+from tutti.strategies.base import Pace
+from tutti.training.agenda import Agenda, Wishes
+from tutti.training.intervals import Every, seconds_of
+
+ASKED: Final = "it was asked to"
+"""Why a run stops on a signal."""
+
+
+class Saving:
+    """The checkpoints of one run, as one of its ranks sees them (collective over the workers).
+
+    Args:
+        job: the run.
+        comm: the workers.
+        parts: of the run.
+        folder: of the run, on every host that sees it.
+    """
+
+    def __init__(self, job: TrainJob, comm: Communicator, parts: Assembly, folder: Path) -> None:
+        self._job, self._comm, self._parts = job, comm, parts
+        self.saver = Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
+        self._facts: Json = facts_of(parts.config, parts.task.dataset) if comm.rank == 0 else {}
+
+    def agenda(self, strategy: Strategy, step: int) -> Agenda:
+        """Return the times at which this run is saved, or stops."""
+        config, limit = self._parts.config, self._parts.config.time_limit
+        over = None if limit is None else self._job.began + seconds_of(limit, "--time-limit")
+
+        def stop() -> str | None:
+            if over is not None and self._comm.rank == 0 and time.time() >= over:
+                return f"its time limit of {limit} is over"
+            return ASKED if stop_requested() else None
+
+        every = Every.parse(config.checkpoint, "--checkpoint")
+        return Agenda(self._comm, Wishes(every, stop, strategy.pace is Pace.FREE, strategy.period), step)
+
+    def save(self, step: int, state: State, final: bool) -> None:
+        """Keep a state; a final one is on the disk when this returns."""
+        score = None
+        self.saver.save(step, state, self._facts, score, wait=final)
+
+
+@contextmanager
+def saving(
+    job: TrainJob, comm: Communicator, parts: Assembly, folder: RunFolder | None
+) -> Iterator[Saving | None]:
+    """Make what saves a run (collective); None if it has no folder, or several ranks hold one model."""
+    if not job.write or parts.config.parallel is not None:
+        yield None
+        return
+    path = comm.broadcast_object(None if folder is None else folder.path.absolute())
+    made = Saving(job, comm, parts, cast("Path", path))
+    with made.saver:
+        yield made
