@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -172,6 +173,12 @@ class EpochRecord(Record):
         for name in ("total", "validation"):
             if not math.isfinite(self.seconds.get(name, math.nan)):
                 raise ValueError(f"its seconds have no '{name}'")
+
+
+def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
+    """Return the records of each rank, of the epochs that as many ranks have trained as the last one."""
+    last = len(history[-1].ranks) if history else 0
+    return list(zip(*(epoch.ranks for epoch in history if len(epoch.ranks) == last), strict=True))
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,9 @@ def advice(
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
-    """Sum each rank's seconds by stage over all epochs, with those of measuring, and its samples."""
+    """Sum each rank's seconds by stage over the epochs, with those of measuring, and its samples."""
     found = []
-    for ranks in zip(*(record.ranks for record in history), strict=False):
+    for ranks in by_rank(history):
         totals = {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
         totals["measuring"] = sum(rank.measuring_s for rank in ranks)
         totals["samples"] = sum(rank.samples for rank in ranks)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
-from tutti.records.texts import figures, metric_text
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, by_rank
+from tutti.records.texts import metric_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
@@ -120,7 +120,7 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     aged = [rank for rank in ranks if rank.age_s_mean is not None]
     if late and aged:
         lines.append(f"age of what gradients were computed from: {_age(aged)} ms")
-    waited = [sum(rank.wait_s for rank in one) for one in zip(*(r.ranks for r in history), strict=True)]
+    waited = [sum(rank.wait_s for rank in one) for one in by_rank(history)]
     if any(waited) and len(waited) > 1:
         share = sum(waited) / sum(seconds for rank in ranks for seconds in rank.stages.values())
         most = waited.index(max(waited))
