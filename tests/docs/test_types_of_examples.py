@@ -95,6 +95,7 @@ def test_the_options_of_train_are_the_fields_of_its_configuration_and_of_their_t
     assert {field.name for field in fields(TrainConfig)} == set(rest) | set(named) - {
         "quiet",
         "trace",
+        "resume",
         "options",
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tutti.records.run import STAGES, EpochRecord
+from tutti.records.run import STAGES, EpochRecord, by_rank
 from tutti.records.run_folder import StrategyFacts
 
 STANDS_OUT: Final = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, cast
 
@@ -71,5 +71,10 @@ def saving(
         return
     path = comm.broadcast_object(None if folder is None else folder.path.absolute())
     made = Saving(job, comm, parts, cast("Path", path))
-    with made.saver:
-        yield made
+    try:
+        with made.saver:
+            yield made
+    finally:
+        if folder is not None:
+            with suppress(OSError):  # There are checkpoints in it.
+                (folder.path / checkpoints.FOLDER).rmdir()
