@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, by_rank
-from tutti.records.texts import metric_text
+from tutti.records.texts import figures, metric_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
