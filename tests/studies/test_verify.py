@@ -196,7 +196,6 @@ def test_a_sum_as_loss_is_refused() -> None:
     ("model", "words"),
     [
         ("normalised", "BatchNorm ('2') normalises with the statistics of each rank's own part"),
-        ("dropping", "Dropout ('2') draws other random numbers"),
         ("noisy", "the model draws random numbers"),
         ("centred", "from all samples of its rank's own part"),
     ],
@@ -209,10 +208,16 @@ def test_what_differs_by_design_is_named(model: str, words: str) -> None:
     assert "differs from sequential training by design" in tolerance.describe(verdict, "float64")
 
 
-def test_what_is_switched_off_is_no_reason() -> None:
-    verdict = compared(replace(CONFIG, model_options={"dropout": 0.0}), 2)
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [("solo", 1), ("sync", 2), ("sync", 3)], ids=["alone", "two", "three, two passes"]
+)
+def test_dropout_draws_what_one_process_draws(strategy: str, ranks: int) -> None:
+    every = {"every": 2} if ranks == 3 else {}
+    config = replace(CONFIG, strategy=strategy, strategy_options=every, steps=60)
+    verdict = compared(replace(config, model=f"{__name__}:dropping", model_options={}), ranks)
     assert verdict.follows
     assert not verdict.reasons
+    assert max(one.found.largest for one in verdict.deviations.values()) < 1e-12
 
 
 def test_adding_up_parts_is_no_measure_of_rounding_where_the_whole_is_no_sum() -> None:

@@ -31,11 +31,13 @@ class Batch:
         share: these samples / all samples of the update, or of the rank's own batch where each rank has one;
             0.0 for none. With `loss` the mean over this batch, `(loss * share).backward()` makes the sum over
             the passes (and the ranks that share an update) the gradient of the mean.
+        samples: their numbers in the part, of shape (samples,), int64; None: they have none.
     """
 
     inputs: Tensor
     targets: Tensor
     share: float
+    samples: Tensor | None = None
 
 
 Round: TypeAlias = tuple[int, tuple[Batch, ...]]
@@ -235,7 +237,8 @@ class Batches:
             spans = self._full
             if update == self.updates - 1:
                 spans = self._spans(len(order) - start) if epoch in self._cut_short else self._last
-            batches = tuple(Batch(*take(order[start + a : start + b]), share) for a, b, share in spans)
+            mine = ((order[start + a : start + b], share) for a, b, share in spans)
+            batches = tuple(Batch(*take(samples), share, samples) for samples, share in mine)
             yield epoch * self.updates + update, batches
 
     def _spans(self, samples: int) -> list[_Span]:
@@ -343,7 +346,7 @@ class Queue(Batches):
         """One batch, cut into the passes of one rank."""
         take, count = self.part.take, len(indices)
         parts = [indices[part] for part in cut(count, self.passes)]
-        return tuple(Batch(*take(part), len(part) / count) for part in parts)
+        return tuple(Batch(*take(part), len(part) / count, part) for part in parts)
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:

@@ -86,7 +86,7 @@ def default_floats(name: str | None) -> Iterator[None]:
 
 
 def reseed(seed: int, rank: int) -> None:
-    """Seed every global random generator, for each rank differently (dropout must differ between ranks)."""
+    """Seed every global random generator, for each rank differently."""
     mixed = [int(word) for word in np.random.SeedSequence((seed, rank)).generate_state(3, np.uint32)]
     random.seed(mixed[0])
     np.random.seed(mixed[1])

@@ -30,6 +30,7 @@ from tutti.strategies.base import Worker
 from tutti.training.agenda import Agenda
 from tutti.training.balance import SpeedBalance
 from tutti.training.best_weights import BestWeights
+from tutti.training.dropout import SampleMasks, drawn_by_sample
 from tutti.training.evaluation import (
     Objective,
     Tally,
@@ -241,6 +242,7 @@ class Trainer:
         self._ending = ending or Ending()
         best = BestWeights(self.replica, self.comm, self._ending.ranking)
         self._best = best if self._ending.restores_best else None
+        self._masks: SampleMasks | None = None
         self.stopped: str | None = None
         self.ended: str | None = None
         self.restored: EpochRecord | None = None
@@ -278,17 +280,22 @@ class Trainer:
             self._load_state(saved)
         self._progress.begin(RunLength(self._updates, self._batches.updates))
         try:
-            while self._goes_on:
-                self._note(self._epoch(self._begun))
-                if self._agenda is not None and self._goes_on:
-                    self._pause_between_epochs(self._agenda)
-            if self.ended is not None:
-                self._end_early()
+            with drawn_by_sample(module, self._batches.seed) as self._masks:
+                self._run()
         finally:
             self._progress.end()
             if self._validation is not None:
                 self._validation.close()
         return self._history
+
+    def _run(self) -> None:
+        """Train all epochs that are left, or until the run stops or ends."""
+        while self._goes_on:
+            self._note(self._epoch(self._begun))
+            if self._agenda is not None and self._goes_on:
+                self._pause_between_epochs(self._agenda)
+        if self.ended is not None:
+            self._end_early()
 
     @property
     def _begun(self) -> int:
@@ -621,6 +628,8 @@ class Trainer:
 
     def _pass(self, batch: Batch, epoch: int, tally: Tally) -> float:
         """Add this batch's gradient, and count its samples; returns the denominator of its losses."""
+        if self._masks is not None:
+            self._masks.begin(epoch, batch.samples)
         computed = self._compute_batch(batch)
         weight = len(computed.targets) if computed.weight is None else computed.weight
         tally.add(computed.loss, computed.outputs, computed.targets, weight)

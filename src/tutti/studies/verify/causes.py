@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from tutti.data import Batch
 from tutti.studies.verify.tolerance import AMPLE, DTYPES, MOST, TOLERANCES
+from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import Objective, evaluating
+
+MICROBATCH: Final = "microbatch"
+"""The part of a batch that goes through a pipeline at once."""
 
 
 def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int, part: str) -> Iterator[str]:
@@ -40,26 +45,31 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
             f"BatchNorm ('{norms[0]}') normalises with the statistics of each {part}; GroupNorm or "
             f"LayerNorm would not"
         )
-    if dropouts:
+    if dropouts and part == MICROBATCH:
         yield (
             f"Dropout ('{dropouts[0]}') draws other random numbers for each {part}; switch it off to compare"
         )
-    if norms or dropouts:
-        return
-    inputs = objective.arithmetic.inputs(batch.inputs)
-    whole = _outputs(objective, module, inputs, seed=0)
-    if is_random(objective, module, batch):
+    elif is_random(objective, module, batch):
         yield f"the model draws random numbers, others for each {part}; switch that off to compare"
-    elif _differ(
-        objective, whole, torch.cat([_outputs(objective, module, x, 0) for x in inputs.chunk(parts)])
+    elif not norms and _differ(
+        objective,
+        _outputs(objective, module, batch, seed=0),
+        torch.cat([_outputs(objective, module, one, seed=0) for one in cut_batch(batch, parts)]),
     ):
         yield f"the model computes the outputs of a sample from all samples of its {part}"
 
 
 def is_random(objective: Objective, module: nn.Module, batch: Batch) -> bool:
-    """Tell whether the outputs of a model depend on random numbers, as with dropout."""
-    inputs = objective.arithmetic.inputs(batch.inputs)
-    return _differ(objective, *(_outputs(objective, module, inputs, seed) for seed in (0, 1)))
+    """Tell whether the outputs of a model depend on random numbers that are not drawn by sample."""
+    return _differ(objective, *(_outputs(objective, module, batch, seed) for seed in (0, 1)))
+
+
+def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Cut a batch into parts, each with its share of the update."""
+    assert batch.samples is not None, "the batches of a part have numbers of samples"
+    pieces = zip(*(of.chunk(parts) for of in (batch.inputs, batch.targets, batch.samples)), strict=True)
+    for inputs, targets, samples in pieces:
+        yield Batch(inputs, targets, batch.share * len(targets) / len(batch.targets), samples)
 
 
 def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> str | None:
@@ -82,11 +92,14 @@ def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: in
     )
 
 
-def _outputs(objective: Objective, module: nn.Module, inputs: Tensor, seed: int) -> Tensor:
+def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -> Tensor:
     """Return the outputs in training, from a given state of the random generators."""
-    with torch.random.fork_rng(devices=()), torch.no_grad():
+    module = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=()), torch.no_grad(), drawn_by_sample(module, seed=0) as masks:
         torch.manual_seed(seed)
-        return objective.arithmetic.forward(copy.deepcopy(module).train(), inputs)
+        if masks is not None:
+            masks.begin(0, batch.samples)
+        return objective.arithmetic.forward(module, objective.arithmetic.inputs(batch.inputs))
 
 
 def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:

@@ -39,7 +39,7 @@ from tutti.run.checks import check_strategy
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
 from tutti.strategies import Clip, Strategy
-from tutti.studies.verify.causes import by_design, is_random, of_the_loss
+from tutti.studies.verify.causes import MICROBATCH, by_design, cut_batch, is_random, of_the_loss
 from tutti.studies.verify.tolerance import (
     Deviation,
     Distance,
@@ -49,6 +49,7 @@ from tutti.studies.verify.tolerance import (
     deviations,
     table,
 )
+from tutti.training.dropout import SampleMasks, drawn_by_sample
 from tutti.training.trainer import divide_by_weight
 
 
@@ -74,17 +75,19 @@ class Sequential:
         self.task, self.module = task, copy.deepcopy(task.module)
         self.module.train()
         self.names = trained_names(self.module)
-        self.optimizer = build_optimizer(job, self.module)
+        self.optimizer, self._seed = build_optimizer(job, self.module), job.config.seed
         self.schedule = build_schedule(job, self.optimizer, updates)
         self.loss, self.gradient = 0.0, torch.zeros(0)
 
-    def backward(self, batches: Iterable[Batch]) -> None:
+    def backward(self, epoch: int, batches: Iterable[Batch]) -> None:
         """Forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
         self.optimizer.zero_grad()
         total = whole = 0.0
         # The parallel run draws its random numbers from where this one drew them.
-        with torch.random.fork_rng(devices=()):
+        with torch.random.fork_rng(devices=()), drawn_by_sample(self.module, self._seed) as masks:
             for batch in batches:
+                if masks is not None:
+                    masks.begin(epoch, batch.samples)
                 loss, weight = self.task.measure_loss(self.module, batch)
                 torch.autograd.backward(loss * len(batch.targets))
                 total, whole = total + loss.item() * len(batch.targets), whole + weight
@@ -125,7 +128,8 @@ class Parallel:
 
     def step(self, number: int, passes: Sequence[Batch]) -> State:
         """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
-        loss = self._forward_backward(number, passes)
+        with drawn_by_sample(self.task.module, self.batches.seed) as masks:
+            loss = self._forward_backward(number, passes, masks)
         gradient = end_to_end(self.portion.state(gradient_of), self._names)
         self.portion.data.all_reduce(gradient)
         self.worker.step()
@@ -133,11 +137,13 @@ class Parallel:
             self._schedule.step()
         return State(loss, gradient, end_to_end(self.portion.state(), self._names))
 
-    def _forward_backward(self, number: int, passes: Sequence[Batch]) -> float:
+    def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks | None) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
         self.worker.share = sum(batch.share for batch in passes)
         total, weight = torch.zeros(1, dtype=torch.float64), 0.0
         for batch in passes:
+            if masks is not None:
+                masks.begin(number // self.batches.updates, batch.samples)
             if self.portion.compute is not None:
                 computed = self.portion.compute(batch)
                 found = computed.loss, len(computed.targets) if computed.weight is None else computed.weight
@@ -163,7 +169,7 @@ class _Runs:
 
     One has the samples of every batch in reverse order; the other adds up the gradients of a batch's parts.
     Either may happen to round as the plain one does, for a shape or a processor. Where order or parts change
-    more than rounding, as with dropout or with a loss that is no mean over the samples, they are left out.
+    more than rounding, as with random numbers or a loss that is no mean over the samples, they are left out.
 
     Args:
         job: what is compared.
@@ -180,7 +186,7 @@ class _Runs:
     def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
         whole = Batches(task.dataset.train, job.config.batch_size, seed=job.config.seed)
         _, (first,) = next(whole.epoch(0))
-        self._rounds = _rounds(whole)
+        self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)
         self.reasons: tuple[str, ...] = ()
         self.causes: tuple[str, ...] = ()
@@ -191,23 +197,19 @@ class _Runs:
 
     def backward(self) -> None:
         """Forward and backward of all with the samples of the next update."""
-        _, (batch,) = next(self._rounds)
+        number, (batch,) = next(self._rounds)
+        epoch = number // self._updates
         if self._part is not None and not self.causes:
             found = of_the_loss(self._task.objective, self.plain.module, batch, self._parts)
             self.causes = () if found is None else (found,)
-        self.plain.backward([batch])
-        turned = Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share)
-        self.reversed.backward([batch] if self._random else [turned])
-        self.added_up.backward(self._cut(batch) if self._comparable_in_parts else [batch])
+        self.plain.backward(epoch, [batch])
+        self.reversed.backward(epoch, [batch] if self._random else [_turned(batch)])
+        parts = cut_batch(batch, self._parts) if self._comparable_in_parts else [batch]
+        self.added_up.backward(epoch, parts)
 
     @property
     def _comparable_in_parts(self) -> bool:
         return not (self._random or self.reasons or self.causes)
-
-    def _cut(self, batch: Batch) -> Iterator[Batch]:
-        pieces = zip(batch.inputs.chunk(self._parts), batch.targets.chunk(self._parts), strict=True)
-        for inputs, targets in pieces:
-            yield Batch(inputs, targets, batch.share * len(targets) / len(batch.targets))
 
     def step(self, clip: Clip, parallel: State, found: dict[str, Deviation], step: int) -> None:
         """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
@@ -268,7 +270,7 @@ def _changed(strategy: Strategy) -> str:
 def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
     """The samples that are computed together; None: all of a batch."""
     if layout is not None and layout.way == "pipeline":
-        return "microbatch"
+        return MICROBATCH
     if passes > 1:
         return "pass"
     if layout is not None and layout.way == "tensor":
@@ -313,6 +315,12 @@ def _note(distances: dict[str, Distance], step: int, one: State, other: State) -
         step, (one.gradient - other.gradient).norm().item(), other.gradient.norm().item()
     )
     distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
+
+
+def _turned(batch: Batch) -> Batch:
+    """A batch in reverse order."""
+    samples = None if batch.samples is None else batch.samples.flip(0)
+    return Batch(batch.inputs.flip(0), batch.targets.flip(0), batch.share, samples)
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:

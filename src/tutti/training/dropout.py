@@ -1,0 +1,190 @@
+"""Dropout drawn by sample: which of its numbers a layer drops does not depend on who computes the sample.
+
+    word = mix(mix(seed, epoch, sample) + mix(layer, call) + element)        dropped if word < p * 2**32
+
+So any number of ranks draws what one process draws, whatever the passes and the batches of each. This holds
+for torch's dropout layers on a CPU, where the first dimension of their inputs is the samples of the pass.
+Elsewhere they draw from the rank's generator, and so does what is no such layer.
+
+Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), for `_mix`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Words: TypeAlias = NDArray[np.uint64]
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_BLOCK: Final = 1 << 14
+"""Words that are mixed at once, so that they stay in the cache."""
+
+_ALPHA: Final = 1.7580993408473766
+"""The limit of SELU far below zero, its sign changed: what AlphaDropout puts for a number."""
+
+_CHANNELS: Final = {
+    nn.Dropout1d: (3,),
+    nn.Dropout2d: (4,),
+    nn.Dropout3d: (5,),
+    nn.FeatureAlphaDropout: (3, 4, 5),
+}
+"""Layers that drop whole channels, and the dimensions of a batch of samples; others have one sample alone."""
+
+_ALPHAS: Final = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+_LAYERS: Final = (nn.Dropout, nn.AlphaDropout, *_CHANNELS)
+
+
+class SampleMasks:
+    """The masks of a pass, by sample.
+
+    Args:
+        seed: of the run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._epoch = seed, 0
+        self._samples: Tensor | None = None
+        self._keys: Words | None = None
+        self._calls: dict[tuple[str, int], int] = {}
+        self._called: Counter[str] = Counter()
+
+    def begin(self, epoch: int, samples: Tensor | None) -> None:
+        """Begin a pass.
+
+        Args:
+            epoch: its number, from 0.
+            samples: their numbers, of shape (samples,), int64; None: they have none.
+        """
+        self._epoch, self._samples, self._keys = epoch, samples, None
+        self._calls.clear()
+        self._called.clear()
+
+    def draw(self, layer: str, shape: Sequence[int], p: float) -> Tensor | None:
+        """Return which numbers are kept; None if they are not those of the samples of this pass.
+
+        Args:
+            layer: its name in the model.
+            shape: of the numbers, the samples first.
+            p: the probability that one is dropped.
+        """
+        samples = self._samples
+        if samples is None or shape[0] != len(samples) or not samples.is_cpu:
+            return None
+        if self._keys is None:
+            numbers = samples.numpy().astype(np.uint64)
+            self._keys = _mix(numbers * _GOLDEN + _word(self._seed, self._epoch, 1))[:, None]
+        each = math.prod(shape[1:])
+        pairs = np.arange(-(-each // 2), dtype=np.uint64) * _GOLDEN + _word(
+            *layer.encode(), self._call(layer)
+        )
+        kept, rows = np.empty((len(samples), each), dtype=np.bool_), max(1, _BLOCK // max(1, len(pairs)))
+        for start in range(0, len(samples), rows):
+            # Two numbers of 32 bits each.
+            words = _mix(self._keys[start : start + rows] + pairs).view(np.uint32)
+            np.greater_equal(words[:, :each], round(p * 2**32), out=kept[start : start + rows])
+        return torch.from_numpy(kept).view(*shape)
+
+    def _call(self, layer: str) -> int:
+        """Return how often the layer was called before in this pass.
+
+        When `torch.utils.checkpoint` computes a layer again in the backward pass, torch's generator is where
+        it was at the first time: the same number is drawn, and it is known as the same call.
+        """
+        drawn = layer, int(torch.empty((), dtype=torch.int64).random_())
+        if drawn not in self._calls:
+            self._calls[drawn] = self._called[layer]
+            self._called[layer] += 1
+        return self._calls[drawn]
+
+
+class SampleDropout:
+    """The forward pass of a dropout layer, drawn by sample.
+
+    Args:
+        layer: one of torch's.
+        name: of the layer in the model.
+        masks: of the model.
+    """
+
+    def __init__(self, layer: Any, name: str, masks: SampleMasks) -> None:
+        self._layer, self._name, self._masks = layer, name, masks
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of the layer."""
+        layer, p = self._layer, self._layer.p
+        kept = self._draw(inputs, p) if layer.training and 0 < p < 1 else None
+        if kept is None:
+            return cast("Tensor", type(layer).forward(layer, inputs))
+        laid = inputs if kept.shape == inputs.shape else kept
+        noise = torch.empty_like(laid, dtype=inputs.dtype).copy_(kept)
+        if type(layer) not in _ALPHAS:
+            noise.mul_(1 / (1 - p))
+            return inputs.mul_(noise) if layer.inplace else inputs * noise
+        scale = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+        put = noise.sub(1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
+        return inputs * noise.mul_(scale) + put
+
+    def _draw(self, inputs: Tensor, p: float) -> Tensor | None:
+        """Return which numbers are kept, or which channels; None where that cannot be drawn by sample."""
+        if torch.compiler.is_compiling() or type(inputs) is not Tensor or not inputs.is_cpu:
+            return None
+        dims = _CHANNELS.get(type(self._layer))
+        if inputs.dim() == 0 or (dims is not None and inputs.dim() not in dims):
+            return None
+        shape = inputs.shape if dims is None else (*inputs.shape[:2], *[1] * (inputs.dim() - 2))
+        return self._masks.draw(self._name, shape, p)
+
+
+@contextmanager
+def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks | None]:
+    """Have the dropout layers of a model draw by sample meanwhile.
+
+    Args:
+        module: the model.
+        seed: of the run.
+
+    Yields:
+        What must be told of each pass; None: the model has no such layer.
+    """
+    layers = {
+        name: layer
+        for name, layer in module.named_modules()
+        if type(layer) in _LAYERS and "forward" not in vars(layer)
+    }
+    if not layers:
+        yield None
+        return
+    masks = SampleMasks(seed)
+    for name, layer in layers.items():
+        layer.forward = SampleDropout(layer, name, masks)
+    try:
+        yield masks
+    finally:
+        for layer in layers.values():
+            del layer.forward
+
+
+def _mix(words: Words) -> Words:
+    """Mix the bits of each number, in place: numbers that differ in any bit become unrelated ones."""
+    moved = np.empty_like(words)
+    for bits, factor in ((30, _FACTORS[0]), (27, _FACTORS[1])):
+        np.bitwise_xor(words, np.right_shift(words, np.uint64(bits), out=moved), out=words)
+        np.multiply(words, factor, out=words)
+    return np.bitwise_xor(words, np.right_shift(words, np.uint64(31), out=moved), out=words)
+
+
+@cache
+def _word(*numbers: int) -> np.uint64:
+    """Return 64 random bits that depend on some numbers."""
+    return np.uint64(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
