@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.comm.ranks import World
 from tutti.checkpoint import sharing
 from tutti.checkpoint.reading import newest, open_checkpoint
 from tutti.checkpoint.saver import Saver
+from tutti.checkpoint.snapshot import _Region
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadRunFolder
@@ -144,6 +146,40 @@ def test_states_may_grow(tmp_path: Path) -> None:
         assert own is not None
         assert torch.equal(own["tensor"], torch.full((1 << (18 + rank),), 2))
         assert own["text"] == "x" * 100_000
+
+
+def test_states_may_become_others_of_the_same_size(tmp_path: Path) -> None:
+    def changed(rank: int, step: int) -> State:
+        return State(own={f"{step}": torch.full((8,), step, dtype=[torch.int32, torch.float32][step % 2])})
+
+    with World(1) as world:
+        world.run(save_what_changes, tmp_path, changed)
+    for step in range(3):
+        own = open_checkpoint(tmp_path / f"step-{step:08}").saved(0, 1).own
+        assert own is not None
+        assert torch.equal(
+            own[f"{step}"], torch.full((8,), step, dtype=[torch.int32, torch.float32][step % 2])
+        )
+
+
+def save_when_a_rank_is_slow(comm: Communicator, folder: Path) -> None:
+    copy = _Region.copy
+
+    def late(region: _Region, *arguments: Any) -> None:
+        time.sleep(0.5)
+        copy(region, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch, Saver(comm, folder) as saver:
+        saver.save(1, state_of(comm.rank, 2, 1), wait=True)
+        if comm.rank == 1:
+            patch.setattr(_Region, "copy", late)
+        saver.save(2, state_of(comm.rank, 2, 2), wait=True)
+
+
+def test_nothing_is_written_before_all_have_copied(tmp_path: Path) -> None:
+    with World(2) as world:
+        world.run(save_when_a_rank_is_slow, tmp_path)
+    check(open_checkpoint(tmp_path / "latest").saved(1, 2), 1, 2, 2, 2)
 
 
 def leave_out(comm: Communicator, folder: Path) -> tuple[list[bool], list[str]]:
