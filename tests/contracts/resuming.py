@@ -44,12 +44,19 @@ class Branching(nn.Module):
 
 @dataclass(frozen=True)
 class Course:
-    """What is trained, and how. Everything in it can be sent to another process."""
+    """What is trained, and how. Everything in it can be sent to another process.
+
+    Attributes:
+        steps: of all.
+        own_loop: whether it is a loop of the user's, which changes the weights between two steps.
+    """
 
     strategy: Strategy
     model: Callable[[], nn.Module] = Branching
     optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] = adamw
     dtype: torch.dtype = torch.float32
+    steps: int = END
+    own_loop: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,14 @@ class Left:
         options: of the optimizer.
         state: of the worker.
         final: the weights in the end.
+        staleness: of its exchanges from then on: how often each was seen.
     """
 
     weights: dict[str, Tensor]
     options: list[Values]
     state: State
     final: Tensor
+    staleness: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -86,11 +95,13 @@ class Resumed:
         weights: those evaluated before its first step.
         anew: what the worker says is lost at another number of ranks.
         final: the weights in the end.
+        staleness: of its exchanges.
     """
 
     weights: dict[str, Tensor]
     anew: tuple[str, ...]
     final: Tensor
+    staleness: dict[int, int]
 
 
 def checkpoint(left: Sequence[Left | None], ranks: int | None = None) -> Checkpoint:
@@ -107,6 +118,7 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     if _serves(comm, course, module, optimizer):
         return None
     replica = place(module, comm, course.strategy.home)
+    replica.in_own_loop = course.own_loop
     worker = course.strategy.worker(replica, comm, optimizer, Clip())
     _train(comm, course, replica, worker, optimizer, range(STOP))
     comm.barrier()
@@ -115,8 +127,13 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     options = deepcopy(options_of(optimizer))
     worker.resume()
     comm.barrier()
-    _train(comm, course, replica, worker, optimizer, range(STOP, END))
-    return Left(weights, options, state, _finished(comm, replica, worker))
+    worker.settle()
+    worker.resume()
+    comm.barrier()
+    worker.traffic.take()
+    _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
+    final = _finished(comm, replica, worker)
+    return Left(weights, options, state, final, worker.traffic.take().staleness)
 
 
 def go_on(comm: Communicator, course: Course, kept: Checkpoint) -> Resumed | None:
@@ -129,8 +146,9 @@ def go_on(comm: Communicator, course: Course, kept: Checkpoint) -> Resumed | Non
         return None
     saved = kept.saved[comm.rank]
     names = {parameter: name for name, parameter in module.named_parameters()}
-    load(optimizer, names, saved, kept.options)
+    load(optimizer, names, saved, kept.options, copy=course.own_loop)
     replica = place(module, comm, course.strategy.home)
+    replica.in_own_loop = course.own_loop
     worker = course.strategy.worker(replica, comm, optimizer, Clip())
     worker.load_state(saved)
     comm.barrier()
@@ -138,8 +156,9 @@ def go_on(comm: Communicator, course: Course, kept: Checkpoint) -> Resumed | Non
     weights = deepcopy(module.state_dict())
     worker.resume()
     comm.barrier()
-    _train(comm, course, replica, worker, optimizer, range(STOP, END))
-    return Resumed(weights, worker.anew, _finished(comm, replica, worker))
+    _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
+    final = _finished(comm, replica, worker)
+    return Resumed(weights, worker.anew, final, worker.traffic.take().staleness)
 
 
 def _serves(comm: Communicator, course: Course, module: nn.Module, optimizer: Optimizer) -> bool:
@@ -158,7 +177,7 @@ def _train(
     worker.share = 1 / size if together else 1.0
     for step in steps:
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
-        replica.module.both = step not in (2, STOP + 1)
+        replica.module.both = step not in (2, STOP - 1, STOP)
         if worker.is_late():
             worker.skip()
             continue
@@ -171,6 +190,10 @@ def _train(
         (loss * worker.share).backward()
         comm.compute(SAMPLES * SPEEDS[rank % len(SPEEDS)])
         worker.step()
+        if course.own_loop:
+            with torch.no_grad():
+                for parameter in replica.module.parameters():
+                    parameter.mul_(0.99)
 
 
 def _finished(comm: Communicator, replica: Replica, worker: Worker) -> Tensor:

@@ -26,7 +26,7 @@ from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
 from tutti.parameter_server.client import ServedCentre
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Flat, copy_all
-from tutti.state import Saved, State, fill_all, name_of, pieces_of_all
+from tutti.state import Saved, State, fill_all, pieces_of_all
 
 HOST: Final = "host_weights"
 """The first word of the names of the weights of a host's centre, in a checkpoint."""
@@ -57,6 +57,8 @@ class LevelledCentre(Centre):
         self._here = [torch.zeros_like(flat.weights) for flat in flats]
         self._message = [torch.zeros_like(flat.weights) for flat in flats]
         self._above_lock = comm.node.lock()
+        # The first worker of each worker's host.
+        self._hosts = comm.all_gather_objects(comm.node.broadcast_object(comm.rank))
         if comm.node.rank == 0:
             copy_all(self._known, [flat.weights for flat in flats])
         comm.barrier()
@@ -142,8 +144,7 @@ class LevelledCentre(Centre):
 
         The state of the first host's optimizer is what goes on at another number of ranks.
         """
-        above = self._above.state()
-        state = State(own={"above": above.own, "host": self._host.state().own})
+        state = State(own={"hosts": self._hosts, "host": self._host.state().own})
         state.own["exchanges"] = int(self._exchanges)
         if self._comm.node.rank == 0:
             held = self._host.held(self._host.slots)
@@ -154,16 +155,18 @@ class LevelledCentre(Centre):
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on with the hosts' centres, too; with the agreed weights where those are not known."""
-        alone, first = saved.alone, name_of(HOST, self._flats[0].names[0])
-        if self._comm.node.rank == 0 and alone is not None and first in alone.tensors:
+        """Go on with the hosts' centres, too, if they have the same workers; else with the agreed weights."""
+        alone, own = saved.alone, saved.own
+        if alone is None or own is None or own.get("hosts") != self._hosts:
+            self._host.load_state(replace(saved, own=None))
+            return
+        if self._comm.node.rank == 0:
             fill_all(alone.tensors, HOST, self._flats, self._host.weights)
             fill_all(alone.tensors, KNOWN, self._flats, self._known)
-            self._exchanges.fill_(0 if saved.own is None else saved.own["exchanges"])
-            if self._comm.rank:
+            self._exchanges.fill_(own["exchanges"])
+            if self._comm.rank > 0:
                 saved = replace(saved, joint=alone)
         self._host.load_state(saved.part("host"))
-        self._above.load_state(saved.part("above"))
 
     @override
     def close(self) -> None:

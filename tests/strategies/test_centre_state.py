@@ -1,0 +1,267 @@
+"""The state of strategies with a parameter centre: what is kept is needed, and all that is needed is kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import optim
+
+from tests.comm.ranks import World
+from tests.contracts.resuming import (
+    STOP,
+    Checkpoint,
+    Course,
+    Left,
+    begin,
+    checkpoint,
+    go_on,
+    momentum,
+    plain,
+)
+from tutti.comm.base import Communicator, keep_servers
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadCheckpoint
+from tutti.state import Named, Saved
+from tutti.strategies import EASGD, GEM, Downpour, EASGDSync, Lazy, ParamServer
+
+# The ranks cannot import this page by its name: its functions travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+amsgrad = partial(optim.AdamW, lr=0.01, amsgrad=True)
+ADAPTIVE = Downpour(staleness="delay_compensated_adaptive", pull_every=2)
+LEVELLED = [
+    Course(Downpour()),
+    Course(Downpour(push_every=2, pull_every=3, staleness="inverse"), optimizer=amsgrad),
+    Course(ADAPTIVE),
+    Course(Downpour(side="worker", push_every=3, pull_every=2)),
+    Course(EASGD(every=2, momentum=0.5), optimizer=plain),
+    Course(GEM(least=-2.0), optimizer=momentum),
+]
+COURSES = [
+    *LEVELLED,
+    Course(Downpour(), optimizer=optim.Adafactor),
+    Course(Lazy(slack=1, threshold=50.0, memory=3), optimizer=momentum),
+    Course(Lazy(slack=2)),
+    Course(ParamServer()),
+    Course(ParamServer(quorum=0.5), optimizer=momentum),
+]
+# Adafactor itself cannot step a parameter without elements. All make the same edits if all make all steps.
+OWN_LOOPS = [
+    replace(course, own_loop=True)
+    for course in COURSES
+    if course.optimizer is not optim.Adafactor and course.strategy != ParamServer(quorum=0.5)
+]
+
+
+def courses(given: list[Course]) -> Callable[[Callable], Callable]:
+    """Run a test with each course."""
+    return pytest.mark.parametrize("course", given, ids=lambda one: f"{one.strategy}-{_name(one.optimizer)}")
+
+
+def _name(optimizer: Any) -> str:
+    return getattr(optimizer, "func", optimizer).__name__
+
+
+@pytest.fixture(autouse=True)
+def _several_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is small; it is to have several slots in shared memory all the same."""
+    monkeypatch.setattr("tutti.parameter_server.shared_memory.SMALLEST_SLOT", 32)
+
+
+def assert_goes_on(world: VirtualWorld, course: Course) -> None:
+    left = world.run(begin, course)
+    for before, after in zip(left, world.run(go_on, course, checkpoint(left)), strict=True):
+        assert torch.equal(after.final, before.final)
+        assert after.staleness == before.staleness
+
+
+@courses(COURSES)
+def test_goes_on_with_servers(course: Course) -> None:
+    assert_goes_on(VirtualWorld(4, 2, servers=3), course)
+
+
+@courses([*COURSES, *OWN_LOOPS])
+def test_goes_on_in_shared_memory(course: Course) -> None:
+    assert_goes_on(VirtualWorld(3), course)
+    if course.own_loop:
+        assert_goes_on(VirtualWorld(1), course)  # Its optimizer keeps its state itself.
+
+
+@courses(LEVELLED)
+def test_goes_on_with_two_levels(course: Course) -> None:
+    assert_goes_on(VirtualWorld(4, 2, servers=2, levels=2, server_period=3), course)
+
+
+@courses([COURSES[2], COURSES[4], COURSES[7], COURSES[9]])
+def test_other_forms_of_centre_go_on_with_weights_and_optimizer(course: Course) -> None:
+    """With the same workers, and with others; on servers, and in shared memory."""
+    shared, served = VirtualWorld(4), VirtualWorld(4, 2, servers=3)
+    worlds = [shared, served, VirtualWorld(2), VirtualWorld(5, 3, servers=1)]
+    if course in LEVELLED:
+        worlds += [VirtualWorld(4, (1, 3), servers=1, levels=2), VirtualWorld(4, 2, servers=2, levels=2)]
+    for first in worlds:
+        left = first.run(begin, course)
+        for second in worlds:
+            if second is first and second.levels > 1:
+                continue  # Its hosts' centres go on as well, and move the one above.
+            resumed = second.run(go_on, course, checkpoint(left, second.ranks))
+            for after in resumed:
+                assert after.final.isfinite().all()
+                for name, weights in left[0].weights.items():
+                    assert torch.allclose(after.weights[name], weights, rtol=1e-6, atol=1e-6), (first, second)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_the_optimizer_goes_on_at_another_number_of_workers(servers: int) -> None:
+    """Workers that make one update together follow the uninterrupted run."""
+    course = Course(ParamServer(), dtype=torch.float64)
+    left = VirtualWorld(3).run(begin, course)
+    resumed = VirtualWorld(2, servers=servers).run(go_on, course, checkpoint(left, 2))
+    assert torch.allclose(resumed[0].final, left[0].final, rtol=1e-12, atol=1e-12)
+
+
+# Each strategy with options such that each value that is kept shows in the weights of one course or another.
+TELLING: dict[str, list[Course]] = {
+    "downpour": [
+        Course(Downpour(push_every=2, pull_every=3, staleness="inverse"), optimizer=momentum),
+        Course(ADAPTIVE),
+    ],
+    "downpour, worker": [
+        Course(Downpour(side="worker", push_every=3, pull_every=2, staleness="inverse")),
+        Course(Downpour(side="worker", push_every=3, pull_every=1), steps=STOP),
+    ],
+    "easgd": [Course(EASGD(every=3, momentum=0.5), optimizer=plain), Course(EASGD(every=2))],
+    "easgd_sync": [Course(EASGDSync(every=3, momentum=0.5), optimizer=plain), Course(EASGDSync(every=2))],
+    "gem": [Course(GEM(), optimizer=momentum, own_loop=True)],
+    "lazy": [
+        Course(Lazy(slack=1, threshold=threshold, memory=3), optimizer=momentum)
+        for threshold in (0.0, 10.0, 100.0, 1000.0)
+    ],
+    "paramserver": [Course(ParamServer())],
+}
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_nothing_is_kept_that_makes_no_difference(name: str) -> None:
+    worlds = [VirtualWorld(3)]
+    if not any(course.own_loop for course in TELLING[name]) and name != "easgd_sync":
+        worlds.append(VirtualWorld(4, 2, servers=2))
+    for world in worlds:
+        kept, tells = set(), set()
+        for course in TELLING[name]:
+            left = world.run(begin, course)
+            for entry, changed in mutants(checkpoint(left)):
+                kept.add(entry)
+                if entry not in tells and is_different(world, course, changed, left):
+                    tells.add(entry)
+        assert kept
+        assert tells == kept
+
+
+def test_nothing_is_kept_of_two_levels_that_makes_no_difference() -> None:
+    world, kept, tells = VirtualWorld(4, 2, servers=2, levels=2, server_period=4), set(), set()
+    for strategy in (Downpour(push_every=2, staleness="inverse"), ADAPTIVE):
+        left = world.run(begin, Course(strategy))
+        for entry, changed in mutants(checkpoint(left)):
+            kept.add(entry)
+            if is_different(world, Course(strategy), changed, left):
+                tells.add(entry)
+    assert tells == kept
+
+
+def is_different(world: VirtualWorld, course: Course, kept: Checkpoint, left: list[Left | None]) -> bool:
+    try:
+        resumed = world.run(go_on, course, kept)
+    except BadCheckpoint:
+        return True
+    pairs = zip(resumed, left, strict=True)
+    return any(not torch.equal(a.final, b.final) or a.staleness != b.staleness for a, b in pairs)
+
+
+def mutants(kept: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
+    """Checkpoints that are wrong in one kind of values, on all ranks; with the name of that kind."""
+    for part in ("joint", "alone"):
+        named = [getattr(saved, part).tensors for saved in kept.saved]
+        for kind in sorted({_kind(name) for tensors in named for name in tensors}):
+            wrong = [
+                replace(saved, **{part: _with_other_tensors(getattr(saved, part), kind)})
+                for saved in kept.saved
+            ]
+            yield f"{part}/{kind}", replace(kept, saved=wrong)
+    for area in ("own", "shared"):
+        for path in sorted({path for saved in kept.saved for path in _paths(getattr(saved, area))}):
+            yield (
+                "/".join((area, *path)),
+                replace(kept, saved=[_with_other(one, area, path) for one in kept.saved]),
+            )
+
+
+def _kind(name: str) -> str:
+    """The part of a tensor's name that says nothing of the parameter."""
+    prefix, _, rest = name.partition("/")
+    return f"{prefix}/{rest.rpartition('/')[2]}" if prefix == "optimizer" else prefix
+
+
+def _with_other_tensors(held: Named, kind: str) -> Named:
+    tensors = {name: one + 0.5 if _kind(name) == kind else one for name, one in held.tensors.items()}
+    return Named(tensors, held.numbers)
+
+
+def _paths(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ((name, *path) for path in _paths(value))
+        else:
+            yield (name,)
+
+
+def _with_other(saved: Saved, area: str, path: tuple[str, ...]) -> Saved:
+    changed = deepcopy(getattr(saved, area))
+    *way, last = path
+    values = changed
+    for name in way:
+        values = values[name]
+    values[last] = _other(values[last])
+    return replace(saved, **{area: changed})
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if value and isinstance(value[0], int):
+        return [one + 3 for one in value]
+    return [0.0] * len(value) if value and isinstance(value[0], float) else ["last.bias"]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[World]:
+    with World(2) as world:
+        yield world
+
+
+def alone_with_a_server(comm: Communicator, function: Callable, *arguments: object) -> object:
+    return function(keep_servers(comm, (1,)), *arguments)
+
+
+@courses([*COURSES, Course(EASGDSync(every=3, momentum=0.5), optimizer=plain)])
+def test_processes_go_on(course: Course, processes: World) -> None:
+    """One worker and a server, whose order is known; and two workers, where their order does not matter."""
+    is_ordered = isinstance(course.strategy, EASGDSync) or course.strategy == ParamServer()
+    if not isinstance(course.strategy, EASGDSync):
+        left, _ = processes.run(alone_with_a_server, begin, course)
+        resumed, _ = processes.run(alone_with_a_server, go_on, course, checkpoint([left]))
+        assert torch.equal(resumed.final, left.final)
+    left = processes.run(begin, course)
+    for before, after in zip(left, processes.run(go_on, course, checkpoint(left)), strict=True):
+        assert after.final.isfinite().all()
+        assert not is_ordered or torch.equal(after.final, before.final)
