@@ -500,30 +500,26 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
     strategy: type[Strategy], known: Setting
 ) -> None:
     """To the bit, whatever the options: so all that counts is in the weights and the state."""
-    for one in _variants(strategy, known):
+    for course in _courses(strategy, known):
+        one = course.strategy
         for hosts in (1, 2) if on_several_hosts(one) else (1,):
-            for course in _courses(one):
-                left = world(one, 4, hosts).run(begin, course)
-                resumed = world(one, 4, hosts).run(go_on, course, checkpoint(left))
-                for before, after in zip(left, resumed, strict=True):
-                    if before is not None:
-                        where = f"{course.strategy}, {course.optimizer}, {hosts} hosts"
-                        assert torch.equal(after.final, before.final), where
+            left = world(one, 4, hosts).run(begin, course)
+            resumed = world(one, 4, hosts).run(go_on, course, checkpoint(left))
+            for before, after in zip(left, resumed, strict=True):
+                if before is not None:
+                    where = f"{course.strategy}, {course.optimizer}, {hosts} hosts"
+                    assert torch.equal(after.final, before.final), where
 
 
-def _variants(strategy: type[Strategy], known: Setting) -> list[Strategy]:
+def _courses(strategy: type[Strategy], known: Setting) -> list[Course]:
     """A strategy with its usual options, and with each of them changed."""
     given = [known.brisk]
     for of in fields(strategy):
         before, changed = known.changes.get(of.name) or (known.brisk, {of.name: _other_value(of, known)})
         given += [before, {**before, **changed}]
-    return list(dict.fromkeys(strategy(**options) for options in given))
-
-
-def _courses(strategy: Strategy) -> list[Course]:
-    """With an optimizer that remembers much, and with one that each strategy can use."""
-    some = Course(strategy), Course(strategy, optimizer=momentum), Course(strategy, optimizer=plain)
-    return [course for course in some if course.optimizer is plain or not _is_particular(strategy)]
+    first, *others = dict.fromkeys(strategy(**options) for options in given)
+    courses = [Course(first, optimizer=optimizer) for optimizer in (adamw, momentum, plain)]
+    return courses + [Course(one, optimizer=plain if _is_particular(one) else adamw) for one in others]
 
 
 def _is_particular(strategy: Strategy) -> bool:

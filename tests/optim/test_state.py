@@ -222,3 +222,14 @@ def test_a_whole_optimizer_goes_on() -> None:
     assert {str(key): str(kept) for key, kept in other.state.items()} == {
         str(key): str(kept) for key, kept in optimizer.state.items()
     }
+
+
+@pytest.mark.parametrize(("options", "counted_on"), [({}, "cpu"), ({"capturable": True}, "meta")])
+def test_state_is_where_the_optimizer_wants_it(options: dict[str, bool], counted_on: str) -> None:
+    module = Matrices().to("meta")
+    kept = {"optimizer/first.weight/exp_avg": torch.ones(9, 5), "optimizer/first.weight/step": torch.ones(())}
+    optimizer = optim.Adam(module.parameters(), **options)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    load(optimizer, names, Saved(Named(kept, {}), None, {}, None), [{}])
+    state = optimizer.state[module.first.weight]
+    assert (state["exp_avg"].device.type, state["step"].device.type) == ("meta", counted_on)
