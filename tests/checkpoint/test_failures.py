@@ -101,6 +101,28 @@ def test_files_are_written_where_idle_processes_get_no_time(tmp_path: Path) -> N
         world.run(write_with_a_stopped_child, tmp_path / "run")
 
 
+def lose_the_right_to_start_processes(comm: Communicator, folder: Path) -> list[str]:
+    warnings: list[str] = []
+    with Saver(comm, folder, 2, warnings.append) as saver:
+        saver.save(1, state_of(0, 1, 1), wait=True)
+        for child in psutil.Process().children():
+            child.kill()
+            child.wait()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", "/nowhere/python")
+            saver.save(2, state_of(0, 1, 2), wait=True)
+        assert newest_step(folder) == 1
+        saver.save(3, state_of(0, 1, 3), wait=True)
+    return warnings
+
+
+def test_a_writer_that_cannot_be_started_again_costs_one_checkpoint(tmp_path: Path) -> None:
+    with World(1) as world:
+        [[warning]] = world.run(lose_the_right_to_start_processes, tmp_path)
+    assert "step 2 was not written: the process that writes it cannot be started: No such file" in warning
+    assert newest_step(tmp_path) == 3
+
+
 def meet_a_bad_disk(folder: str) -> None:
     """Save on a small disk, which fills and turns read-only meanwhile; print what is seen."""
     disk, seen = Path(folder), list[tuple[list[str], int]]()

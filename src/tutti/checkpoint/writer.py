@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from tutti.checkpoint.writer_process import (
     KILLED,
@@ -19,12 +18,22 @@ from tutti.checkpoint.writer_process import (
     Answer,
     Order,
     WriterStart,
+    is_ready,
     send_order,
 )
 from tutti.records.json_lines import parse_record
 
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME")
 """The variables of the environment that the process gets: with others it would take itself for a rank."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A checkpoint that is being written: its step, since when, and why that cannot even begin."""
+
+    step: int
+    since_s: float
+    failure: str | None
 
 
 class Writer:
@@ -38,13 +47,13 @@ class Writer:
         self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._asked: tuple[int, float] | None = None
+        self._asked: _Asked | None = None
         self._start()
 
     @property
     def busy_s(self) -> float | None:
         """For how long it has been writing, as far as the last `poll` has shown; None: it is not."""
-        return time.monotonic() - self._asked[1] if self._asked else None
+        return time.monotonic() - self._asked.since_s if self._asked else None
 
     def give(self, order: Order, memory: int) -> None:
         """Have a checkpoint written; call this only when it has nothing to do.
@@ -53,12 +62,16 @@ class Writer:
             order: what to write.
             memory: the descriptor of the memory that has it. Nobody may change it before `poll` has returned.
         """
+        failure = None
         if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._connection is not None, "it is started"
-        self._asked = order.step, time.monotonic()
-        with suppress(BrokenPipeError, ConnectionResetError):  # `poll` tells that it is gone
-            send_order(self._connection, order, memory)
+            try:
+                self._start()
+            except OSError as error:
+                failure = f"the process that writes it cannot be started: {error.strerror}"
+        self._asked = _Asked(order.step, time.monotonic(), failure)
+        if self._connection is not None:
+            with suppress(BrokenPipeError, ConnectionResetError):  # `poll` tells that it is gone
+                send_order(self._connection, order, memory)
 
     def poll(self, timeout_s: float | None = 0.0) -> Answer | None:
         """Return the outcome of the order, once; None: there is none yet, or nothing was ordered.
@@ -66,17 +79,16 @@ class Writer:
         Args:
             timeout_s: how long to wait for it; None: as long as it takes.
         """
-        if self._asked is None or self._connection is None:
+        asked = self._asked
+        if asked is None or (self._connection is not None and not is_ready(self._connection, timeout_s)):
             return None
-        readable, _, _ = select.select([self._connection], [], [], timeout_s)
-        if not readable:
-            return None
-        (step, _), self._asked = self._asked, None
-        with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
-            if line := stream.readline():
-                return parse_record(line, Answer)
-        self.close()
-        return Answer(step, KILLED)
+        self._asked = None
+        if self._connection is not None:
+            with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
+                if line := stream.readline():
+                    return parse_record(line, Answer)
+            self.close()
+        return Answer(asked.step, asked.failure or KILLED)
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -91,7 +103,7 @@ class Writer:
 
     def _start(self) -> None:
         self.close()
-        self._connection, theirs = socket.socketpair()
+        connection, theirs = socket.socketpair()
         start = WriterStart(os.getpid(), [str(path) for path in sys.path], theirs.fileno(), self._patience_s)
         with theirs:
             self._process = subprocess.Popen(
@@ -101,3 +113,4 @@ class Writer:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C is for the ranks
             )
+        self._connection = connection

@@ -191,8 +191,7 @@ class _Child:
         with suppress(BrokenPipeError, ConnectionResetError), self._connection.makefile("rb") as lines:
             _send(self._connection, text, memory)
             patience_s = self._patience_s + os.fstat(memory).st_size / SLOWEST_BYTES_PER_S
-            written, _, _ = select.select([self._connection], [], [], patience_s)
-            if not written:
+            if not is_ready(self._connection, patience_s):
                 return None
             return lines.readline() and lines.readline()
         return b""
@@ -208,6 +207,18 @@ class _Child:
 def send_order(connection: socket.socket, order: Order, memory: int) -> None:
     """Send an order, and the descriptor of the memory that it is about."""
     _send(connection, to_json(order).encode(), memory)
+
+
+def is_ready(connection: socket.socket, timeout_s: float | None) -> bool:
+    """Wait until there is something to receive, or the other side is gone.
+
+    Args:
+        connection: whatever number its descriptor has: a rank may have thousands.
+        timeout_s: how long to wait; None: as long as it takes.
+    """
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else 1e3 * timeout_s))
 
 
 def _send(connection: socket.socket, text: bytes, memory: int) -> None:
