@@ -26,9 +26,9 @@ def trainer_of(**given: Any) -> Trainer:
     """The trainer with these fields of `Workers`, `Objective`, `Schedule` and `Hooks`.
 
     Args:
-        given: besides, `validation`, a part, and `validate`, how; and `ending`.
+        given: besides, `validation`, a part, and `validate`, how; `ending` and `agenda`.
     """
-    ending = given.pop("ending", None)
+    ending, agenda = given.pop("ending", None), given.pop("agenda", None)
     part, how = given.pop("validation", None), given.pop("validate", "pause")
 
     def made(kind: type[Any]) -> Any:
@@ -36,6 +36,6 @@ def trainer_of(**given: Any) -> Trainer:
 
     parts = made(Workers), made(Objective), made(Schedule)
     validation = None if part is None else ValidationPlan(part, how)
-    trainer = Trainer(*parts, validation, made(Hooks), ending=ending)
+    trainer = Trainer(*parts, validation, made(Hooks), agenda, ending)
     assert not given, f"no part of a run: {', '.join(given)}"
     return trainer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,14 +14,17 @@ from torch.optim import SGD
 
 from tests.contracts.strategy import NAMES, brisk, world
 from tests.contracts.training import SPEEDS, clouds, normed
+from tests.trainers import trainer_of
 from tests.training.test_validation import forked, no_process_is_left  # noqa: F401  They are fixtures.
 from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.replica import Replica
+from tutti.state import Saved, State, saved_by
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
+from tutti.training.agenda import Agenda, Wishes
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, better_of
@@ -38,6 +43,8 @@ class Run:
     stop: str | None = None
     restores_best: bool = False
     validate: str = "pause"
+    stops_at: int | None = None
+    ranks: int = 3
 
 
 @dataclass(frozen=True)
@@ -52,14 +59,18 @@ class Ended:
     restored: EpochRecord | None
     written: dict[str, Tensor]
     seen: list[int]
+    states: list[State]
 
 
-def train(comm: Communicator, run: Run) -> Ended:
-    from tests.trainers import trainer_of
-
+def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
+    """One rank's part in a run, or in the rest of one that has stopped."""
     torch.manual_seed(0)
     module, own = normed(), run.strategy.pace is not Pace.TOGETHER
     training, validation = clouds(96)
+    if saved:
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(saved[comm.rank].joint.tensors[f"weights/{name}"])
     optimizer = SGD(module.parameters(), lr=run.lr)
     replica: Replica = place(module, comm, run.strategy.home)
     seen: list[int] = []
@@ -67,6 +78,24 @@ def train(comm: Communicator, run: Run) -> Ended:
 
     def state() -> dict[str, Tensor]:
         return {name: value.clone() for name, value in module.state_dict().items()}
+
+    reached = 0
+    states: list[State] = []
+
+    def count(made: int) -> None:
+        nonlocal reached
+        reached = made + 1
+
+    def stop() -> str | None:
+        return "it is time" if run.stops_at is not None and reached >= run.stops_at else None
+
+    def slow() -> float:
+        """A clock by which a step takes so long that the ranks look after each."""
+        return 1000 * comm.clock()
+
+    def save(step: int, state: State, final: bool) -> None:
+        assert final
+        states.append(deepcopy(state))
 
     rule = None if run.stop is None else StopRule.parse(run.stop)
     trainer = trainer_of(
@@ -82,18 +111,23 @@ def train(comm: Communicator, run: Run) -> Ended:
         validation=validation,
         validate=run.validate,
         ending=Ending(rule, better_of(OBJECTIVE.metrics), restores_best=run.restores_best),
+        agenda=None if run.stops_at is None else Agenda(comm, Wishes(stop=stop, now=slow)),
+        on_step=count,
+        save=save,
         on_epoch=lambda record: seen.append(record.epoch),
         checkpoint=lambda: written.update(state()),
     )
-    history = trainer.fit()
+    history = trainer.fit(saved[comm.rank] if saved else None)
     found = evaluate(module, validation, comm, OBJECTIVE).total(comm)
     comm.barrier()
-    return Ended(history, state(), found, trainer.ended, trainer.final, trainer.restored, written, seen)
+    return Ended(
+        history, state(), found, trainer.ended, trainer.final, trainer.restored, written, seen, states
+    )
 
 
 def outcome(run: Run) -> Ended:
     """What all ranks have in the end, the same."""
-    found = world(run.strategy).run(partial(train, run=run))
+    found = world(run.strategy, run.ranks).run(partial(train, run=run))
     for one in found:
         assert same(one.weights, found[0].weights)
         assert [record.validation for record in one.history] == [r.validation for r in found[0].history]
@@ -179,3 +213,32 @@ def test_the_accuracy_may_decide_which_epoch_is_the_best() -> None:
     reached = [record.validation.metrics["accuracy"] for record in ended.history if record.validation]
     assert ended.restored is not None
     assert ended.restored.epoch == 1 + reached.index(max(reached))
+
+
+@pytest.mark.parametrize("name", ["sync", "local"])
+@pytest.mark.parametrize("validate", ["pause"])
+@pytest.mark.parametrize(("stops_at", "ranks"), [(16, 3), (19, 3), (19, 2)])
+def test_a_run_that_is_resumed_ends_where_an_uninterrupted_one_does(
+    name: str, validate: str, stops_at: int, ranks: int
+) -> None:
+    rule = "validation loss not better for 4 epochs"
+    run = Run(brisk(STRATEGIES[name]), 30, 2.0, rule, restores_best=True, validate=validate)
+    whole = outcome(run)
+    assert whole.why is not None
+    assert whole.restored is not None
+    first = world(run.strategy).run(partial(train, run=replace(run, stops_at=stops_at)))
+    states = [state for one in first for state in one.states]
+    assert len(states) == 3
+    assert len(first[0].history) < len(whole.history)
+    rest = world(run.strategy, ranks).run(partial(train, run=run, saved=saved_by(states, ranks)))
+    for ended in rest:
+        assert ended.restored is not None
+        assert ended.final == ended.found
+        if ranks == 3:
+            assert (ended.why, ended.restored.epoch) == (whole.why, whole.restored.epoch)
+            assert losses(ended.history) == losses(whole.history)
+            assert same(ended.weights, whole.weights)
+        else:
+            figures = losses(ended.history)
+            assert ended.restored.epoch == 1 + figures.index(min(figures))
+            assert ended.found.loss == pytest.approx(min(figures), rel=1e-6)
