@@ -37,7 +37,9 @@ class _Asked:
 
 
 class Writer:
-    """The process that writes the checkpoints of a host. It is started again when it was killed.
+    """The process that writes the checkpoints of a host.
+
+    It is started for the first one, as many runs are over before that, and again when it was killed.
 
     Args:
         patience_s: how long files may take at idle priority, beside what their sizes account for.
@@ -48,7 +50,6 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._asked: _Asked | None = None
-        self._start()
 
     @property
     def busy_s(self) -> float | None:

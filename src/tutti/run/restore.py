@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
+from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, Part
 from tutti.errors import BadCheckpoint
@@ -35,9 +36,7 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint:
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume.folder) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
-    checkpoint = comm.broadcast_object(found)
-    assert isinstance(checkpoint, Checkpoint)
-    return checkpoint
+    return for_all(comm, found)
 
 
 def _newest(folder: Path) -> Checkpoint:
