@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, replace
 from multiprocessing import get_context, reduction
 from multiprocessing.forkserver import ensure_running
@@ -29,8 +31,9 @@ from tutti.data import Batches
 from tutti.errors import BadOption, TuttiError, UnknownName
 from tutti.launch.exit_reports import cause, failure
 from tutti.load_object import load_object
-from tutti.records.run import EpochRecord
+from tutti.records.run import EpochRecord, Evaluation
 from tutti.replica import Memory, Replica
+from tutti.state import State, saved_by
 from tutti.training import background, background_process
 from tutti.training.background import BackgroundEvaluator
 from tutti.training.background_process import Start
@@ -91,6 +94,14 @@ class Forked:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that evaluate are forked: importing torch takes them seconds."""
     monkeypatch.setattr(background.subprocess, "Popen", Forked)
+
+
+@pytest.fixture
+def never_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is evaluated beside training."""
+    command = ["sleep", "100"]
+    popen = subprocess.Popen
+    monkeypatch.setattr(background.subprocess, "Popen", lambda *_, **options: popen(command, **options))
 
 
 def run(
@@ -163,6 +174,89 @@ def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(val
         assert len(found) == 2
         assert found[0] == expected
         assert found[1] != expected
+
+
+@pytest.mark.parametrize(("ranks", "others"), [(1, "pause"), (2, "background"), (3, "distributed")])
+@pytest.mark.parametrize(
+    ("validate", "before", "after"),
+    [
+        ("distributed", [0, 0], [0, 0]),
+        ("background", [0, 0], [0, 0]),
+        ("background", [1, 1], [1, 1]),
+        ("background", [1, 0], [2, 0]),
+        ("background", [0, 1], [2, 2]),
+        ("background", [0, 2], [0, 2]),
+    ],
+)
+def test_what_is_under_way_comes_after_a_resume_too(
+    validate: str, before: list[int], after: list[int], ranks: int, others: str, never_done: None
+) -> None:
+    """Two ranks leave two epochs; what they had not handed out, any number goes on with, in its own way.
+
+    So many snapshots each had evaluated when results were last collected, and when the state was taken.
+    """
+    done = list(before)
+
+    class Beside(Background):
+        def __init__(self, task: ValidationTask) -> None:
+            super().__init__(task)
+            evaluator, rank = self._evaluator, task.comm.rank
+
+            def poll(plain: Callable[[], int] = evaluator.poll) -> int:
+                while evaluator._asked and evaluator._asked[0][0] < done[rank]:
+                    number, slot = evaluator._asked.popleft()
+                    with evaluator._layout.shown(evaluator._slots[slot]):
+                        evaluator._found[number] = evaluator._evaluate().sums()
+                return plain()
+
+            evaluator.poll = poll
+
+    def weights(module: nn.Module, epoch: int) -> None:
+        torch.manual_seed(epoch)
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.is_floating_point():
+                    tensor.uniform_(0.1, 1.0)
+
+    def leave(comm: Communicator) -> tuple[list[Evaluation], State]:
+        replica = Replica(model(norm=True))
+        ways = {"background": Beside, "distributed": VALIDATIONS["distributed"]}
+        validation = ways[validate](task(replica, comm))
+        early = []
+        for epoch in range(2):
+            weights(replica.module, epoch)
+            validation.begin()
+            early += validation.collect(everything=False)
+        weights(replica.module, 7)
+        comm.barrier()
+        done[:] = after
+        state = deepcopy(validation.state())
+        left = validation.collect(everything=True)
+        validation.close()
+        return [*early, *left], state
+
+    def go_on(comm: Communicator) -> list[Evaluation]:
+        replica = Replica(model(norm=True))
+        weights(replica.module, 7)
+        own = [tensor.clone() for tensor in replica.module.state_dict().values()]
+        validation = VALIDATIONS[others](task(replica, comm))
+        validation.load_state(saved[comm.rank])
+        assert all(map(torch.equal, replica.module.state_dict().values(), own))
+        validation.begin()
+        found = validation.collect(everything=True)
+        validation.close()
+        return found
+
+    (expected, first), (_, second) = VirtualWorld(2).run(leave)
+    saved = saved_by([first, second], ranks)
+    waiting = len(saved[0].shared["waiting"])
+    assert waiting == (1 if validate == "distributed" else 2 - min(before))
+    for found in VirtualWorld(ranks).run(go_on):
+        assert len(found) == waiting + 1
+        for one, other in zip(expected[2 - waiting :], found[:-1], strict=True):
+            assert one.confusion == other.confusion
+            assert one.loss == pytest.approx(other.loss, rel=1e-6)
+        assert found[-1].loss not in [one.loss for one in expected]
 
 
 def test_a_way_to_validate_that_does_not_exist_is_refused() -> None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
@@ -37,49 +37,16 @@ from tutti.errors import BadOption, TuttiError
 from tutti.load_object import import_files, imported_files
 from tutti.replica import Replica, copy_all
 from tutti.training.background_process import PROGRAM, Start
-from tutti.training.evaluation import Tally, keras_statistics
+from tutti.training.evaluation import Tally
+from tutti.training.snapshots import SnapshotLayout
 
 SNAPSHOT_BYTES: Final = 256 << 20
 """Memory that the snapshots of one rank may take; there is always room for one."""
 
 MOST_SNAPSHOTS: Final = 64
-_ALIGNMENT: Final = 64
 
 Sums = tuple[Tensor, Tensor]
 """The result of `Tally.sums`."""
-
-
-class SnapshotLayout:
-    """The tensors of a replica that training changes: its weights, as flat vectors, and its buffers."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica, self.weights = replica, [flat.weights for flat in replica.flats]
-        self.buffers = [
-            *(buffer for buffer in dict.fromkeys(replica.module.buffers()) if buffer.numel()),
-            *keras_statistics(replica.module),
-        ]
-        self.present = [*self.weights, *self.buffers]
-        self._sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in self.present]
-        self.nbytes = sum(self._sizes)
-
-    def slots(self, memory: mmap.mmap) -> list[list[Tensor]]:
-        """As many places for snapshots as `memory` has room for; none is used up before it is written."""
-        return [self._slot(memory, start) for start in range(0, len(memory), self.nbytes)]
-
-    def _slot(self, memory: mmap.mmap, start: int) -> list[Tensor]:
-        slot = []
-        for like, size in zip(self.present, self._sizes, strict=True):
-            kept = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=start)
-            slot.append(kept.view(like.shape))
-            start += size
-        return slot
-
-    @torch.no_grad()
-    def show(self, snapshot: Sequence[Tensor]) -> None:
-        """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
-        count = len(self.weights)
-        self._replica.look_at(snapshot[:count])
-        copy_all(self.buffers, snapshot[count:])
 
 
 @dataclass(frozen=True)
@@ -177,6 +144,12 @@ class BackgroundEvaluator:
             ready += 1
         return ready
 
+    def waiting(self) -> dict[int, Sums | list[Tensor]]:
+        """The snapshots that were not taken yet, by number: their results, or themselves if there is none."""
+        self.poll()
+        slots = {number: self._slots[slot] for number, slot in self._asked}
+        return {n: self._found[n] if n in self._found else slots[n] for n in range(self._given, self._taken)}
+
     def take(self) -> Sums:
         """The next result."""
         found = self._found.pop(self._given)
@@ -187,13 +160,9 @@ class BackgroundEvaluator:
         """End the process, and evaluate here what it has not done."""
         self.poll()
         self.close()
-        own = [buffer.clone() for buffer in self._layout.buffers]
-        try:
-            for number, slot in self._asked:
-                self._layout.show(self._slots[slot])
+        for number, slot in self._asked:
+            with self._layout.shown(self._slots[slot]):
                 self._found[number] = self._evaluate().sums()
-        finally:
-            self._layout.show([*self._layout.weights, *own])
         self._asked.clear()
 
     def close(self) -> None:

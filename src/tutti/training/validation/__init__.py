@@ -13,11 +13,13 @@ from typing import Final
 
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
+from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import Evaluation
 from tutti.registry import Registry
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.training.evaluation import Objective, Tally, evaluate
+from tutti.training.snapshots import SnapshotLayout
 
 VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.validation", "way to validate")
 """The ways by name."""
@@ -61,6 +63,7 @@ class Validation(ABC):
 
     def __init__(self, task: ValidationTask) -> None:
         self._task = task
+        self._found: list[Evaluation] = []
 
     @abstractmethod
     def begin(self) -> None:
@@ -75,12 +78,27 @@ class Validation(ABC):
         """
 
     def state(self) -> State:
-        """Return what was begun and not collected yet."""
-        return State()
+        """Return what was begun and not collected yet (collective)."""
+        return State(shared={"waiting": [to_json(found) for found in self._found]})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with what an earlier one had begun (collective)."""
-        return
+        """Go on with what an earlier one had begun, whatever way it was (collective).
+
+        Weights that it has left are evaluated at once.
+        """
+        task, layout = self._task, SnapshotLayout(self._task.replica)
+        for left in saved.shared.get("waiting", []):
+            if isinstance(left, str):
+                self._found.append(parse_record(left, Evaluation))
+            else:
+                with layout.shown(layout.laid(left)):
+                    tally = task.tally()
+                self._found.append(tally.total(task.comm))
+
+    def _collect_found(self) -> list[Evaluation]:
+        """Return the results that are there already."""
+        found, self._found = self._found, []
+        return found
 
     def close(self) -> None:
         """Give back what this holds, whatever the state of training."""

@@ -7,15 +7,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, cut
+from tutti.records.json_lines import to_json
 from tutti.records.run import Evaluation
 from tutti.registry import part
 from tutti.replica import stretch_like
-from tutti.training.background import BackgroundEvaluator
+from tutti.state import State, Values
+from tutti.training.background import BackgroundEvaluator, Sums
 from tutti.training.evaluation import Tally, evaluate
+from tutti.training.snapshots import SnapshotLayout
 from tutti.training.validation import Validation, ValidationTask
 
 
@@ -47,7 +51,37 @@ class Background(Validation):
             evaluator.finish()
         ready = min(cast("list[int]", task.comm.all_gather_objects(evaluator.poll())))
         tally = Tally(task.objective)
-        return [tally.total_of(evaluator.take(), task.comm) for _ in range(ready)]
+        found = [tally.total_of(evaluator.take(), task.comm) for _ in range(ready)]
+        return [*self._collect_found(), *found]
+
+    @override
+    def state(self) -> State:
+        """Return results where all ranks have theirs, and else the weights that are to be evaluated."""
+        comm, tally, state = self._task.comm, Tally(self._task.objective), super().state()
+        waiting = self._evaluator.waiting()
+        done = {number for number, one in waiting.items() if isinstance(one, tuple)}
+        everywhere = cast("list[set[int]]", comm.all_gather_objects(done))
+        for number, one in waiting.items():
+            late = next((rank for rank, found in enumerate(everywhere) if number not in found), None)
+            if late is None:
+                counts, sums = cast("Sums", one)
+                kept: object = to_json(tally.total_of((counts.clone(), sums.clone()), comm))
+            else:
+                kept = self._kept(late, one)
+            state.shared["waiting"].append(kept)
+        return state
+
+    def _kept(self, late: int, one: Sums | list[Tensor]) -> Values:
+        """Return a snapshot, on rank 0 at least, which is given it by a rank that still has it."""
+        layout, comm = SnapshotLayout(self._task.replica), self._task.comm
+        if isinstance(one, tuple):
+            one = [torch.empty_like(tensor) for tensor in layout.present]
+        for tensor in one if late else []:
+            if comm.rank == late:
+                comm.send(tensor.view(-1), 0)
+            elif comm.rank == 0:
+                comm.recv(tensor.view(-1), late)
+        return layout.named(one)
 
     @override
     def close(self) -> None:

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from tutti.records.run import Evaluation
 from tutti.registry import part
+from tutti.state import State
 from tutti.training.evaluation import Tally
 from tutti.training.validation import Validation, ValidationTask
 
@@ -19,7 +20,6 @@ class Distributed(Validation):
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         self._newest: Tally | None = None
-        self._found: list[Evaluation] = []
 
     @override
     def begin(self) -> None:
@@ -40,8 +40,12 @@ class Distributed(Validation):
         """All results but the newest, for which others may still be at work."""
         if everything:
             self._add_up()
-        found, self._found = self._found, []
-        return found
+        return self._collect_found()
+
+    @override
+    def state(self) -> State:
+        self._add_up()
+        return super().state()
 
     def _add_up(self) -> None:
         if self._newest is not None:

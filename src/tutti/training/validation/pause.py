@@ -24,4 +24,5 @@ class Pause(Validation):
 
     @override
     def collect(self, everything: bool) -> list[Evaluation]:
-        return [] if self._tally is None else [self._tally.total(self._task.comm)]
+        found = self._collect_found()
+        return found if self._tally is None else [*found, self._tally.total(self._task.comm)]
