@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from torch import optim
+from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
 from tests.contracts.resuming import (
@@ -29,8 +29,11 @@ from tests.contracts.resuming import (
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint
+from tutti.replica import Replica
 from tutti.state import Named, Saved
-from tutti.strategies import EASGD, GEM, Downpour, EASGDSync, Lazy, ParamServer
+from tutti.strategies import EASGD, GEM, Clip, Downpour, EASGDSync, Lazy, ParamServer, Strategy
+from tutti.strategies.centred import Centred
+from tutti.strategies.placement import place
 
 # The ranks cannot import this page by its name: its functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -126,6 +129,43 @@ def test_the_optimizer_goes_on_at_another_number_of_workers(servers: int) -> Non
     left = VirtualWorld(3).run(begin, course)
     resumed = VirtualWorld(2, servers=servers).run(go_on, course, checkpoint(left, 2))
     assert torch.allclose(resumed[0].final, left[0].final, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), ADAPTIVE, Lazy(), ParamServer()], ids=str)
+@pytest.mark.parametrize("make", [momentum, amsgrad, optim.Adafactor], ids=_name)
+def test_an_optimizer_that_has_a_state_brings_it(strategy: Strategy, make: Any) -> None:
+    """As when another strategy goes on; wherever the centre's optimizer runs."""
+    ends = [
+        VirtualWorld(1, servers=servers).run(stepped, strategy, make, warm)[0]
+        for warm in (True, False)
+        for servers in (0, 2)
+    ]
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[2], ends[3])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def stepped(comm: Communicator, strategy: Centred, make: Any, warm: bool) -> Tensor | None:
+    """The weights after a step by an optimizer that made some before, of which its state alone is kept."""
+    torch.manual_seed(0)
+    module = nn.Linear(20, 3)
+    before = deepcopy(module.state_dict())
+    optimizer = make(list(module.parameters()))
+    serves = comm.servers is not None and comm.servers.serving
+    for _ in range(3 if warm and not serves else 0):
+        module(torch.randn(4, 20)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    module.load_state_dict(before)
+    if serves:
+        strategy.serve(comm.servers, Replica(module), optimizer, Clip())
+        return None
+    replica = place(module, comm, strategy.home)
+    worker = strategy.worker(replica, comm, optimizer, Clip())
+    module(torch.ones(4, 20)).square().sum().backward()
+    worker.step()
+    worker.finish()
+    return replica.flats[0].weights.clone()
 
 
 # Each strategy with options such that each value that is kept shows in the weights of one course or another.

@@ -144,6 +144,10 @@ class Rule(ABC):
         """
         return
 
+    def given(self) -> Held:
+        """Return what `state` has of it, where the user's optimizer was given a state before."""
+        return Held()
+
     def part_of(self, held: Named, slot: Slot) -> Held:
         """Return the part of what is saved that `load_state` needs for a slot."""
         return Held()

@@ -28,7 +28,7 @@ from tutti.parameter_server.protocol import (
     send_held,
 )
 from tutti.replica import Flat
-from tutti.state import Saved, State
+from tutti.state import Saved, State, named
 
 
 class ServedCentre(Centre):
@@ -49,10 +49,11 @@ class ServedCentre(Centre):
         self._answer = torch.zeros(3, dtype=torch.float64)
         self._version, self._seen_at = 0, comm.clock()
         if comm.rank == 0:
-            weights = [flat.weights for flat in flats]
+            weights, given = [flat.weights for flat in flats], named([rule.given()])
             for server, slot in zip(self._servers, self._slots, strict=True):
                 self._ask(server, Request.START, comm.hosts)
                 send_all(self._comm, slot.views(weights), server, BODY)
+                send_held(self._comm, rule.part_of(given, slot), server)
             # Another worker's message may be faster than these: it has to wait for the servers to be ready.
             self._take(None)
         comm.barrier()

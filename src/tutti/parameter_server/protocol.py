@@ -6,7 +6,7 @@
       │                                          │                                   start, overwrite)
       │ its slice of the weights at which that   │
       │ was computed, if the rule compares ────▶ │   likewise                        (push, exchange)
-      │ what the rule has kept ────────────────▶ │   STATE                           (restore)
+      │ what the rule has kept ────────────────▶ │   STATE                           (start, restore)
       │ ◀──── version, staleness, dropped answer │   ANSWER                          (all but state)
       │ ◀─────────────── its slice of each vector │   WEIGHTS + number of the vector  (pull, exchange, read,
       │                                          │                                   tick)

@@ -25,7 +25,7 @@ from tutti.optim.missing import NONE_MISSING, Missing
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import FlatPiece, check_hooks, check_parameters, check_usable, own_slices
-from tutti.optim.state import by_name
+from tutti.optim.state import by_name, held_by
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors
 from tutti.parameter_server.optimizer_state import BY_ITSELF, SharedState, allocate_states, describe
 from tutti.parameter_server.own_optimizer import OwnOptimizer
@@ -335,7 +335,7 @@ class OptimizerRule(Rule):
 
     @override
     def load_state(self, held: Named | None) -> None:
-        if held is not None and self._remedy is not None:
+        if self._remedy is not None and held is not None and any(map(_is_of_remedy, held.tensors)):
             self._remedy.load_state(held, self._flats)
         kept = {} if held is None else by_name([held])
         counts = {} if held is None else {**held.numbers, **held.tensors}
@@ -347,6 +347,10 @@ class OptimizerRule(Rule):
                 group = run.optimizer.param_groups[0]
                 group |= {full[len(prefix) :]: v for full, v in counts.items() if full.startswith(prefix)}
                 shared.leave()
+
+    @override
+    def given(self) -> Held:
+        return held_by(self._optimizer, self._names)
 
     @override
     def part_of(self, held: Named, slot: Slot) -> Held:
@@ -373,6 +377,10 @@ class OptimizerRule(Rule):
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
+
+
+def _is_of_remedy(name: str) -> bool:
+    return name.startswith(name_of(SQUARES, ""))
 
 
 @contextmanager

@@ -98,8 +98,7 @@ class Server:
         elif request is Request.STATE:
             send_held(self._comm, self._rule.state(self._number), worker)
         elif request is Request.RESTORE:
-            self._rule.load_state(named([receive_held(self._comm, worker)]))
-            self._send(worker, ())
+            self._restore(worker)
         elif request is Request.RECALL:
             client.seen = self._version - detail
             receive_all(self._comm, client.last or (), worker, BODY)
@@ -127,6 +126,11 @@ class Server:
         for client in self._clients.values():
             if self._rule.remembers:
                 client.last = tuple(map(torch.zeros_like, self._own))
+        self._restore(worker)
+
+    def _restore(self, worker: int) -> None:
+        """Take over what the rule kept before."""
+        self._rule.load_state(named([receive_held(self._comm, worker)]))
         self._send(worker, ())
 
     def _overwrite(self, worker: int) -> None:

@@ -568,7 +568,8 @@ class Trainer:
         if self._schedule is not None:
             self._load_schedule(self._schedule, (own or at)["schedule"], at["updates"])
         self._lr = self._optimizer.param_groups[0]["lr"]
-        self.worker.load_state(saved.part("worker"))
+        if "worker" in saved.shared:  # Otherwise it was another strategy's.
+            self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
             self._validation.load_state(saved.part("validation"))
         if self._balance is not None:
