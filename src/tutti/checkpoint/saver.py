@@ -256,8 +256,8 @@ class Saver:
         if busy and self._comm.rank == 0:
             self._warn(
                 f"the checkpoint of step {step} was left out: the one before it has been written for "
-                f"{max(busy):.0f} s and is not done; take them more rarely (--checkpoint), or name a folder "
-                "on a faster disk (--out)"
+                f"{max(busy):.0f} s and is not done; take them more rarely, or in a folder on a faster "
+                "disk"
             )
         return not busy
 

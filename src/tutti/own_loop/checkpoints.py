@@ -17,13 +17,15 @@ from torch.utils.data import DataLoader
 
 from tutti.checkpoint.reading import Checkpoint, newest
 from tutti.checkpoint.saver import Saver, warn_on_stderr
-from tutti.errors import BadCheckpoint, BadOption, TuttiError
+from tutti.checkpoint.sharing import for_all
+from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
 from tutti.optim.state import options_of
 from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, RankPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
 from tutti.own_loop.values import as_values, from_values, load_state_of, state_of
+from tutti.records.run_folder import FolderLock
 from tutti.state import Held, Named, Saved, State, Values, find, name_of, whole_piece
 from tutti.strategies.base import Pace
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
@@ -68,9 +70,16 @@ class Checkpoints:
 
     def __init__(self, loop: OwnLoop, folder: Path, keep: int, objects: Mapping[str, Any]) -> None:
         self._loop, self._folder, self._objects = loop, folder, objects
-        self._steppers = list(loop.steppers)
-        self._saver, self._process = Saver(loop.comm, folder, keep), os.getpid()
+        self._steppers, self._process = list(loop.steppers), os.getpid()
+        if folder in loop.folders:
+            loop.folders[folder]()
+        self._lock: FolderLock | None = None
+        refused = loop.comm.broadcast_object(self._take_lock() if loop.comm.rank == 0 else None)
+        if isinstance(refused, TuttiError):
+            raise refused
+        self._saver = Saver(loop.comm, folder, keep)
         self.values: dict[str, Any] = {}
+        loop.folders[folder] = self.close
         loop.keeps_places = True
         loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
         for parameter in {
@@ -79,7 +88,7 @@ class Checkpoints:
             # Of others the exchange of gradients knows it.
             if parameter.requires_grad and not loop.exchange.knows(parameter):
                 cast("Any", parameter).register_post_accumulate_grad_hook(self._note_pass)
-        atexit.register(self._end)
+        atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:
         """Take a checkpoint between two steps (collective). It is written while the loop goes on.
@@ -132,13 +141,37 @@ class Checkpoints:
             )
         loop.exchange.meetings.come(Purpose.RESTORE)
         with loop.exchange.meetings.explaining(Purpose.RESTORE):
-            found = comm.broadcast_object(self._find() if comm.rank == 0 else None)
-            if isinstance(found, TuttiError):
-                raise found
-            if found is None:
+            found = self._find() if comm.rank == 0 else None
+            there = comm.broadcast_object(found if isinstance(found, TuttiError) else found is not None)
+            if isinstance(there, TuttiError):
+                raise there
+            if not there:
                 return 0
-            checkpoint = cast("Checkpoint", found)
+            checkpoint = for_all(comm, found if isinstance(found, Checkpoint) else None)
             return self._load(checkpoint, checkpoint.saved(comm.rank, comm.size))
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and leave the folder; this is done anyway when the program ends."""
+        atexit.unregister(self.close)
+        if os.getpid() == self._process and self._loop.folders.get(self._folder) == self.close:
+            del self._loop.folders[self._folder]
+            self._saver.end()
+            if self._lock is not None:
+                self._lock.__exit__()
+
+    def _take_lock(self) -> TuttiError | None:
+        """Keep other programs from writing to the folder; returns why it cannot be had."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self._folder)
+        except BadRunFolder as error:
+            return error
+        except OSError as error:
+            return BadRunFolder(
+                f"cannot write {self._folder}: {error.strerror}; give tutti.checkpoints() a folder that you "
+                "may write"
+            )
+        return None
 
     def _find(self) -> Checkpoint | TuttiError | None:
         """Find the newest checkpoint; of those that are damaged a warning tells."""
@@ -176,6 +209,11 @@ class Checkpoints:
             return "distribute() was called after tutti.checkpoints(); call it before"
         if any(one.start is None for one in self._trained()):
             return "tutti.checkpoints() was called inside of a loop over tutti.shard(); call it before"
+        if any(one.is_inner for one in self._trained()):
+            return (
+                "save() is called in a loop over tutti.shard() inside of another one, in the middle of a "
+                "batch of that; call it between two batches of the outer loop"
+            )
         for stepper in loop.steppers:
             if stepper.gathered:
                 return (
@@ -316,18 +354,14 @@ class Checkpoints:
         start = one if own is None else own
         places = [RankPlace(**place) for place in one["places"]]
         comm, together = self._loop.comm, self._loop.pace is Pace.TOGETHER
-        begun = IterationStart(start["random"], [state.clone() for state in start["generators"]])
+        generators = [[state.clone() for state in states] for states in start["generators"]]
+        begun = IterationStart(start["random"], generators, len(generators))
         return ResumedIteration.of(begun, places, comm.rank, comm.size, together)
 
     def _first_of_models(self) -> list[Stepper]:
         """Return the first stepper of each model."""
         first = {id(stepper.replica.module): stepper for stepper in reversed(self._loop.steppers)}
         return list(first.values())
-
-    def _end(self) -> None:
-        """Wait for the last checkpoint as the program ends."""
-        if os.getpid() == self._process:
-            self._saver.end()
 
 
 def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:

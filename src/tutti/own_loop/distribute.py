@@ -368,14 +368,15 @@ class shard:
         resumed, mine = None, OpenIteration(replace(loop.counts))
         if loop.keeps_places and torch.is_grad_enabled():
             resumed = loop.resumed.pop(0) if loop.resumed else None
-            mine.start = resumed.start if resumed else IterationStart.of(self.batches)
+            mine.start = resumed.start if resumed else IterationStart()
+            mine.around = (loop.open[-1], loop.open[-1].dealt) if loop.open else None
             _warn_of_unkept_generators(self.batches, loop)
         if resumed is not None:
             mine.first, mine.dealt, mine.stepped = resumed.first, resumed.own, resumed.own
             mine.check = resumed.check
-            resumed.begin(self.batches)
-        own = from_loader(cast("DataLoader[Any]", self.batches), loop, resumed) if loads else None
-        all_batches = own or behind(compared(self.batches, loop), resumed)
+            resumed.begin()
+        own = from_loader(cast("DataLoader[Any]", self.batches), loop, mine.start, resumed) if loads else None
+        all_batches = own or behind(compared(self.batches, loop), mine.start, resumed)
         if loop.pace is Pace.TOGETHER:
             dealt = own or (own_part(batch, loop) for batch in all_batches)
         else:

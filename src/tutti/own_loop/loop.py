@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -56,6 +57,7 @@ class OpenIteration:
         samples: how many this rank got of all its batches together.
         trained: whether its batch was dealt with gradients enabled.
         start: what it began with; None: nobody wants to know.
+        around: one that was under way when it began, and how many batches that had dealt then.
         first: how many batches of all ranks were left out at its beginning, as they were trained on earlier.
         dealt: how many batches this rank was dealt behind these.
         stepped: how many it had been dealt when an optimizer was stepped last.
@@ -67,10 +69,16 @@ class OpenIteration:
     samples: int = 0
     trained: bool = False
     start: IterationStart | None = None
+    around: tuple[OpenIteration, int] | None = None
     first: int = 0
     dealt: int = 0
     stepped: int = 0
     check: int = 0
+
+    @property
+    def is_inner(self) -> bool:
+        """True if it is seen to be inside of a loop over another, which has not gone on since it began."""
+        return self.around is not None and self.around[0].dealt == self.around[1] and self.dealt > 1
 
     def note_step(self) -> None:
         """Take the batches that were dealt until now for trained."""
@@ -97,6 +105,7 @@ class OwnLoop:
         keeps_places: whether somebody may ask how far an iteration has come.
         resumed: the places where the next iterations go on, to train.
         generators: those whose states checkpoints have.
+        folders: what ends the use of each folder of checkpoints.
         passed: whether a backward pass has come since the last step, that the exchange does not see; noticed
             only where checkpoints are taken.
     """
@@ -110,6 +119,7 @@ class OwnLoop:
     keeps_places: bool = False
     resumed: list[ResumedIteration] = field(default_factory=list)
     generators: list[torch.Generator] = field(default_factory=list)
+    folders: dict[Path, Callable[[], None]] = field(default_factory=dict)
     passed: bool = False
 
     def __post_init__(self) -> None:

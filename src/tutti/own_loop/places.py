@@ -10,7 +10,7 @@ same batches; nobody reads those that are left out. After that random numbers go
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -25,22 +25,33 @@ from tutti.training.random_state import load_random_state, random_state
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class IterationStart:
-    """The random numbers that an iteration begins with.
+    """The random numbers at the points of an iteration's beginning where a sampler may draw some.
+
+    Between these points a loader draws a seed for its workers, or does not, if it has them already.
 
     Attributes:
-        random: the states of this process's generators.
-        generators: those of the loader's own.
+        random: the states of this process's generators, by points.
+        generators: those of the loader's own, by points.
+        again: how many of the points are still to be gone through again.
     """
 
-    random: Values
-    generators: list[Tensor]
+    random: list[Values] = field(default_factory=list)
+    generators: list[list[Tensor]] = field(default_factory=list)
+    again: int = 0
 
-    @classmethod
-    def of(cls, batches: object) -> IterationStart:
-        """Note what an iteration over these batches would begin with now."""
-        return cls(random_state(), [one.get_state() for one in generators_of(batches)])
+    def pass_point(self, batches: object) -> None:
+        """Note the random numbers at the next point; or, in an iteration that goes on, go back to them."""
+        if not self.again:
+            self.random.append(random_state())
+            self.generators.append([one.get_state() for one in generators_of(batches)])
+            return
+        point = len(self.random) - self.again
+        self.again -= 1
+        load_random_state(self.random[point])
+        for generator, state in zip(generators_of(batches), self.generators[point], strict=False):
+            generator.set_state(state)
 
 
 @dataclass(frozen=True)
@@ -110,12 +121,9 @@ class ResumedIteration:
         }
         return cls(start, first, own, drawn, ends.get(first, 0))
 
-    def begin(self, batches: object) -> None:
-        """Go back to the random numbers at the iteration's beginning, until `leave_out` has drawn batches."""
+    def begin(self) -> None:
+        """Note the random numbers with which the loop goes on when `leave_out` has drawn batches."""
         self._after = random_state()
-        load_random_state(self.start.random)
-        for generator, state in zip(generators_of(batches), self.start.generators, strict=False):
-            generator.set_state(state)
 
     def leave_out(self, source: Iterator[T]) -> tuple[list[T], Iterator[T]]:
         """Draw what was drawn before; returns the batches that are left out, and an iterator of the rest."""
@@ -148,8 +156,12 @@ def generators_of(batches: object) -> list[torch.Generator]:
     return list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
 
 
-def behind(batches: Iterable[T], resumed: ResumedIteration | None) -> Iterator[T]:
+def behind(
+    batches: Iterable[T], start: IterationStart | None, resumed: ResumedIteration | None
+) -> Iterator[T]:
     """Yield batches that have no indices; without those that are left out, which are read all the same."""
+    if start is not None:
+        start.pass_point(batches)
     source = iter(batches)
     if resumed is not None:
         _, source = resumed.leave_out(source)

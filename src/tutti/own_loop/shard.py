@@ -25,7 +25,7 @@ from tutti.errors import BadOption
 from tutti.own_loop.fingerprints import Fingerprint, of_dataset
 from tutti.own_loop.loop import OwnLoop, SampleCounts, tensors_in
 from tutti.own_loop.meetings import DETAILS, Purpose
-from tutti.own_loop.places import ResumedIteration
+from tutti.own_loop.places import IterationStart, ResumedIteration
 from tutti.strategies.base import Pace
 
 Values = Tensor | list[Any] | tuple[Any, ...]
@@ -54,16 +54,21 @@ class ShardSampler:
     is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
     """
 
-    def __init__(self, batches: Iterable[list[Any]], dataset: object, loop: OwnLoop) -> None:
-        self.batches, self.dataset, self.loop = batches, dataset, loop
+    def __init__(self, loader: DataLoader[Any], loop: OwnLoop) -> None:
+        self.batches = cast("Iterable[list[Any]]", loader.batch_sampler)
+        self.dataset, self.loop, self._loader = loader.dataset, loop, loader
         self.counts: list[SampleCounts] = []
-        self.seen, self.resumed = 0, cast("ResumedIteration | None", None)
+        self.seen = 0
+        self.start: IterationStart | None = None
+        self.resumed: ResumedIteration | None = None
         self._fingerprint, self._check = Fingerprint(), 0
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.counts, self.seen, self._check = [], 0, 0
         if self.loop.comm.size > 1:
             self._fingerprint = of_dataset(self.dataset, self.loop.looked)
+        if self.start is not None:
+            self.start.pass_point(self._loader)
         # Here, and not when the first batch is asked for: a sampler may draw random numbers now.
         return self._own(iter(self.batches))
 
@@ -95,6 +100,8 @@ class ShardSampler:
     def _leave_out(self, source: Iterator[list[Any]]) -> tuple[int, Iterator[list[Any]]]:
         """Leave out what was trained on earlier; returns how many of its own this rank leaves out yet."""
         resumed, self.resumed = self.resumed, None
+        if self.start is not None:
+            self.start.pass_point(self._loader)
         if resumed is None:
             return 0, source
         left_out, source = resumed.leave_out(source)
@@ -123,12 +130,18 @@ def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
     return not (isinstance(batches.sampler, RandomSampler) and batches.sampler.replacement)
 
 
-def from_loader(loader: DataLoader[Any], loop: OwnLoop, resumed: ResumedIteration | None) -> Iterator[Any]:
+def from_loader(
+    loader: DataLoader[Any],
+    loop: OwnLoop,
+    start: IterationStart | None,
+    resumed: ResumedIteration | None,
+) -> Iterator[Any]:
     """The rank's own part of a loader's batches; it reads no other samples.
 
     Args:
         loader: the user's.
         loop: the ranks.
+        start: notes what the iteration begins with; None: nobody wants to know.
         resumed: where to go on; None: at the beginning.
     """
     own = loop.loaders.get(loader)
@@ -137,7 +150,7 @@ def from_loader(loader: DataLoader[Any], loop: OwnLoop, resumed: ResumedIteratio
     if loader.persistent_workers:
         loop.loaders[loader] = own
     sampler = cast("ShardSampler", own.batch_sampler)
-    sampler.resumed = resumed
+    sampler.start, sampler.resumed = start, resumed
     before = [stepper.steps - (resumed.own if resumed else 0) for stepper in loop.steppers]
     for batch in own:
         yield _dealt(batch, sampler.counts.pop(0), loop)
@@ -153,7 +166,7 @@ def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
             "and shard() would deal the ranks parts of that; make the loader with shuffle=True "
             "or another sampler of all samples"
         )
-    sampler = ShardSampler(cast("Iterable[list[Any]]", loader.batch_sampler), loader.dataset, loop)
+    sampler = ShardSampler(loader, loop)
     kept: dict[str, Any] = {option: getattr(loader, option) for option in LOADER_OPTIONS}
     return DataLoader(loader.dataset, batch_sampler=cast("BatchSampler", sampler), **kept)
 
