@@ -25,7 +25,6 @@ from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
 
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
-_HUGE_PAGE: Final = 2 << 20
 _FILE_ALIGNMENT: Final = 64
 _ROOM_FOR_TEXT: Final = 16 << 10
 _TAG: Final = 0x7C4B
@@ -58,8 +57,7 @@ class Room:
     @property
     def nbytes(self) -> int:
         """The size of the region."""
-        whole = sum(_round_up(most, _FILE_ALIGNMENT) for most in self.most)
-        return _round_up(whole, _HUGE_PAGE if whole >= _HUGE_PAGE else _PAGE)
+        return _round_up(sum(_round_up(most, _FILE_ALIGNMENT) for most in self.most), _PAGE)
 
     def holds(self, sizes: Sizes) -> bool:
         """Tell whether files of these sizes have room."""
@@ -70,10 +68,8 @@ def rooms_for(sizes: Mapping[int, Sizes]) -> dict[int, Room]:
     """Return rooms for the files of some ranks, and for texts that are longer by the next time."""
     rooms, start = {}, 0
     for rank, (tensors, *texts) in sizes.items():
-        room = Room(start, (tensors, *(2 * size + _ROOM_FOR_TEXT for size in texts)))
-        if room.nbytes >= _HUGE_PAGE:
-            room = Room(_round_up(start, _HUGE_PAGE), room.most)
-        rooms[rank], start = room, room.start + room.nbytes
+        rooms[rank] = Room(start, (tensors, *(2 * size + _ROOM_FOR_TEXT for size in texts)))
+        start += rooms[rank].nbytes
     return rooms
 
 
@@ -173,9 +169,7 @@ class _Region:
             self._bytes = torch.empty(room.nbytes, dtype=torch.uint8, device="cpu")
             return
         mapped = mmap.mmap(memory, room.nbytes, offset=room.start)
-        with suppress(OSError):  # the kernel has no huge pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        with suppress(OSError):
+        with suppress(OSError):  # an older kernel gives them when they are first written
             mapped.madvise(_MADV_POPULATE_WRITE)
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
 
