@@ -9,6 +9,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.launch.placement import split_off_servers
+from tutti.launch.stop_request import stoppable
 from tutti.run.build import build_optimizer
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
@@ -46,7 +47,9 @@ def work_or_serve(
     assert isinstance(strategy, Centred), "others are refused with servers"
     optimizer = build_optimizer(job, module)
     replica = place(module, team, Home.PRIVATE)
-    strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    # A request to stop may reach all ranks; the workers act on it.
+    with stoppable():
+        strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     return None
 
 
