@@ -30,6 +30,10 @@ class EvaluateCommand(Command):
     def define(self, parser: Parser) -> None:
         parser.add_argument("folder", metavar="RUN", help="the run folder that 'tutti train' wrote")
         parser.option("--part", "which part of the data to evaluate", default="test", choices=PARTS)
+        of = (
+            "what to evaluate in place of the run's final weights: a checkpoint, or what 'tutti export' reads"
+        )
+        parser.option("--weights", of, "PLACE")
         parser.trust_option()
         kept = ("data", "data_options", "workers", "hosts", "threads", "device")
         parser.config_options(only=kept, defaults=dict.fromkeys(("data", "device"), "that of the run"))
@@ -39,13 +43,15 @@ class EvaluateCommand(Command):
         other_data = "data" in given or bool(dotted)
         here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
         here |= {"parallel": None, "parallel_options": {}}
-        trained = TrainConfig.read(RunFolder.open(own.folder).path, own.trust, replaced={*here, *given})
+        trained = TrainConfig.read(
+            RunFolder.open(own.folder, finished=own.weights is None).path, own.trust, replaced={*here, *given}
+        )
         if other_data and own.part == "train":
             here["validation"] = 0.0
         if not _fits(trained):
             here |= {"workers": "auto", "threads": None}
         config = config_from({**here, **given}, dotted, trained)
-        run_job(EvaluateJob(config, own.folder, own.part, other_data))
+        run_job(EvaluateJob(config, own.folder, own.part, other_data, own.weights))
         return 0
 
 

@@ -101,6 +101,11 @@ def options_of(optimizer: Optimizer) -> list[Values]:
     ]
 
 
+def names_in_groups(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> list[list[str]]:
+    """Return the names of the parameters of each param group."""
+    return [[names[p] for p in group["params"] if p in names] for group in optimizer.param_groups]
+
+
 @torch.no_grad()
 def load(
     optimizer: Optimizer,

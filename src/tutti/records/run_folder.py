@@ -170,15 +170,21 @@ class RunFolder:
         return cls(chosen)
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
-        """Open the folder of a finished run.
+    def open(cls, path: str | Path, finished: bool = True) -> RunFolder:
+        """Open the folder of a run.
+
+        Args:
+            path: of the folder.
+            finished: whether the run must have left its final weights.
 
         Raises:
             BadRunFolder: there is no such folder, or it lacks a file.
         """
         folder = Path(path)
         refuse_no_folder(folder)
-        missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+        missing = [
+            name for name in (CONFIG, *([WEIGHTS] if finished else [])) if not (folder / name).is_file()
+        ]
         if missing:
             raise BadRunFolder(
                 f"{folder} lacks {' and '.join(missing)}, so it is no folder of a finished run; "
@@ -234,7 +240,7 @@ class RunFolder:
             OSError: it cannot be written.
         """
         # It need not survive a power cut, so it is not flushed to the disk: that would make the rank wait.
-        _replace(self.path / RANKS / f"{beat.rank}.json", to_json(beat).encode() + b"\n", flush=False)
+        replace_file(self.path / RANKS / f"{beat.rank}.json", to_json(beat).encode() + b"\n", flush=False)
 
     def heartbeats(self) -> JsonLinesFile[Heartbeat]:
         """Read the newest heartbeat of each rank that has left one, sorted by rank."""
@@ -351,7 +357,7 @@ class RunFolder:
     def _write(self, name: str, content: bytes) -> Path:
         path = self.path / name
         with refusing(path):
-            _replace(path, content)
+            replace_file(path, content)
         return path
 
 
@@ -550,8 +556,12 @@ def _make_unused(path: Path) -> Path:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def _replace(path: Path, content: bytes, flush: bool = True) -> None:
-    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed."""
+def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
+    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     unfinished = _unfinished(path)
     try:
         # An existing file is room that was reserved: it is filled, not freed.

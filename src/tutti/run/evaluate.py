@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, Scale
 from tutti.errors import BadData
+from tutti.exports.sources import read_from
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.training.weights import load_weights
+from tutti.training.weights import set_weights
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -30,7 +33,8 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         UserError: the run folder cannot be read, or the data does not fit the model.
     """
     job = load_job(payload, EvaluateJob)
-    folder = RunFolder.open(job.folder)
+    folder = RunFolder.open(job.folder, finished=job.weights is None)
+    place = folder.path if job.weights is None else Path(job.weights)
     with seeded(job.config.seed):
         dataset = open_config_data(job, comm)
         if job.other_data:
@@ -39,7 +43,11 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
             have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset)
-        load_weights(task.module, folder.weights)
+        found = read_from(place)
+        if comm.rank == 0:
+            for note in found.notes:
+                print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
+        set_weights(task.module, found.weights, place)
         result = task.evaluate(getattr(task.dataset, job.part), comm)
     assert result is not None
     if comm.rank == 0:

@@ -148,6 +148,7 @@ class EvaluateJob(Job):
         folder: the run folder.
         part: one of `PARTS`.
         other_data: `config.data` is other data than the run was trained on.
+        weights: where other weights are than the run's final ones: see `tutti.exports.sources.read_from`.
     """
 
     entry: ClassVar[str] = "tutti.run.evaluate:work"
@@ -155,6 +156,7 @@ class EvaluateJob(Job):
     folder: str
     part: str
     other_data: bool = False
+    weights: str | None = None
 
 
 PARTS: Final = ("train", "validation", "test")

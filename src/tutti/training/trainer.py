@@ -18,7 +18,7 @@ from tutti.comm.base import Communicator
 from tutti.data.batches import Batch, Batches
 from tutti.errors import NotFinite
 from tutti.optim.sharded import equal_slices
-from tutti.optim.state import options_of
+from tutti.optim.state import names_in_groups, options_of
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
@@ -46,6 +46,7 @@ from tutti.training.random_state import load_random_state, random_state
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
+from tutti.training.weights import names_in_state
 
 FORWARD: Final = 1 / 3
 """The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
@@ -493,13 +494,17 @@ class Trainer:
         batches = self._batches.state(open_epoch.number, [place.round for place in places])
         validation = State() if self._validation is None else self._validation.state()
         balance = State() if self._balance is None else self._balance.state()
+        module = self.replica.module
+        names = {parameter: name for name, parameter in module.named_parameters()}
         shared = {
             "epoch": open_epoch.number,
             "updates": self._updates,
             "places": [asdict(place) for place in places],
             "seconds": self._stages.last - open_epoch.began,
+            "groups": names_in_groups(self._optimizer, names),
+            "names": names_in_state(module),
             "schedule": self._schedule_state(),
-            "buffers": mean_buffers(self.replica.module, self.comm),
+            "buffers": mean_buffers(module, self.comm),
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
         }

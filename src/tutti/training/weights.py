@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import safetensors.torch
@@ -43,6 +44,21 @@ def weights_to_bytes(state: Mapping[str, object]) -> bytes:
     return safetensors.torch.save(stored, metadata={TIED: json.dumps(tied)})
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors in a safetensors file; tied ones are one tensor under several names.
+
+    Raises:
+        BadRunFolder: the file cannot be read, or is broken.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            tied = decode(dict[str, str], json.loads((file.metadata() or {}).get(TIED, "{}")))
+        return tensors | {name: tensors[other] for name, other in tied.items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
+
+
 def load_weights(module: nn.Module, path: Path) -> None:
     """Set the parameters and buffers of `module`, in place, to those in a safetensors file.
 
@@ -50,13 +66,15 @@ def load_weights(module: nn.Module, path: Path) -> None:
         BadRunFolder: the file cannot be read, or is broken.
         BadModel: its tensors are not those of this module.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            tied = decode(dict[str, str], json.loads((file.metadata() or {}).get(TIED, "{}")))
-        tensors |= {name: tensors[other] for name, other in tied.items()}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BadRunFolder(f"cannot read the weights in {path}: {error}; train the model again") from error
+    set_weights(module, read_weights(path), path)
+
+
+def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Set the parameters and buffers of `module`, in place, to tensors by name that were read from `path`.
+
+    Raises:
+        BadModel: they are not those of this module.
+    """
     for name, value in module.state_dict().items():
         if isinstance(value, Tensor):
             _refuse_other(path, name, value, tensors.get(name))
@@ -64,6 +82,13 @@ def load_weights(module: nn.Module, path: Path) -> None:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise BadModel(f"the weights in {path} do not fit the model: {error}") from error
+
+
+def names_in_state(module: nn.Module) -> dict[str, str]:
+    """Return the names in a module's `state_dict`, each with the first name of its parameter or buffer."""
+    first = {id(tensor): name for name, tensor in chain(module.named_parameters(), module.named_buffers())}
+    held = {name: id(value) for name, value in module.state_dict(keep_vars=True).items()}
+    return {name: first[key] for name, key in held.items() if key in first}
 
 
 def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:

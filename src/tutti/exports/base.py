@@ -1,0 +1,100 @@
+"""A form in which weights are kept, and what is kept."""
+
+from __future__ import annotations
+
+import zipfile
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from tutti.records.untrusted import open_file
+from tutti.state import Values
+
+_FOLDER: Final = 0x10
+"""The bit that marks a folder in a zip file."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model's weights, and what its optimizer keeps for them.
+
+    Attributes:
+        weights: parameters and buffers, as `state_dict` of the whole model gives them.
+        optimizer: as `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` gives it, by the
+            names of the parameters: {"state": {"0.weight": {"exp_avg": ...}}, "param_groups": [...]}; None:
+            unknown.
+        notes: what else a reader should know, a sentence each.
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: Values | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Form(ABC):
+    """A form of files. The docstring of a form is its line in help texts.
+
+    Attributes:
+        name: for `--to`.
+        suffix: of what is written.
+        with_optimizer: whether it has room for the optimizer's state.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+    with_optimizer: ClassVar[bool] = False
+
+    @staticmethod
+    @abstractmethod
+    def fits(path: Path) -> bool:
+        """Tell whether what is there looks like this form, damaged or not."""
+
+    @staticmethod
+    @abstractmethod
+    def read(path: Path) -> Exported:
+        """Read what is there. No code in it is run.
+
+        Raises:
+            BadCheckpoint: it is damaged, or something else.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def write(path: Path, content: Exported) -> None:
+        """Write to a place where nothing is yet; it is whole or not there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+
+def start_of(path: Path) -> bytes:
+    """Return the first nine bytes of a file; none of what is no file."""
+    with suppress(OSError), open_file(path) as file:
+        return file.read(9)
+    return b""
+
+
+def load_tensors(file: BinaryIO) -> Any:
+    """Read what `torch.save` has written, if it has tensors and plain values only.
+
+    Raises:
+        ValueError: it is damaged; torch itself would not compare the check sums in it.
+        Exception: it is something else: what torch raises for that.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as records:
+            damaged = records.testzip()
+            # Of what is marked as a folder torch reads nothing, and says nothing. It compresses nothing.
+            other = [
+                one.filename for one in records.infolist() if one.external_attr & _FOLDER or one.compress_type
+            ]
+        if damaged is not None or other:
+            raise ValueError(f"'{damaged or other[0]}' in it is not as torch has written it")
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)

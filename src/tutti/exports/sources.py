@@ -1,0 +1,90 @@
+"""Weights from wherever they are: a run, one of its checkpoints, or files of another program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
+from tutti.errors import BadCheckpoint
+from tutti.exports import FORMS
+from tutti.exports.base import Exported
+from tutti.optim.state import by_name
+from tutti.records import checkpoints
+from tutti.records.run_folder import WEIGHTS
+from tutti.training.weights import read_weights
+
+
+def read_from(place: Path) -> Exported:
+    """Read the weights in a place, and the optimizer's state if it is there.
+
+    Args:
+        place: the folder of a run (its final weights are read, or else its newest good checkpoint), that of
+            one of its checkpoints, or what one of the forms has written.
+
+    Raises:
+        BadCheckpoint, BadRunFolder: there is nothing to read, or it is damaged.
+    """
+    if not place.exists():
+        raise BadCheckpoint(f"{place} does not exist; give a run folder, a checkpoint or a file of weights")
+    if (place / WEIGHTS).is_file():
+        return Exported(read_weights(place / WEIGHTS))
+    if (place / checkpoints.FOLDER).is_dir():
+        return _newest(place)
+    if (place / checkpoints.MANIFEST).exists() or place.absolute().parent.name == checkpoints.FOLDER:
+        return _of_checkpoint(open_checkpoint(place))
+    for form in FORMS.values():
+        if form.fits(place):
+            return form.read(place)
+    raise BadCheckpoint(
+        f"{place} has no weights that can be read; give a run folder, one of its checkpoints, or what one of "
+        f"these has written: {', '.join(FORMS)}"
+    )
+
+
+def _newest(place: Path) -> Exported:
+    found = newest(place / checkpoints.FOLDER)
+    if found.checkpoint is None:
+        raise BadCheckpoint(
+            "; ".join(
+                [f"{place} has neither final weights nor a checkpoint that is whole", *found.passed_over]
+            )
+        )
+    content = _of_checkpoint(found.checkpoint)
+    taken = f"{place} has no final weights; those of step {found.checkpoint.step} are taken"
+    return replace(content, notes=(*found.passed_over, taken, *content.notes))
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> Exported:
+    saved, prefix = checkpoint.saved(0, checkpoint.ranks), "weights/"
+    training, joint = saved.shared.get("training", {}), saved.joint
+    if "names" not in training:
+        raise BadCheckpoint(
+            f"{checkpoint.path} is of a training loop of one's own, whose program alone knows its models; "
+            "restore it there, and save it with torch.save or torch.distributed.checkpoint"
+        )
+    tensors = {name.removeprefix(prefix): x for name, x in joint.tensors.items() if name.startswith(prefix)}
+    tensors |= training["buffers"]
+    weights = {name: tensors[first] for name, first in training["names"].items()}
+    assert saved.alone is not None
+    alone = by_name([saved.alone])
+    if alone and checkpoint.ranks > 1:
+        left_out = "each worker has an optimizer of its own, so no state of an optimizer is taken"
+        return Exported(weights, notes=(left_out,))
+    kept = alone or by_name([joint])
+    groups = training["groups"]
+    before = training["schedule"]["options"]
+    options = [{key: _as_in_torch(value) for key, value in one.items()} for one in before]
+    return Exported(
+        weights,
+        {
+            "state": {name: kept[name] for names in groups for name in names if name in kept},
+            "param_groups": [{**one, "params": names} for one, names in zip(options, groups, strict=True)],
+        },
+    )
+
+
+def _as_in_torch(value: Any) -> Any:
+    """Return an option in torch's form: several numbers, such as `betas`, are a tuple."""
+    return tuple(value) if isinstance(value, list) else value

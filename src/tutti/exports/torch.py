@@ -1,0 +1,57 @@
+"""A file of `torch.save`: a module's state dictionary."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.errors import BadCheckpoint
+from tutti.exports.base import Exported, Form, load_tensors, start_of
+from tutti.records.run_folder import replace_file
+from tutti.records.untrusted import open_file
+from tutti.registry import part
+
+
+@part("torch")
+class TorchForm(Form):
+    """One file for torch.load(..., weights_only=True): the weights as a state dictionary"""
+
+    suffix = ".pt"
+
+    @override
+    @staticmethod
+    def fits(path: Path) -> bool:
+        return start_of(path).startswith((b"PK", b"\x80"))
+
+    @override
+    @staticmethod
+    def read(path: Path) -> Exported:
+        try:
+            with open_file(path) as file:
+                found = load_tensors(file)
+        except Exception as error:  # Of a pickle of somebody else's, whatever there is.
+            raise BadCheckpoint(
+                f"{path} is damaged, or not what torch.save writes ({type(error).__name__}: {error}); save "
+                "it again, as a state dictionary"
+            ) from error
+        if isinstance(found, Mapping):
+            found = next((found[name] for name in ("model", "state_dict") if name in found), found)
+        if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):
+            raise BadCheckpoint(
+                f"{path} is no state dictionary; save one with torch.save(model.state_dict(), path)"
+            )
+        return Exported({str(name): value.detach() for name, value in found.items()})
+
+    @override
+    @staticmethod
+    def write(path: Path, content: Exported) -> None:
+        # A view would be saved with all that it is a view of. What is tied stays so.
+        copies = {id(x): x.detach().clone() for x in content.weights.values()}
+        buffer = io.BytesIO()
+        torch.save({name: copies[id(x)] for name, x in content.weights.items()}, buffer)
+        replace_file(path, buffer.getvalue())

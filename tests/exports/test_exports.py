@@ -1,0 +1,375 @@
+"""Checkpoints in files of other programs: read there on any number of ranks, and read back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.exports.trained import CASES, TARGETS, Network, optimizer_of, train
+from tests.torch_backend.process_groups import Ranks
+from tutti.checkpoint.reading import open_checkpoint
+from tutti.cli.main import main
+from tutti.errors import BadCheckpoint
+from tutti.exports import FORMS
+from tutti.exports.base import Exported, load_tensors
+from tutti.exports.sources import read_from
+from tutti.optim.state import load
+from tutti.strategies import Local
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two ranks that was stopped after four steps."""
+    folder = tmp_path_factory.mktemp("run")
+    train(folder, 2)
+    return folder
+
+
+def restored(run: Path) -> tuple[Network, torch.optim.Optimizer]:
+    """The network and the optimizer, as this package itself goes on with them."""
+    saved, module = open_checkpoint(run / "checkpoints" / "latest").saved(0, 1), Network()
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    optimizer = optimizer_of(module)
+    with torch.no_grad():
+        for parameter, name in names.items():
+            parameter.copy_(saved.joint.tensors[f"weights/{name}"])
+        for name, buffer in module.named_buffers():
+            buffer.copy_(saved.shared["training"]["buffers"][name])
+    load(optimizer, names, saved, saved.shared["training"]["schedule"]["options"], copy=True)
+    return module, optimizer
+
+
+def whole(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[Any]]:
+    """Copies of all tensors by name, and the param groups."""
+    weights, state = get_state_dict(module, optimizer, options=WHOLE)
+    kept = {f"{name}/{key}": x for name, one in state["state"].items() for key, x in one.items()}
+    return {name: x.clone() for name, x in (weights | kept).items()}, copy.deepcopy(state["param_groups"])
+
+
+WHOLE = StateDictOptions(full_state_dict=True)
+
+
+def go_on(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Two more steps, with all samples on every rank."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(CASES), TARGETS).backward()
+        optimizer.step()
+    return whole(module, optimizer)[0]
+
+
+# --- read by others
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[dict[int, Ranks]]:
+    with ExitStack() as stack:
+        yield {size: stack.enter_context(Ranks(size)) for size in (1, 2, 3)}
+
+
+def a_program_of_torch(rank: int, folder: str) -> tuple[dict[str, Tensor], list[Any], dict[str, Tensor]]:
+    """What it has loaded, and what becomes of that in two steps."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    module = Network()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    fully_shard(module, mesh=mesh)
+    optimizer = optimizer_of(module)
+    weights, state = get_state_dict(module, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(module, optimizer, model_state_dict=weights, optim_state_dict=state)
+    return *whole(module, optimizer), go_on(module, optimizer)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_sharded_ranks_of_a_plain_program_go_on_where_the_run_has_stopped(
+    run: Path, tmp_path: Path, jobs: dict[int, Ranks], ranks: int
+) -> None:
+    folder = tmp_path / "exported"
+    assert main(["export", str(run / "checkpoints" / "latest"), "--to", "dcp", "--out", str(folder)]) == 0
+    module, optimizer = restored(run)
+    tensors, groups, later = *whole(module, optimizer), go_on(module, optimizer)
+    assert [group["lr"] for group in groups] == [0.01, 0.03]
+    for loaded, options, trained in jobs[ranks].run(lambda rank: a_program_of_torch(rank, str(folder))):
+        torch.testing.assert_close(loaded, tensors, rtol=0, atol=0)
+        assert options == groups
+        torch.testing.assert_close(trained, later, rtol=1e-12, atol=1e-14)
+
+
+def test_one_file_for_torch_and_one_of_safetensors_have_the_whole_state_dictionary(
+    run: Path, tmp_path: Path
+) -> None:
+    expected = restored(run)[0].state_dict()
+    assert (
+        main(["export", str(run / "checkpoints" / "latest"), "--to", "torch", "--out", f"{tmp_path}/a.pt"])
+        == 0
+    )
+    assert main(["export", str(run), "--to", "safetensors", "--out", f"{tmp_path}/a.safetensors"]) == 0
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    torch.testing.assert_close(found, dict(expected), rtol=0, atol=0)
+    assert found["last.weight"].data_ptr() == found["first.weight"].data_ptr()
+    Network().load_state_dict(found)
+    stored = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert set(expected) - set(stored) == {"last.weight"}
+    torch.testing.assert_close(stored, {name: expected[name] for name in stored}, rtol=0, atol=0)
+
+
+# --- and back
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_written_is_read_again(run: Path, tmp_path: Path, form: str) -> None:
+    content = read_from(run / "checkpoints" / "latest")
+    FORMS[form].write(tmp_path / "file", content)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    torch.testing.assert_close(read_from(tmp_path / "file").weights, content.weights, rtol=0, atol=0)
+
+
+def saved_by_a_program(rank: int, folder: str, layout: str) -> None:
+    module = Network()
+    fully_shard(module, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    weights, state = get_state_dict(module, optimizer_of(module))
+    states = {
+        "model and optimizer": {"model": weights, "optimizer": state},
+        "within an application": {"app": {"model": weights, "optim": state}},
+        "weights alone": weights,
+        "beside other things": {**weights, "optim": state, "epoch": 3},
+    }
+    dcp.save(states[layout], checkpoint_id=folder)
+
+
+@pytest.mark.parametrize(
+    "layout", ["model and optimizer", "within an application", "weights alone", "beside other things"]
+)
+def test_weights_are_found_as_programs_lay_them_out(
+    jobs: dict[int, Ranks], tmp_path: Path, layout: str
+) -> None:
+    jobs[3].run(lambda rank: saved_by_a_program(rank, str(tmp_path), layout))
+    expected = dict(Network().state_dict())
+    torch.testing.assert_close(read_from(tmp_path).weights, expected, rtol=0, atol=0)
+
+
+def test_a_state_dictionary_within_a_training_state_is_found(tmp_path: Path) -> None:
+    torch.save({"epoch": 3, "model": Network().state_dict()}, tmp_path / "a.pth")
+    expected = dict(Network().state_dict())
+    torch.testing.assert_close(read_from(tmp_path / "a.pth").weights, expected, rtol=0, atol=0)
+
+
+def test_a_run_is_evaluated_with_other_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, said = str(tmp_path / "run"), list[str]()
+    words = ["--data", "digits", "-n", "1", "--threads", "1", "--steps", "30", "--checkpoint", "10 steps"]
+    assert main(["train", "mlp", *words, "--out", folder]) == 0
+    assert main(["export", folder, "--to", "dcp", "--out", f"{tmp_path}/a"]) == 0
+    newest = f"{folder}/checkpoints/latest"
+    assert main(["export", newest, "--to", "torch", "--out", f"{tmp_path}/b"]) == 0
+    for weights in (
+        [],
+        ["--weights", f"{tmp_path}/a"],
+        ["--weights", newest],
+        ["--weights", f"{tmp_path}/b"],
+    ):
+        capsys.readouterr()
+        assert main(["evaluate", folder, *weights]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2] == said[3]
+    (tmp_path / "run" / "weights.safetensors").unlink()
+    assert main(["evaluate", folder]) == 2
+    assert main(["evaluate", folder, "--weights", newest]) == 0
+    assert capsys.readouterr().out == said[2]
+
+
+# --- optimizers that are not one
+
+
+def test_optimizers_of_workers_with_their_own_are_left_out_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", 2, lambda: Local(every=2))
+    assert main(["export", str(tmp_path / "run"), "--to", "dcp", "--out", f"{tmp_path}/a"]) == 0
+    assert "optimizer of its own" in capsys.readouterr().err
+    described = dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata
+    assert {name.partition(".")[0] for name in described} == {"model"}
+
+
+# --- damage, and what others have made
+
+
+def refused(place: Path, *words: str, to: str = "torch") -> None:
+    """The command ends with exit code 2 and a sentence, and writes nothing."""
+    with pytest.raises(BadCheckpoint) as caught:
+        read_from(place)
+    for word in words:
+        assert word in str(caught.value)
+    out = place.parent / "out"
+    assert main(["export", str(place), "--to", to, "--out", str(out)]) == 2
+    assert not out.exists()
+
+
+@pytest.fixture
+def folder(run: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "dcp"
+    FORMS["dcp"].write(path, read_from(run))
+    return path
+
+
+@pytest.mark.parametrize("form", ["dcp", "torch"])
+def test_no_flipped_bit_of_a_weight_is_read_silently(run: Path, tmp_path: Path, form: str) -> None:
+    expected = read_from(run).weights
+    FORMS[form].write(tmp_path / "file", Exported(expected))
+    file = next((tmp_path / "file").glob("*.distcp")) if form == "dcp" else tmp_path / "file"
+    whole, draw, found = file.read_bytes(), random.Random(0), 0
+    # Where the numbers of a weight are, and anywhere.
+    start = whole.index(expected["first.weight"].numpy().tobytes())
+    places = [start + draw.randrange(WEIGHT_BYTES) for _ in range(100)]
+    for place in [*places, *(draw.randrange(len(whole)) for _ in range(200))]:
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :])
+        try:
+            weights = read_from(tmp_path / "file").weights
+        except BadCheckpoint:
+            found += 1
+        else:
+            assert weights.keys() == expected.keys()
+            assert all(torch.equal(value, expected[name]) for name, value in weights.items())
+    assert found >= len(places)
+
+
+WEIGHT_BYTES = 7 * 7 * 8
+
+
+def test_no_flipped_bit_of_the_table_of_contents_is_read_silently() -> None:
+    tensor, buffer = torch.randn(5), BytesIO()
+    torch.save(tensor, buffer)
+    whole = buffer.getvalue()
+    for place in range(whole.index(b"PK\x01\x02"), len(whole)):
+        for bit in range(8):
+            flipped = whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+            found = tensor
+            with suppress(Exception):
+                found = load_tensors(BytesIO(flipped))
+            assert torch.equal(found, tensor), (place, bit)
+
+
+def test_a_folder_with_a_part_missing(folder: Path) -> None:
+    file = next(folder.glob("*.distcp"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    refused(folder, "damaged")
+    file.unlink()
+    refused(folder, "damaged", file.name)
+    (folder / ".metadata").write_bytes(b"")
+    refused(folder, "damaged")
+
+
+def described(folder: Path) -> Any:
+    return pickle.loads((folder / ".metadata").read_bytes())
+
+
+def test_a_folder_whose_parts_leave_gaps(folder: Path) -> None:
+    metadata = described(folder)
+    gone = next(index for index in metadata.storage_data if index.fqn == "model.first.weight")
+    del metadata.storage_data[gone]
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    refused(folder, "parts of 'model.first.weight' are missing")
+
+
+def test_a_folder_that_names_files_elsewhere(folder: Path, tmp_path: Path) -> None:
+    metadata = described(folder)
+    next(folder.glob("*.distcp")).rename(tmp_path / "elsewhere")
+    for place in metadata.storage_data.values():
+        place.relative_path = "../elsewhere"
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    refused(folder, "outside")
+
+
+def test_a_folder_that_promises_more_than_there_is(folder: Path) -> None:
+    metadata = described(folder)
+    size = torch.Size([1 << 40])
+    metadata.state_dict_metadata["model.first.weight"].size = size
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    refused(folder, "are promised")
+
+
+class Malicious:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("where", [".metadata", "a part", "a file of torch", "an old file of torch"])
+def test_no_code_in_a_file_is_run(folder: Path, tmp_path: Path, where: str) -> None:
+    mark, place = tmp_path / "mark", folder
+    malicious = Malicious(mark)
+    if where == ".metadata":
+        (folder / where).write_bytes(pickle.dumps(malicious))
+    elif where == "a part":
+        metadata = described(folder)
+        buffer = BytesIO()
+        torch.save(malicious, buffer)
+        for stored in metadata.storage_data.values():
+            stored.offset, stored.length = 0, len(buffer.getvalue())
+        next(folder.glob("*.distcp")).write_bytes(buffer.getvalue())
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    else:
+        place = tmp_path / "a.pt"
+        torch.save(malicious, place, _use_new_zipfile_serialization=where == "a file of torch")
+    refused(place)
+    assert not mark.exists()
+
+
+def test_files_of_other_kinds(tmp_path: Path) -> None:
+    refused(tmp_path, "has no weights")
+    refused(tmp_path / "none", "does not exist")
+    (tmp_path / "text").write_text("some words")
+    refused(tmp_path / "text", "has no weights", "dcp, safetensors, torch")
+    with zipfile.ZipFile(tmp_path / "zip", "w") as file:
+        file.writestr("a", "b")
+    refused(tmp_path / "zip", "torch.save")
+    torch.save([1, 2], tmp_path / "list")
+    refused(tmp_path / "list", "no state dictionary")
+    (tmp_path / "half").write_bytes(safetensors.torch.save({"a": torch.ones(9)})[:60])
+    refused(tmp_path / "half", "damaged")
+
+
+def test_a_run_without_a_good_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path / "run", 1)
+    file = tmp_path / "run" / "checkpoints" / "latest" / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    refused(tmp_path / "run", "neither final weights nor a checkpoint that is whole")
+    refused(tmp_path / "run" / "checkpoints" / "latest", "cannot be used")
+
+
+def test_what_is_there_is_not_overwritten(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "--to", "torch", "--out", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "gguf"]) == 2
+    assert "Known: dcp, safetensors, torch" in capsys.readouterr().err
+
+
+def test_the_default_name_is_that_of_what_is_exported(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run / "checkpoints" / "latest"), "--to", "dcp"]) == 0
+    assert main(["export", "step-00000004.dcp", "--to", "torch"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004.dcp", "step-00000004.pt"}
