@@ -98,8 +98,9 @@ class DTensorWorker(Worker):
             part.copy_(find(saved.alone.tensors, name_of(OWN, name), part))
             kept = self._optimizer.state.get(parameter, {})
             for key, value in kept.items():
-                if isinstance(value, Tensor) and value.shape == part.shape:
-                    kept[key] = _like(parameter, value.clone())
+                if isinstance(value, Tensor):
+                    own = value.clone()
+                    kept[key] = _like(parameter, own) if value.shape == part.shape else own
 
     @override
     def finish(self) -> None:

@@ -33,7 +33,7 @@ from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import OBJECT, named_or_given
 from tutti.run.train_job import PARTS
 from tutti.state import Saved, Values
-from tutti.strategies import Clip, Strategy
+from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda
 from tutti.training.balance import SpeedBalance
@@ -356,14 +356,17 @@ def assemble(
     replica = portion.place(strategy)
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
     if saved is not None:
-        load_optimizer(optimizer, portion.module, saved, updates.updates)
+        foreign = type(strategy) not in STRATEGIES.values()
+        load_optimizer(optimizer, portion.module, saved, updates.updates, foreign)
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     compute = portion.compute
     workers = Workers(portion.peers, replica, worker, optimizer, compute, compute is not None, comm)
     return Assembly(config, task, portion, workers, updates, ending)
 
 
-def load_optimizer(optimizer: Optimizer, module: nn.Module, saved: Saved, updates: int) -> None:
+def load_optimizer(
+    optimizer: Optimizer, module: nn.Module, saved: Saved, updates: int, foreign: bool = False
+) -> None:
     """Give an optimizer, whose schedule is made already, the state of a checkpoint.
 
     Args:
@@ -371,6 +374,8 @@ def load_optimizer(optimizer: Optimizer, module: nn.Module, saved: Saved, update
         module: the model.
         saved: has the state.
         updates: how many the run makes. If it was to make others, the schedule sets its options anew.
+        foreign: the strategy is somebody else's, so its worker may step the optimizer itself, in place: what
+            the optimizer gets must not lie in a file.
 
     Raises:
         BadCheckpoint: it has other param groups.
@@ -382,7 +387,7 @@ def load_optimizer(optimizer: Optimizer, module: nn.Module, saved: Saved, update
         kept = OF_SCHEDULES
         options = [{name: value for name, value in group.items() if name not in kept} for group in options]
     names = {parameter: name for name, parameter in module.named_parameters()}
-    optim.state.load(optimizer, names, saved, options)
+    optim.state.load(optimizer, names, saved, options, copy=foreign)
 
 
 def resolved(
