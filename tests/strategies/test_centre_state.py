@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,22 @@ from tests.contracts.resuming import (
     momentum,
     plain,
 )
+from tests.contracts.training import SPEEDS, clouds
+from tests.trainers import trainer_of
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import Batches
 from tutti.errors import BadCheckpoint
+from tutti.optim.state import load
 from tutti.replica import Replica
-from tutti.state import Named, Saved
+from tutti.state import Named, Saved, State, saved_by
 from tutti.strategies import EASGD, GEM, Clip, Downpour, EASGDSync, Lazy, ParamServer, Strategy
+from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
+from tutti.training.agenda import Agenda, Wishes
+from tutti.training.intervals import Every
+from tutti.training.losses import LOSSES
 
 # The ranks cannot import this page by its name: its functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -166,6 +174,74 @@ def stepped(comm: Communicator, strategy: Centred, make: Any, warm: bool) -> Ten
     worker.step()
     worker.finish()
     return replica.flats[0].weights.clone()
+
+
+WORLDS = {
+    "shared": {},
+    "served": {"ranks_per_host": (2, 1), "servers": 2},
+    "levels": {"ranks_per_host": (2, 1), "servers": 1, "levels": 2, "server_period": 3},
+}
+
+
+@courses([course for course in COURSES if course.optimizer is not optim.Adafactor])
+@pytest.mark.parametrize("form", WORLDS)
+def test_a_trainer_goes_on_in_the_middle_of_an_epoch(course: Course, form: str) -> None:
+    """With workers that are in different places of it."""
+    if form == "levels" and course not in LEVELLED:
+        pytest.skip("has one level")
+    world = VirtualWorld(3, **WORLDS[form])
+    whole = world.run(fitted, course, None)
+    assert [len(one.states) for one in whole] == [3] * 3
+    for number in (0, 2):
+        kept = [one.states[number] for one in whole]
+        for before, after in zip(whole, world.run(fitted, course, saved_by(kept)), strict=True):
+            assert torch.equal(after.weights, before.weights)
+
+
+@dataclass
+class Fitted:
+    """What a trainer has left: final weights, and the states that it has saved before."""
+
+    states: list[State]
+    weights: Tensor
+
+
+def fitted(comm: Communicator, course: Course, saved: list[Saved] | None) -> Fitted | None:
+    torch.manual_seed(0)
+    module, strategy = course.model(), course.strategy
+    optimizer = course.optimizer(list(module.parameters()))
+    if comm.servers is not None and comm.servers.serving:
+        strategy.serve(comm.servers, Replica(module), optimizer, Clip())
+        return None
+    (part, _), free = clouds(90), strategy.pace is Pace.FREE
+    batches = Batches(part, 6, comm.rank, comm.size, seed=7, own=free)
+    states: list[State] = []
+    step = 0
+    if saved is not None:
+        module.load_state_dict(
+            {name: saved[0].joint.tensors[f"weights/{name}"] for name in module.state_dict()}
+        )
+        training = saved[0].shared["training"]
+        step = training["epoch"] * batches.updates + training["places"][comm.rank]["round"]
+        options = training["schedule"]["options"]
+        load(optimizer, {p: name for name, p in module.named_parameters()}, saved[comm.rank], options)
+    replica = place(module, comm, strategy.home)
+    trainer = trainer_of(
+        comm=comm,
+        replica=replica,
+        worker=strategy.worker(replica, comm, optimizer, Clip()),
+        optimizer=optimizer,
+        batches=batches,
+        loss=LOSSES["cross_entropy"],
+        metrics=(),
+        epochs=5 if free else 2,
+        seconds_per_sample=SPEEDS[comm.rank],
+        agenda=Agenda(comm, Wishes(Every(steps=8), free=free, now=comm.clock), step),
+        save=lambda step, state, final: states.append(deepcopy(state)),
+    )
+    trainer.fit(None if saved is None else saved[comm.rank])
+    comm.barrier()
+    return Fitted(states, replica.flats[0].weights.clone())
 
 
 # Each strategy with options such that each value that is kept shows in the weights of one course or another.
