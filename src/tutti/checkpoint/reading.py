@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +11,8 @@ from typing import Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
+from typing_extensions import override
 
 from tutti.checkpoint.encoding import decode
 from tutti.errors import BadCheckpoint
@@ -18,7 +20,7 @@ from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, FoundCheckpoint, head_file, tensors_file
 from tutti.records.json_lines import Json
 from tutti.records.untrusted import parse_json, read_file
-from tutti.state import Named, Saved, State, named
+from tutti.state import Held, Named, Piece, Saved, State, joined, named
 
 
 class Checkpoint:
@@ -50,18 +52,23 @@ class Checkpoint:
         """Return what a rank is given to go on from.
 
         Tensors that one rank has saved whole are mapped from its file; whoever changes them does not change
-        the file.
+        the file. The others are put together each time that they are asked for, and are not kept: all ranks
+        of a host may go on at the same time.
 
         Args:
             rank: its number.
             ranks: how many go on.
 
         Raises:
-            BadCheckpoint: elements of a tensor are missing, or the files are not what tutti writes.
+            BadCheckpoint: the files are not what tutti writes; later on, elements of a tensor are missing.
         """
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None
-        return Saved(self._joint, alone, self._states[0].shared, self._states[rank].own if same else None)
+        joint = [state.joint for state in self._states]
+        numbers = named(Held(numbers=held.numbers) for held in joint).numbers
+        tensors = _Joined(piece for held in joint for piece in held.pieces)
+        own = self._states[rank].own if same else None
+        return Saved(Named(tensors, numbers), alone, self._states[0].shared, own)
 
     def map(self) -> None:
         """Read all but the tensors, and map those: from now on its folder may be removed.
@@ -70,10 +77,6 @@ class Checkpoint:
             BadCheckpoint: the files are not what tutti writes.
         """
         _ = self._states, self.facts
-
-    @cached_property
-    def _joint(self) -> Named:
-        return named(state.joint for state in self._states)
 
     @cached_property
     def _states(self) -> list[State]:
@@ -103,6 +106,27 @@ class Checkpoint:
                 f"{self.path / name} is not what tutti writes ({type(error).__name__}: {error}); resume from "
                 "another checkpoint"
             ) from error
+
+
+class _Joined(Mapping[str, Tensor]):
+    """Whole tensors, each of pieces that several ranks have left."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            self._pieces.setdefault(piece.name, []).append(piece)
+
+    @override
+    def __getitem__(self, name: str) -> Tensor:
+        return joined(self._pieces[name])[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._pieces)
 
 
 @dataclass(frozen=True)
