@@ -196,6 +196,12 @@ def test_a_run_ends_by_a_metric_of_ones_own_and_has_the_weights_of_the_best_epoc
         tutti.train(net(), DATA, **ONE, metrics=[hits], stop="validation hits not better for 1 epoch")
 
 
+def test_a_time_limit_that_is_over_before_the_first_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tutti.BadOption, match=r"^time_limit is '0\.001s', which is over before"):
+        tutti.train(net(), DATA, **ONE, time_limit="0.001s", out=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
     with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
         tutti.train(net(), (i for i in range(3)), **ONE)
@@ -237,6 +243,8 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(tmp_p
         {"metrics": lambda outputs, targets: "x"},
         {"quiet": "no"},
         {"trace": 1},
+        {"time_limit": "1h"},  # of a run without a folder
+        {"checkpoint": "1 epoch"},
     ],
 )
 def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any]) -> None:

@@ -275,3 +275,10 @@ def test_the_best_epoch_is_the_first_of_the_best() -> None:
     assert best.epoch == 3
     assert ranking.best([]) is None
     assert ranking.best(losses(math.nan)) is None
+
+
+def test_the_score_of_an_epoch_is_the_higher_the_better() -> None:
+    epoch = record(1, 0.25, accuracy=0.75)
+    assert Ending().ranking.score(epoch) == -0.25
+    assert Ending(StopRule.parse("validation accuracy > 0.5"), BETTER).ranking.score(epoch) == 0.75
+    assert Ending().ranking.score(record(1, 0.25, validated=False)) is None

@@ -21,11 +21,15 @@ from tutti.reports.results import Results, read_comparison
 from tutti.reports.text import show
 from tutti.run.config import Options
 from tutti.studies.compare import Question, compare, plan_comparison
+from tutti.training.intervals import OFF
 
 FOLDER = Path("comparisons")
 """Where comparisons go that the user gave no folder for."""
 
 SEVERAL = "may be given several times"
+
+_OF_CHECKPOINTS = ("time_limit", "checkpoint", "keep")
+"""The options of checkpoints: the runs of a comparison have none, as their time is measured."""
 
 LAYOUT_OPTIONS = f"{LAYOUT}_options"
 """The options of layouts: those alone have them."""
@@ -94,7 +98,7 @@ class CompareCommand(Command):
         parser.option(
             "--resume", "go on with the comparison that lies in --out: runs that have ended are kept"
         )
-        fixed = ("strategy", "parallel", "workers", "threads", "device", "hosts", "out")
+        fixed = ("strategy", "parallel", "workers", "threads", "device", "hosts", "out", *_OF_CHECKPOINTS)
         parser.config_options(leave_out=fixed)
 
     @override
@@ -103,7 +107,7 @@ class CompareCommand(Command):
         of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
         of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
         question = Question(
-            config=config_from(given, of_runs),
+            config=config_from({**given, "checkpoint": OFF}, of_runs),
             strategies=words_of(own.strategies),
             workers=_workers(own.workers),
             scalings=_scalings(own.scaling),

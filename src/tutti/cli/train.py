@@ -111,8 +111,10 @@ def _resumed(
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(config_from(given, dotted, before), out=str(resume.folder))
     check_same(before, now)
-    if RunFolder(resume.folder).finished and (now.epochs, now.steps) == (before.epochs, before.steps):
-        print(f"the run in {resume.folder} has come to its end; give more --epochs to train on")
+    lengths = [(config.epochs, config.steps, config.stop) for config in (before, now)]
+    if RunFolder(resume.folder).finished and lengths[0] == lengths[1]:
+        more = "more --epochs" if before.stop is None else "more --epochs or another --stop"
+        print(f"the run in {resume.folder} has come to its end; give {more} to train on")
         return None
     return now
 

@@ -10,9 +10,11 @@ from typing import Final, cast
 
 from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.launch.stop_request import stop_requested
 from tutti.records import checkpoints
-from tutti.records.json_lines import Json
+from tutti.records.json_lines import Json, parse_record
+from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.run.build import Assembly
 from tutti.run.restore import facts_of
@@ -43,9 +45,20 @@ class Saving:
         self._facts: Json = facts_of(parts.config, parts.task.dataset) if comm.rank == 0 else {}
 
     def agenda(self, strategy: Strategy, step: int) -> Agenda:
-        """Return the times at which this run is saved, or stops."""
+        """Return the times at which this run is saved, or stops.
+
+        Raises:
+            BadOption: its time limit is over already.
+        """
         config, limit = self._parts.config, self._parts.config.time_limit
         over = None if limit is None else self._job.began + seconds_of(limit, "--time-limit")
+        if over is not None:
+            now = cast("float", self._comm.broadcast_object(time.time()))
+            if now >= over:
+                raise BadOption(
+                    f"--time-limit is '{limit}', which is over before the first step: to come there took "
+                    f"{now - self._job.began:.1f} s; give more"
+                )
 
         def stop() -> str | None:
             if over is not None and self._comm.rank == 0 and time.time() >= over:
@@ -57,7 +70,9 @@ class Saving:
 
     def save(self, step: int, state: State, final: bool) -> None:
         """Keep a state; a final one is on the disk when this returns."""
-        score = None
+        history = state.shared["training"]["history"]
+        last = parse_record(history[-1], EpochRecord) if history else None
+        score = None if last is None else self._parts.ending.ranking.score(last)
         self.saver.save(step, state, self._facts, score, wait=final)
 
 

@@ -17,7 +17,7 @@ from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, check_writable
-from tutti.run.config import TrainConfig
+from tutti.run.config import TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume
 from tutti.training.loggers import logger_names
@@ -75,6 +75,12 @@ class TrainJob(Job):
             if asked and not self.write:
                 raise BadOption(
                     f"{option} writes into the run folder, but there is none; name one with out=..."
+                )
+        for name in ("time_limit", "checkpoint"):
+            if getattr(self.config, name) != getattr(TrainConfig, name) and not self.write:
+                raise BadOption(
+                    f"{flag(name)} is for a run whose state is saved in its folder, but there is none; name "
+                    "one with out=..."
                 )
         ranks = placement.ranks
         missing = [rank for rank in self.profile.ranks if rank >= ranks] if self.profile is not None else []

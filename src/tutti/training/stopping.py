@@ -103,6 +103,11 @@ class Ranking:
                 found, best = record, value
         return found
 
+    def score(self, record: EpochRecord) -> float | None:
+        """Return a number that is the higher the better the epoch is; None where there is no value."""
+        value = self.quantity.of(record)
+        return -value if value is not None and not self.higher else value
+
     def is_better(self, value: float, other: float) -> bool:
         """Return whether a value is better than another one. Every number is better than NaN."""
         if math.isnan(other):
