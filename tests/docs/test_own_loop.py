@@ -34,11 +34,16 @@ def block(page: str, beginning: str) -> str:
 USUAL = block("own-loop.md", "import tutti\n\nmodel, optimizer = tutti.distribute(model, optimizer)\n")
 PLATEAU = block("own-loop.md", "# ReduceLROnPlateau")
 SUMS = block("own-loop.md", 'reduction="sum")\nfor')
+CHECKPOINTS = block("own-loop.md", 'tutti.checkpoints("')
+STOPPING = block("own-loop.md", "with stoppable():")
 PER_TOKEN = block("losses.md", "def per_token")
 
 
 def test_no_program_of_these_pages_is_left_out() -> None:
-    for page, tried in (("own-loop.md", [USUAL, PLATEAU, SUMS]), ("losses.md", [PER_TOKEN])):
+    for page, tried in (
+        ("own-loop.md", [USUAL, PLATEAU, SUMS, CHECKPOINTS, STOPPING]),
+        ("losses.md", [PER_TOKEN]),
+    ):
         assert (DOCS / page).read_text(encoding="utf-8").count("```python") == len(tried)
 
 
@@ -113,6 +118,36 @@ def test_a_program_ends_as_the_one_with_plain_torch(worlds: Worlds, program: str
         for mine, wanted in zip(found[0], weights, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
         assert found[1] == pytest.approx(best, rel=1e-12)
+
+
+def _saved_on_rank(comm: Communicator, program: str) -> tuple[list[Tensor], list[Any]]:
+    """The weights at the end; what it went on from, the steps then, and those with the loop to be stopped."""
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    try:
+        found = run(program)
+        weights, steps = ended(found)[0], found["step"]
+        exec(compile(STOPPING, "page", "exec"), found)
+        found["run"].close()
+        return weights, [found["run"].values, steps, found["step"]]
+    finally:
+        distribute._loop = None
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_program_that_is_started_again_ends_as_if_it_had_never_stopped(
+    worlds: Worlds, tmp_path: Path, size: int
+) -> None:
+    program = CHECKPOINTS.replace("runs/digits", str(tmp_path)).replace("% 500", "% 10")
+    program = program.replace("epoch=epoch", "epoch=epoch, wait=True")
+    worlds.call(partial(_saved_on_rank, program=program.replace("0), 10)", "0), 3)")), size)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000010"]
+    wanted = names()
+    for _ in range(10):
+        exec(compile(plain(USUAL), "page", "exec"), wanted)
+    for weights, facts in worlds.call(partial(_saved_on_rank, program=program), size):
+        assert facts == [{"epoch": 2}, 40, 44]
+        for mine, other in zip(weights, ended(wanted)[0], strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
 
 
 def test_a_loss_with_a_denominator_is_a_mean_over_the_tokens_that_count() -> None:

@@ -43,5 +43,4 @@ class RunCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         config = TrainConfig.from_json(given)
         where = config.workers, config.threads, config.hosts
-        run_program(own.program, own.arguments, *where, prefix=not own.no_prefix)
-        return 0
+        return run_program(own.program, own.arguments, *where, prefix=not own.no_prefix)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tutti.comm.shm.memfd import make_for_all
-from tutti.errors import BadOption
+from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import LaunchContext, started_by
 from tutti.launch.placement import place_ranks
 from tutti.launch.rendezvous import LOOPBACK, reserved_port, set_rendezvous_file, variables
@@ -34,7 +34,7 @@ def run_program(
     hosts: str | None,
     *,
     prefix: bool = True,
-) -> None:
+) -> int:
     """Run a Python file on every rank of this machine, or of several.
 
     Args:
@@ -45,6 +45,9 @@ def run_program(
         hosts: as for `place_ranks`.
         prefix: print whole lines of several ranks, each with its rank before it.
 
+    Returns:
+        The exit code: 0, or that of a program which has saved its state and stopped because it was asked to.
+
     Raises:
         BadOption: there is no such file.
         TuttiError: a rank failed.
@@ -54,7 +57,8 @@ def run_program(
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
     placement = place_ranks(workers, threads, hosts=hosts)
-    start("tutti.run.script:work", payload, placement, announce=_announce, prefix=prefix)
+    found = start("tutti.run.script:work", payload, placement, announce=_announce, prefix=prefix)
+    return cast("int | None", found) or 0
 
 
 def _announce(line: str) -> None:
@@ -63,7 +67,7 @@ def _announce(line: str) -> None:
         announce(line)
 
 
-def work(comm: Communicator, payload: bytes) -> None:
+def work(comm: Communicator, payload: bytes) -> int:
     """Run the program in this process (entry point of the ranks).
 
     It finds the other ranks with `tutti.init`, or with `torch.distributed.init_process_group`.
@@ -71,6 +75,9 @@ def work(comm: Communicator, payload: bytes) -> None:
     Args:
         comm: the ranks; `tutti.init` gives it to the program.
         payload: JSON of the program's path and its arguments.
+
+    Returns:
+        Its exit code, 0 or `EXIT_INTERRUPTED`; with any other it has failed.
     """
     from tutti.launch.world import adopt
 
@@ -82,14 +89,17 @@ def work(comm: Communicator, payload: bytes) -> None:
             set_rendezvous_file(make_for_all("store", comm))
         sys.argv[:] = [path, *arguments]
         sys.path.insert(0, str(Path(path).parent))
+        code = 0
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as leaving:
-            if leaving.code not in (None, 0):
+            if leaving.code not in (None, 0, EXIT_INTERRUPTED):
                 raise
+            code = leaving.code or 0
         if comm.size > 1:
             # A single rank is the process that was asked, which goes on, and ends as Python ends.
             _end_program()
+        return code
 
 
 def _end_program() -> None:
