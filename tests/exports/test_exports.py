@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import tutti
 from tests.exports.trained import CASES, TARGETS, Network, optimizer_of, train
 from tests.torch_backend.process_groups import Ranks
 from tutti.checkpoint.reading import open_checkpoint
 from tutti.cli.main import main
-from tutti.errors import BadCheckpoint
+from tutti.errors import BadCheckpoint, BadModel
 from tutti.exports import FORMS
 from tutti.exports.base import Exported, load_tensors
 from tutti.exports.sources import read_from
@@ -193,6 +194,18 @@ def test_a_run_is_evaluated_with_other_weights(tmp_path: Path, capsys: pytest.Ca
     assert main(["evaluate", folder]) == 2
     assert main(["evaluate", folder, "--weights", newest]) == 0
     assert capsys.readouterr().out == said[2]
+
+
+def test_a_run_begins_with_the_weights_of_another_one(tmp_path: Path) -> None:
+    options = {"data": "digits", "workers": "2", "threads": 1, "steps": 1, "strategy": "sync", "lr": 1e-30}
+    first, again = str(tmp_path / "first"), str(tmp_path / "again")
+    tutti.train("mlp", **{**options, "lr": 0.1}, out=first, quiet=True)
+    tutti.train("mlp", **options, seed=9, weights=first, out=again, quiet=True)
+    torch.testing.assert_close(read_from(tmp_path / "again").weights, read_from(tmp_path / "first").weights)
+    with pytest.raises(BadModel, match="another model"):
+        tutti.train("cnn", **options, weights=first)
+    (tmp_path / "first" / "weights.safetensors").unlink()
+    assert main(["evaluate", again]) == 0
 
 
 # --- optimizers that are not one

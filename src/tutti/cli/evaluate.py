@@ -42,7 +42,7 @@ class EvaluateCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         other_data = "data" in given or bool(dotted)
         here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
-        here |= {"parallel": None, "parallel_options": {}}
+        here |= {"weights": None, "parallel": None, "parallel_options": {}}
         trained = TrainConfig.read(
             RunFolder.open(own.folder, finished=own.weights is None).path, own.trust, replaced={*here, *given}
         )

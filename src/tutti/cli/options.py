@@ -21,7 +21,7 @@ DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 TARGET: Final = "accuracy on the validation part, 0 to 1"
 """The text about the option --target."""
 
-_METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER"}
+_METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER", "weights": "PLACE"}
 
 _NEGATIVE = re.compile(r"(-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf)$")
 """Values that are no options; argparse itself would take -1e-3 for one."""

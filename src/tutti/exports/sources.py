@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
+from tutti.comm.base import Communicator
 from tutti.errors import BadCheckpoint
 from tutti.exports import FORMS
 from tutti.exports.base import Exported
 from tutti.optim.state import by_name
 from tutti.records import checkpoints
 from tutti.records.run_folder import WEIGHTS
-from tutti.training.weights import read_weights
+from tutti.training.weights import read_weights, set_weights
 
 
 def read_from(place: Path) -> Exported:
@@ -41,6 +45,20 @@ def read_from(place: Path) -> Exported:
         f"{place} has no weights that can be read; give a run folder, one of its checkpoints, or what one of "
         f"these has written: {', '.join(FORMS)}"
     )
+
+
+def load_from(place: Path, module: nn.Module, comm: Communicator) -> None:
+    """Set the parameters and buffers of a module to those in a place, on every rank; rank 0 warns.
+
+    Raises:
+        BadCheckpoint, BadRunFolder: as `read_from`.
+        BadModel: they are those of another model.
+    """
+    found = read_from(place)
+    if comm.rank == 0:
+        for note in found.notes:
+            print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
+    set_weights(module, found.weights, place)
 
 
 def _newest(place: Path) -> Exported:

@@ -65,6 +65,7 @@ class TrainOptions(TypedDict, total=False):
     threads: int | None
     epochs: int | None
     steps: int | None
+    weights: str | None
     stop: str | None
     restore_best: bool
     time_limit: str | None

@@ -108,6 +108,11 @@ class TrainConfig:
     model_options: Options = option(
         {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
     )
+    weights: str | None = option(
+        None,
+        "begin with these weights in place of the model's first ones: a run folder, a checkpoint, or what "
+        "else 'tutti export' reads; the optimizer begins anew",
+    )
     data: str = option(
         "digits",
         lambda: (
@@ -300,7 +305,7 @@ class TrainConfig:
         return config
 
 
-OF_LONG_RUNS: Final = ("stop", "restore_best", "time_limit", "checkpoint", "keep")
+OF_LONG_RUNS: Final = ("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep")
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, Scale
 from tutti.errors import BadData
-from tutti.exports.sources import read_from
+from tutti.exports.sources import load_from
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.jobs import load_job
 from tutti.run.train_job import PARTS, EvaluateJob
-from tutti.training.weights import set_weights
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -43,11 +41,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
             have = ", ".join(name for name in PARTS if getattr(dataset, name) is not None)
             raise BadData(f"{dataset.name} has no {job.part} part; it has: {have}. Choose one with --part")
         task = prepare_task(job, dataset)
-        found = read_from(place)
-        if comm.rank == 0:
-            for note in found.notes:
-                print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-        set_weights(task.module, found.weights, place)
+        load_from(place, task.module, comm)
         result = task.evaluate(getattr(task.dataset, job.part), comm)
     assert result is not None
     if comm.rank == 0:

@@ -18,7 +18,7 @@ AUTO: Final = "auto"
 MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
-        *("strategy", "strategy_options", "balance", "validate", "precision", "layout"),
+        *("weights", "strategy", "strategy_options", "balance", "validate", "precision", "layout"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
     }
 )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
 from tutti.errors import BadOption
+from tutti.exports.sources import load_from
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
@@ -105,6 +107,8 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write) as sampler:
             task = prepare_task(job, open_config_data(job, comm))
+            if config.weights is not None and checkpoint is None:
+                load_from(Path(config.weights), task.module, comm)
             outcome = work_or_serve(
                 job,
                 team,
