@@ -34,7 +34,7 @@ def state_of(rank: int, ranks: int, step: int) -> State:
         {"rank": rank},
     )
     shared = {
-        "texts": ["ü", "$tensor"],
+        "texts": ["ü", "$tensor", "\x1b[1m\n\ud800"],
         "numbers": [step, 0.1, True, None, math.inf, 1 << 70],
         "$odd": {"$tensor": 3},
         "generator": torch.full((5,), step, dtype=torch.uint8),
@@ -51,7 +51,7 @@ def check(saved: Saved, rank: int, ranks: int, step: int, before: int) -> None:
     assert tensors["optimizer/a/b/step"].item() == step
     assert tensors["optimizer/a/b/step"].shape == ()
     assert numbers == {"optimizer/c/step": step}
-    assert saved.shared["texts"] == ["ü", "$tensor"]
+    assert saved.shared["texts"] == ["ü", "$tensor", "\x1b[1m\n\ud800"]
     assert saved.shared["numbers"] == [step, 0.1, True, None, math.inf, 1 << 70]
     assert saved.shared["$odd"] == {"$tensor": 3}
     assert saved.shared["generator"].tolist() == [step] * 5

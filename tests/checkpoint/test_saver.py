@@ -209,6 +209,17 @@ def test_a_checkpoint_is_left_out_while_the_one_before_is_written(tmp_path: Path
         check(open_checkpoint(tmp_path / f"step-0000000{step}").saved(1, 2), 1, 2, step, 2)
 
 
+def save_odd_facts(comm: Communicator, folder: Path) -> None:
+    with Saver(comm, folder) as saver:
+        saver.save(1, state_of(0, 1, 1), {"out": str(folder)}, score=float("nan"))
+
+
+def test_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "new\nline \u200b\x1b" / "checkpoints"
+    VirtualWorld(1).run(save_odd_facts, folder)
+    check(open_checkpoint(folder / "latest").saved(0, 1), 0, 1, 1, 1)
+
+
 def ask_to_stop(comm: Communicator, folder: Path) -> None:
     with Saver(comm, folder) as saver:
         saver.save(1, state_of(0, 1, 1), wait=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -85,11 +86,13 @@ class Checkpoint:
 
     def _state(self, rank: int) -> State:
         with self._reading(tensors_file(rank)):
-            return decode(self._read(head_file(rank)), load_file(self.path / tensors_file(rank)))
+            # As they are: texts that are printed belong to the facts.
+            head = self._read(head_file(rank), json.loads)
+            return decode(head, load_file(self.path / tensors_file(rank)))
 
-    def _read(self, name: str) -> Json:
+    def _read(self, name: str, parse: Callable[[bytes], object] = parse_json) -> Json:
         with self._reading(name):
-            values: Any = parse_json(read_file(self.path / name))
+            values = parse(read_file(self.path / name))
             if not isinstance(values, dict):
                 raise TypeError("it is no JSON object")
             return cast("Json", values)

@@ -148,7 +148,11 @@ class Saver:
         self.check()
         rank = self._comm.rank
         encoded = encode(state, rank)
-        texts = [encoded.head, to_json(facts or {}).encode()] if rank == 0 else [encoded.head]
+        texts = (
+            [encoded.head, to_json(facts or {}).encode(errors="surrogatepass")]
+            if rank == 0
+            else [encoded.head]
+        )
         reports = self._tell((encoded.file_size, *map(len, texts)))
         if not self._is_free(step, reports):
             return False

@@ -12,6 +12,7 @@ when it has not done in time what even a slow disk would have, its parent does i
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -33,7 +34,7 @@ from tutti.records.checkpoints import (
     unfinished_folder,
     write_file,
 )
-from tutti.records.json_lines import Record, parse_record, to_json
+from tutti.records.json_lines import Record, decode, parse_record, to_json
 
 PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
@@ -135,7 +136,7 @@ def main() -> None:
     # A signal to all processes of the job asks the ranks to stop, and they save once more then.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    start = parse_record(sys.argv[1], WriterStart)
+    start = decode(WriterStart, json.loads(sys.argv[1]))
     _die_with(start.parent)
     orders = socket.socket(fileno=start.connection)
     child = _Child(orders, start.patience_s)
@@ -147,7 +148,7 @@ def main() -> None:
             line = _carried_out(text, memory)
         if not line:
             child.end()
-            line = _answer(parse_record(text, Order), KILLED)
+            line = _answer(_order(text), KILLED)
         if child.ended:
             child = _Child(orders, start.patience_s)
         os.close(memory)
@@ -206,7 +207,7 @@ class _Child:
 
 def send_order(connection: socket.socket, order: Order, memory: int) -> None:
     """Send an order, and the descriptor of the memory that it is about."""
-    _send(connection, to_json(order).encode(), memory)
+    _send(connection, json.dumps(asdict(order)).encode(), memory)
 
 
 def is_ready(connection: socket.socket, timeout_s: float | None) -> bool:
@@ -255,12 +256,17 @@ def _serve(connection: socket.socket) -> None:
 
 def _carried_out(text: bytes, memory: int, written: Callable[[], None] = lambda: None) -> bytes:
     """Carry out an order, calling `written` when the files are; returns the line of the answer."""
-    order = parse_record(text, Order)
+    order = _order(text)
     return _answer(order, _write(order, memory, written))
 
 
+def _order(text: bytes) -> Order:
+    # Paths as they are, whatever a terminal makes of them.
+    return decode(Order, json.loads(text))
+
+
 def _answer(order: Order, error: str | None) -> bytes:
-    return to_json(Answer(order.step, error)).encode() + b"\n"
+    return json.dumps(asdict(Answer(order.step, error))).encode() + b"\n"
 
 
 def _write(order: Order, memory: int, written: Callable[[], None]) -> str | None:
