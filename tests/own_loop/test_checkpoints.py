@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,26 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tests.own_loop.jobs import differences
-from tests.own_loop.loops.base import CLASSES, FEATURES, adam, children_allowed, fit, net, samples, sgd
+from tests.own_loop.loops.base import (
+    CLASSES,
+    FEATURES,
+    adam,
+    batches,
+    children_allowed,
+    fit,
+    net,
+    samples,
+    sgd,
+)
 from tests.own_loop.worlds import Worlds
 from tutti import strategies
 from tutti.comm.base import Communicator
+from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.loop import OwnLoop, SampleCounts
+from tutti.own_loop.values import load_state_of, state_of
+from tutti.records.run_folder import FolderLock
 from tutti.strategies import Strategy, Sync
 
 COUNT, SIZE, EPOCHS = 26, 4, 3
@@ -86,9 +102,10 @@ class Program:
                 optimizer.step()
                 scheduler.step()
                 step += 1
-                if run and stop and step == self.at:
+                if run and step == self.at:
                     assert run.save(step, epoch=epoch, wait=True)
-                    return []
+                    if stop:
+                        return []
             torch.rand(1), random.random(), np.random.rand()  # as the loop itself may
         distribute.finish(model)
         return [
@@ -142,6 +159,14 @@ def test_optimizers_go_on(worlds: Worlds, tmp_path: Path, optimizer: str) -> Non
     wanted, found = _ends(worlds, Program(OPTIMIZERS[optimizer]), tmp_path, (2, 3))
     for one in found:
         assert differences(one, wanted[0]) == []
+
+
+@pytest.mark.parametrize("strategy", ["sync", "diloco"])
+def test_a_checkpoint_changes_nothing(worlds: Worlds, tmp_path: Path, strategy: str) -> None:
+    program = Program(sgd, strategies.STRATEGIES[strategy](), of_rank=True, at=3)
+    wanted = worlds.call(partial(program.run, folder=None, stop=False), 2)
+    assert worlds.call(partial(program.run, folder=tmp_path, stop=False), 2) == wanted
+    assert (tmp_path / "step-00000003").is_dir()
 
 
 SEVERAL = {
@@ -343,3 +368,220 @@ def test_loops_go_on(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[in
     wanted, found = interrupted(worlds, loop, tmp_path, sizes)
     for one in found:
         assert one == wanted if sizes[0] == sizes[1] else differences(one, wanted) == []
+
+
+def _refusals(comm: Communicator, folder: Path) -> list[str]:
+    """What is said when a checkpoint is asked for at the wrong moment; at others there is one."""
+    said: list[str] = []
+
+    def refused(call: Callable[[], Any]) -> None:
+        with pytest.raises(BadOption) as error:
+            call()
+        said.append(str(error.value))
+
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    try:
+        ((model, optimizer),) = made(adam)
+        run = distribute.checkpoints(folder)
+        assert run.restore() == 0
+        for inputs, targets in distribute.shard(batches()):
+            loss = fit(model, inputs, targets)
+            assert run.save(0, wait=True)
+            loss.backward()
+            refused(lambda: run.save(0))
+            optimizer.step()
+            assert run.save(1, wait=True)
+            (fit(model, inputs, targets) * float("inf")).backward()  # a GradScaler leaves it out
+            assert run.save(1, wait=True)
+            optimizer.zero_grad()
+            fit(model, inputs, targets).backward()
+            optimizer.zero_grad()
+            assert run.save(1, wait=True)
+            refused(run.restore)
+            for number, _ in enumerate(distribute.shard(batches())):
+                if number:
+                    refused(lambda: run.save(2))
+                    break
+            refused(lambda: run.save(-1))
+            refused(lambda: run.save(2, loss=model.forward))
+            refused(lambda: distribute.checkpoints(folder, optimizer=optimizer))
+            refused(lambda: distribute.checkpoints(folder, loader=batches()))
+            refused(lambda: distribute.checkpoints(folder, epoch=3))
+            refused(lambda: distribute.checkpoints(folder, keep=0))
+            break
+        made(sgd)
+        refused(lambda: run.save(3))
+        distribute._loop.steppers.pop()
+        return said
+    finally:
+        leave()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: Path, size: int) -> None:
+    for said in worlds.call(partial(_refusals, folder=tmp_path), size):
+        beginnings = [
+            "save() is called between backward() and optimizer.step()",
+            "restore() is called inside of a loop over tutti.shard()",
+            "save() is called in a loop over tutti.shard() inside of another one",
+            "save() is given step -1",
+            "save()'s values['loss'] is of type method",
+            "'optimizer' of tutti.checkpoints() was given to distribute()",
+            "'loader' of tutti.checkpoints() is a loader",
+            "'epoch' of tutti.checkpoints() is of type int",
+            "keep is 0",
+            "distribute() was called after tutti.checkpoints()",
+        ]
+        assert len(said) == len(beginnings)
+        for sentence, beginning in zip(said, beginnings, strict=True):
+            assert sentence.startswith(beginning)
+
+
+def _gathers(comm: Communicator, folder: Path) -> None:
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    try:
+        model = net()
+        model, optimizer = distribute.distribute(model, adam(model), Sync(every=2))
+        run = distribute.checkpoints(folder)
+        for step, (inputs, targets) in enumerate(distribute.shard(batches()), 1):
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+            if step % 2:
+                with pytest.raises(BadOption, match=r"after 1 of the 2 passes"):
+                    run.save(step)
+            else:
+                assert run.save(step, wait=True)
+    finally:
+        leave()
+
+
+def test_the_middle_of_an_update_is_refused(worlds: Worlds, tmp_path: Path) -> None:
+    worlds.call(partial(_gathers, folder=tmp_path), 2)
+
+
+def _other_order(folder: Path | None, stop: bool) -> Any:
+    """The sampler has random numbers of its own, which nobody keeps."""
+    ((model, optimizer),) = made(adam)
+    run = kept(folder)
+    assert run is not None
+    run.restore()
+    loader = DataLoader(samples(20), 4, sampler=random.Random(stop).sample(range(20), 20))  # type: ignore[arg-type]
+    for step, (inputs, targets) in enumerate(distribute.shard(loader), 1):
+        optimizer.zero_grad()
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        if stop and step == 3:
+            run.save(step, wait=True)
+            return None
+    return None
+
+
+def test_another_order_is_refused(worlds: Worlds, tmp_path: Path) -> None:
+    worlds.call(partial(_call, loop=_other_order, folder=tmp_path, stop=True), 1)
+    with pytest.raises(BadOption, match="sampler gives other samples than before"):
+        worlds.call(partial(_call, loop=_other_order, folder=tmp_path, stop=False), 1)
+
+
+def _two_saved(folder: Path | None, stop: bool) -> Any:
+    ((model, optimizer),) = made(adam)
+    run = kept(folder)
+    assert run is not None
+    with redirect_stderr(StringIO()) as said:
+        step = run.restore()
+    found = step, run.values, said.getvalue()
+    if stop:
+        for step in (1, 2):
+            optimizer.zero_grad()
+            fit(model, *samples(4)[:]).backward()
+            optimizer.step()
+            values = {
+                "pair": (step, 0.5),
+                "table": {1: torch.arange(3)},
+                "mean": np.float64(0.25),
+                "no": None,
+            }
+            run.save(step, score=-step, wait=True, **values)
+    return found
+
+
+def test_a_damaged_checkpoint_is_passed_over(worlds: Worlds, tmp_path: Path) -> None:
+    two = partial(_call, loop=_two_saved, folder=tmp_path)
+    assert worlds.call(partial(two, stop=True), 2) == [(0, {}, "")] * 2
+    path = tmp_path / "step-00000002" / "rank-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for step, values, said in worlds.call(partial(two, stop=False), 1):
+        assert (step, values.pop("table")[1].tolist()) == (1, [0, 1, 2])
+        assert values == {"pair": [1, 0.5], "mean": 0.25, "no": None}
+        assert "rank-00001.safetensors has other contents than were written" in said
+
+
+def _another(comm: Communicator, folder: Path, model: nn.Module, names: tuple[str, ...]) -> Any:
+    distribute._loop = OwnLoop(comm, SampleCounts(1, comm.size))
+    try:
+        optimizer = distribute.distribute(model, adam(model))[1]
+        objects = {name: torch.optim.lr_scheduler.StepLR(optimizer, 2) for name in names}
+        run = distribute.checkpoints(folder, **objects)
+        with redirect_stderr(StringIO()) as said:
+            found = run.restore()
+        run.save(1, wait=True)
+        return found, said.getvalue()
+    finally:
+        leave()
+
+
+def test_another_program_is_refused(worlds: Worlds, tmp_path: Path) -> None:
+    def on_two(model: nn.Module, *names: str) -> list[tuple[int, str]]:
+        return worlds.call(partial(_another, folder=tmp_path, model=model, names=names), 2)
+
+    assert on_two(net(), "scheduler") == [(0, "")] * 2
+    with pytest.raises(BadCheckpoint, match=r"state of scheduler, which tutti.checkpoints\(\) was not given"):
+        on_two(net())
+    wider = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+    with pytest.raises(BadCheckpoint, match=r"'0.bias' has shape \(5,\), and \(4,\) in the checkpoint"):
+        on_two(wider, "scheduler")
+    (step, said), _ = on_two(net(), "scheduler", "other")
+    assert step == 1
+    assert said == "tutti: warning: the checkpoint has no state of other, which begins anew\n"
+
+
+def test_a_folder_is_for_one_program(worlds: Worlds, tmp_path: Path) -> None:
+    with FolderLock(tmp_path), pytest.raises(BadRunFolder, match=str(tmp_path)):
+        worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=True), 2)
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 2, 4]),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=9),
+    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 0.5, step_size_up=3),
+    "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.MultiStepLR(o, [1, 3])],
+        milestones=[2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_go_on_from_values(name: str) -> None:
+    def begun() -> tuple[Optimizer, Any]:
+        optimizer = torch.optim.SGD(net().parameters(), lr=0.1, momentum=0.9)
+        return optimizer, SCHEDULERS[name](optimizer)
+
+    (optimizer, before), (other, after) = begun(), begun()
+    for _ in range(3):
+        optimizer.step()
+        before.step()
+    values = json.loads(json.dumps(state_of(before, name)))
+    for group, like in zip(other.param_groups, optimizer.param_groups, strict=True):
+        group.update({key: value for key, value in like.items() if key != "params"})
+    load_state_of(after, values)
+    assert after.state_dict() == before.state_dict()
+    for _ in range(3):
+        for one, schedule in ((optimizer, before), (other, after)):
+            one.step()
+            schedule.step()
+        assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]

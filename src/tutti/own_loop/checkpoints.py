@@ -337,7 +337,8 @@ class Checkpoints:
                 f"given {len(self._loop.steppers)}; go on with the program that wrote it"
             )
         if new and self._loop.comm.rank == 0:
-            warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}, which begin anew")
+            what = "begins" if len(new) == 1 else "begin"
+            warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}, which {what} anew")
 
     def _load_random(self, saved: Saved) -> None:
         """Have random numbers go on; where that is another rank's, only those that were alike on all."""
@@ -387,7 +388,7 @@ def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
             hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
         ):
             raise BadOption(
-                f"'{name}' of tutti.checkpoints() is a {type(thing).__name__}; give it objects with "
+                f"'{name}' of tutti.checkpoints() is of type {type(thing).__name__}; give it objects with "
                 "state_dict() and load_state_dict(), or a torch.Generator, and give values to save()"
             )
 

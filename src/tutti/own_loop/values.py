@@ -38,9 +38,9 @@ def as_values(value: object, path: str) -> Any:
             return items
         return {_PAIRS: [[as_values(key, path), item] for key, item in items.items()]}
     raise BadOption(
-        f"{path} is a {type(value).__name__}, and a checkpoint can have None, truth values, numbers, texts, "
-        "tensors, and lists, tuples and dictionaries of them; give others by an object with state_dict() and "
-        "load_state_dict() that makes such values of them"
+        f"{path} is of type {type(value).__name__}, and a checkpoint can have None, truth values, numbers, "
+        "texts, tensors, and lists, tuples and dictionaries of them; give others by an object with "
+        "state_dict() and load_state_dict() that makes such values of them"
     )
 
 
