@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import random
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -25,12 +28,16 @@ import tutti
 from tests.exports.trained import CASES, TARGETS, Network, optimizer_of, train
 from tests.torch_backend.process_groups import Ranks
 from tutti.checkpoint.reading import open_checkpoint
+from tutti.checkpoint.saver import Saver
 from tutti.cli.main import main
+from tutti.comm.base import Communicator
+from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadModel
 from tutti.exports import FORMS
 from tutti.exports.base import Exported, load_tensors
 from tutti.exports.sources import read_from
 from tutti.optim.state import load
+from tutti.state import State
 from tutti.strategies import Local
 
 
@@ -311,6 +318,13 @@ def test_a_folder_that_names_files_elsewhere(folder: Path, tmp_path: Path) -> No
     refused(folder, "outside")
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_of_two_models(tmp_path: Path) -> None:
+    models = {name: {"model": nn.Linear(2, 2).state_dict()} for name in ("teacher", "student")}
+    dcp.save(models, checkpoint_id=tmp_path / "a", no_dist=True)
+    refused(tmp_path / "a", "several models with 'weight'")
+
+
 def test_a_folder_that_promises_more_than_there_is(folder: Path) -> None:
     metadata = described(folder)
     size = torch.Size([1 << 40])
@@ -368,6 +382,31 @@ def test_a_run_without_a_good_checkpoint(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     refused(tmp_path / "run", "neither final weights nor a checkpoint that is whole")
     refused(tmp_path / "run" / "checkpoints" / "latest", "cannot be used")
+
+
+def test_a_checkpoint_of_a_loop_of_ones_own(tmp_path: Path) -> None:
+    def save(comm: Communicator) -> None:
+        with Saver(comm, tmp_path / "checkpoints", 3) as saver:
+            saver.save(1, State(), wait=True)
+
+    VirtualWorld(1).run(save)
+    refused(tmp_path / "checkpoints" / "latest", "loop of one's own")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_disk_without_room(run: Path, tmp_path: Path, form: str) -> None:
+    (tmp_path / "room").mkdir()
+    command = f"ulimit -f 1; exec {sys.executable} -m tutti export {run} --to {form} --out {tmp_path}/room/a"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr
+    assert [*(tmp_path / "room").iterdir()] == []
 
 
 def test_what_is_there_is_not_overwritten(

@@ -14,6 +14,7 @@ import math
 import pickle
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path, PurePath
@@ -127,8 +128,9 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         if isinstance(info, TensorStorageMetadata)
     }
     names = _names_of_weights(infos, described.planner_data or {})
-    if not names:
-        raise ValueError("it has no weights")
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice or not names:
+        raise ValueError(f"it has several models with '{twice[0]}'" if twice else "it has no weights")
     tensors = _tensors(folder, {key: infos[key] for key in names}, described.storage_data)
     return {names[key]: tensor for key, tensor in tensors.items()}
 
