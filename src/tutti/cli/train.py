@@ -77,9 +77,12 @@ class TrainCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
-        config = config_of(own, given, dotted) if resume is None else _resumed(own, resume, given, dotted)
-        if config is None:
-            return 0
+        if resume is not None and resume.goes_on:
+            config = _resumed(own, resume, given, dotted)
+            if resume.checkpoint is None and _has_ended(resume, config):
+                return 0
+        else:
+            config = config_of(own, given, dotted)
         if own.plan is not None:
             config = planned(config, given)
         outcome = run_job(TrainJob(config, trace=own.trace, profile=_profiled(own), resume=resume))
@@ -100,8 +103,8 @@ def config_of(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, 
 
 def _resumed(
     own: argparse.Namespace, resume: Resume, given: dict[str, Any], dotted: dict[str, Options]
-) -> TrainConfig | None:
-    """The configuration of a run that goes on; None: it has come to its end.
+) -> TrainConfig:
+    """The configuration of a run that goes on.
 
     Raises:
         BadOption: the run cannot go on with these options.
@@ -111,12 +114,19 @@ def _resumed(
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(config_from(given, dotted, before), out=str(resume.folder))
     check_same(before, now)
-    lengths = [(config.epochs, config.steps, config.stop) for config in (before, now)]
-    if RunFolder(resume.folder).finished and lengths[0] == lengths[1]:
-        more = "more --epochs" if before.stop is None else "more --epochs or another --stop"
-        print(f"the run in {resume.folder} has come to its end; give {more} to train on")
-        return None
     return now
+
+
+def _has_ended(resume: Resume, config: TrainConfig) -> bool:
+    """Say so, if the run has come to its end and is not to be longer now."""
+    folder = RunFolder(resume.folder)
+    before = TrainConfig.from_json(folder.config())
+    lengths = [(one.epochs, one.steps, one.stop) for one in (before, config)]
+    if not folder.finished or lengths[0] != lengths[1]:
+        return False
+    more = "more --epochs" if before.stop is None else "more --epochs or another --stop"
+    print(f"the run in {resume.folder} has come to its end; give {more} to train on")
+    return True
 
 
 def _profiled(own: argparse.Namespace) -> ProfiledSteps | None:

@@ -172,7 +172,7 @@ def train(
     values, objects = by_name(given)
     config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
-    if resumed is not None:
+    if resumed is not None and resumed.goes_on:
         before = TrainConfig.read(resumed.folder, trust=True)
         config = replace(config, out=str(resumed.folder))
         check_same(before, config, given=set(options) | {"model", "data"})

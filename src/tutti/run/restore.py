@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -27,24 +26,27 @@ PROBED: Final = 1000
 """Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
-def found_by(comm: Communicator, resume: Resume) -> Checkpoint:
+def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
     """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged.
 
+    Returns:
+        The checkpoint; None: the run begins anew.
+
     Raises:
-        BadCheckpoint: there is no good one.
+        BadCheckpoint: there is no good one, and the run is not to begin anew.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:
-        found = _newest(resume.folder) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
+        found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
     return for_all(comm, found)
 
 
-def _newest(folder: Path) -> Checkpoint:
-    found = newest(folder / checkpoints.FOLDER)
+def _newest(resume: Resume) -> Checkpoint | None:
+    found = newest(resume.folder / checkpoints.FOLDER)
     for sentence in found.passed_over:
         print(f"tutti: warning: {sentence}", file=sys.stderr, flush=True)
-    if found.checkpoint is None:
-        raise BadCheckpoint(f"{folder} has no checkpoint that is whole; train again in another folder")
+    if found.checkpoint is None and not resume.auto:
+        raise BadCheckpoint(f"{resume.folder} has no checkpoint that is whole; train again in another folder")
     return found.checkpoint
 
 

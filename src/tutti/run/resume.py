@@ -32,10 +32,17 @@ class Resume:
     Attributes:
         folder: of the run.
         checkpoint: the folder of one of its checkpoints; None: the newest good one.
+        auto: the run begins anew if there is none.
     """
 
     folder: Path
-    checkpoint: Path | None
+    checkpoint: Path | None = None
+    auto: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """True if there is a checkpoint, or the run has come to its end."""
+        return bool(checkpoints.present(self.folder / checkpoints.FOLDER)) or RunFolder(self.folder).finished
 
     @classmethod
     def find(cls, where: str, out: str | None) -> Resume | None:
@@ -55,8 +62,8 @@ class Resume:
         if where == AUTO:
             if out is None:
                 raise BadOption("--resume auto goes on with the run in --out; name that folder too")
-            found = Path(out)
-            return cls(found, None) if _has_checkpoints(found) or RunFolder(found).finished else None
+            # What a run has left that was killed before its first checkpoint makes way.
+            return cls(Path(out), auto=True) if (Path(out) / CONFIG).is_file() else None
         path = Path(where)
         refuse_no_folder(path)
         checkpoint = path.resolve() if path.absolute().parent.name == checkpoints.FOLDER else None
@@ -70,16 +77,13 @@ class Resume:
             raise BadRunFolder(
                 f"{folder} has no {CONFIG}, so it is no folder of a run; give one that 'tutti train' wrote"
             )
-        if not _has_checkpoints(folder) and not RunFolder(folder).finished:
+        found = cls(folder, checkpoint)
+        if not found.goes_on:
             raise BadRunFolder(
                 f"{folder} has no checkpoint to go on from; train again, with --checkpoint 1m or the like, "
                 "or with --resume auto, which begins a run that has none"
             )
-        return cls(folder, checkpoint)
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    return bool(checkpoints.present(folder / checkpoints.FOLDER))
+        return found
 
 
 def check_same(before: TrainConfig, now: TrainConfig, given: Collection[str] | None = None) -> None:
