@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
-    return for_all(comm, found)
+    return for_all(comm, found) if comm.broadcast_object(found is not None) else None
 
 
 def _newest(resume: Resume) -> Checkpoint | None:
