@@ -1,6 +1,7 @@
 """Dropout drawn by sample: which of its numbers a layer drops does not depend on who computes the sample.
 
-    word = mix(mix(seed, epoch, sample) + mix(layer, call) + element)        dropped if word < p * 2**32
+    word = mix(random(seed, epoch) + random(layer, call) + GOLDEN * (2**32 * sample + element))
+    a number is dropped if its word < p * 2**32
 
 So any number of ranks draws what one process draws, whatever the passes and the batches of each. This holds
 for torch's dropout layers on a CPU, where the first dimension of their inputs is the samples of the pass.
@@ -15,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -26,6 +27,9 @@ from torch import Tensor, nn
 Words: TypeAlias = NDArray[np.uint64]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_ROW: Final = np.uint64(0x9E3779B97F4A7C15 << 32 & 0xFFFFFFFFFFFFFFFF)
+"""How far the words of a sample are from those of the next one: 2**32 steps."""
+
 _FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _BLOCK: Final = 1 << 14
 """Words that are mixed at once, so that they stay in the cache."""
@@ -82,16 +86,13 @@ class SampleMasks:
         if samples is None or shape[0] != len(samples) or not samples.is_cpu:
             return None
         if self._keys is None:
-            numbers = samples.numpy().astype(np.uint64)
-            self._keys = _mix(numbers * _GOLDEN + _word(self._seed, self._epoch, 1))[:, None]
+            self._keys = samples.numpy().astype(np.uint64) * _ROW + _word(self._seed, self._epoch, 1)
         each = math.prod(shape[1:])
-        pairs = np.arange(-(-each // 2), dtype=np.uint64) * _GOLDEN + _word(
-            *layer.encode(), self._call(layer)
-        )
+        pairs, keys = _steps(-(-each // 2)), (self._keys + _word(*layer.encode(), self._call(layer)))[:, None]
         kept, rows = np.empty((len(samples), each), dtype=np.bool_), max(1, _BLOCK // max(1, len(pairs)))
         for start in range(0, len(samples), rows):
             # Two numbers of 32 bits each.
-            words = _mix(self._keys[start : start + rows] + pairs).view(np.uint32)
+            words = _mix(keys[start : start + rows] + pairs).view(np.uint32)
             np.greater_equal(words[:, :each], round(p * 2**32), out=kept[start : start + rows])
         return torch.from_numpy(kept).view(*shape)
 
@@ -182,6 +183,11 @@ def _mix(words: Words) -> Words:
         np.bitwise_xor(words, np.right_shift(words, np.uint64(bits), out=moved), out=words)
         np.multiply(words, factor, out=words)
     return np.bitwise_xor(words, np.right_shift(words, np.uint64(31), out=moved), out=words)
+
+
+@lru_cache(maxsize=32)
+def _steps(count: int) -> Words:
+    return np.arange(count, dtype=np.uint64) * _GOLDEN
 
 
 @cache
