@@ -48,6 +48,7 @@ class Course:
 
     Attributes:
         steps: of all.
+        late: whether a part of the model gets its first gradient after the stop, in place of most gradients.
         own_loop: whether it is a loop of the user's, which changes the weights between two steps.
     """
 
@@ -56,6 +57,7 @@ class Course:
     optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] = adamw
     dtype: torch.dtype = torch.float32
     steps: int = END
+    late: bool = False
     own_loop: bool = False
 
 
@@ -177,7 +179,7 @@ def _train(
     worker.share = 1 / size if together else 1.0
     for step in steps:
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
-        replica.module.both = step not in (2, STOP - 1, STOP)
+        replica.module.both = step > STOP if course.late else step not in (2, STOP - 1, STOP)
         if worker.is_late():
             worker.skip()
             continue
@@ -193,7 +195,7 @@ def _train(
         if course.own_loop:
             with torch.no_grad():
                 for parameter in replica.module.parameters():
-                    parameter.mul_(0.99)
+                    parameter.mul_(0.3)
 
 
 def _finished(comm: Communicator, replica: Replica, worker: Worker) -> Tensor:

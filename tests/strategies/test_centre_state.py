@@ -46,6 +46,24 @@ from tutti.training.losses import LOSSES
 # The ranks cannot import this page by its name: its functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+
+class Slowing(optim.Optimizer):
+    """An optimizer of somebody else's, whose steps become smaller as it counts them in its param groups."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "steps": 0, "rate": torch.ones(())})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["rate"].mul_(0.9)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    rate = group["lr"] * float(group["rate"]) / group["steps"]
+                    parameter.sub_(parameter.grad, alpha=rate)
+
+
 amsgrad = partial(optim.AdamW, lr=0.01, amsgrad=True)
 ADAPTIVE = Downpour(staleness="delay_compensated_adaptive", pull_every=2)
 LEVELLED = [
@@ -59,6 +77,9 @@ LEVELLED = [
 COURSES = [
     *LEVELLED,
     Course(Downpour(), optimizer=optim.Adafactor),
+    Course(Downpour(), optimizer=Slowing),
+    Course(Downpour(), late=True),
+    Course(Downpour(side="worker"), late=True),
     Course(Lazy(slack=1, threshold=50.0, memory=3), optimizer=momentum),
     Course(Lazy(slack=2)),
     Course(ParamServer()),
@@ -74,7 +95,9 @@ OWN_LOOPS = [
 
 def courses(given: list[Course]) -> Callable[[Callable], Callable]:
     """Run a test with each course."""
-    return pytest.mark.parametrize("course", given, ids=lambda one: f"{one.strategy}-{_name(one.optimizer)}")
+    return pytest.mark.parametrize(
+        "course", given, ids=lambda one: f"{one.strategy}-{_name(one.optimizer)}{'-late' * one.late}"
+    )
 
 
 def _name(optimizer: Any) -> str:
@@ -111,7 +134,7 @@ def test_goes_on_with_two_levels(course: Course) -> None:
     assert_goes_on(VirtualWorld(4, 2, servers=2, levels=2, server_period=3), course)
 
 
-@courses([COURSES[2], COURSES[4], COURSES[7], COURSES[9]])
+@courses([COURSES[2], COURSES[4], COURSES[10], COURSES[12]])
 def test_other_forms_of_centre_go_on_with_weights_and_optimizer(course: Course) -> None:
     """With the same workers, and with others; on servers, and in shared memory."""
     shared, served = VirtualWorld(4), VirtualWorld(4, 2, servers=3)
@@ -249,6 +272,7 @@ TELLING: dict[str, list[Course]] = {
     "downpour": [
         Course(Downpour(push_every=2, pull_every=3, staleness="inverse"), optimizer=momentum),
         Course(ADAPTIVE),
+        Course(Downpour(), optimizer=Slowing),
     ],
     "downpour, worker": [
         Course(Downpour(side="worker", push_every=3, pull_every=2, staleness="inverse")),
@@ -305,11 +329,13 @@ def is_different(world: VirtualWorld, course: Course, kept: Checkpoint, left: li
 def mutants(kept: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
     """Checkpoints that are wrong in one kind of values, on all ranks; with the name of that kind."""
     for part in ("joint", "alone"):
-        named = [getattr(saved, part).tensors for saved in kept.saved]
-        for kind in sorted({_kind(name) for tensors in named for name in tensors}):
+        named = [getattr(saved, part) for saved in kept.saved]
+        names = {name for one in named for name in one.tensors}
+        names |= {name for one in named for name, number in one.numbers.items() if number is not None}
+        for kind in sorted({_kind(name) for name in names}):
             wrong = [
-                replace(saved, **{part: _with_other_tensors(getattr(saved, part), kind)})
-                for saved in kept.saved
+                replace(saved, **{part: _with_others(one, kind)})
+                for saved, one in zip(kept.saved, named, strict=True)
             ]
             yield f"{part}/{kind}", replace(kept, saved=wrong)
     for area in ("own", "shared"):
@@ -323,12 +349,13 @@ def mutants(kept: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
 def _kind(name: str) -> str:
     """The part of a tensor's name that says nothing of the parameter."""
     prefix, _, rest = name.partition("/")
-    return f"{prefix}/{rest.rpartition('/')[2]}" if prefix == "optimizer" else prefix
+    return f"{prefix}/{rest.rpartition('/')[2]}" if prefix.startswith("optimizer") else prefix
 
 
-def _with_other_tensors(held: Named, kind: str) -> Named:
+def _with_others(held: Named, kind: str) -> Named:
     tensors = {name: one + 0.5 if _kind(name) == kind else one for name, one in held.tensors.items()}
-    return Named(tensors, held.numbers)
+    numbers = {name: one + 1 if _kind(name) == kind and one else one for name, one in held.numbers.items()}
+    return Named(tensors, numbers)
 
 
 def _paths(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -341,7 +341,6 @@ class OptimizerRule(Rule):
         counts = {} if held is None else {**held.numbers, **held.tensors}
         for run, shared in (pair for pairs in self._runs.values() for pair in pairs):
             run.load({p: kept[name] for p, name in self._names.items() if name in kept})
-            shared.forget()
             if held is not None:
                 prefix = name_of(COUNTS, str(run.group)) + "/"
                 group = run.optimizer.param_groups[0]
