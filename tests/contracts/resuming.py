@@ -179,7 +179,7 @@ def _train(
     worker.share = 1 / size if together else 1.0
     for step in steps:
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
-        replica.module.both = step > STOP if course.late else step not in (2, STOP - 1, STOP)
+        replica.module.both = step >= STOP if course.late else step not in (2, STOP - 1, STOP)
         if worker.is_late():
             worker.skip()
             continue
