@@ -150,6 +150,13 @@ def test_what_was_written_is_read_again(run: Path, tmp_path: Path, form: str) ->
     torch.testing.assert_close(read_from(tmp_path / "file").weights, content.weights, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_takes_its_own_room_not_that_of_what_it_is_a_view_of(tmp_path: Path, form: str) -> None:
+    FORMS[form].write(tmp_path / "file", Exported({"weight": torch.zeros(100_000)[:10]}))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 10_000
+
+
 def saved_by_a_program(rank: int, folder: str, layout: str) -> None:
     module = Network()
     fully_shard(module, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
@@ -360,6 +367,15 @@ def test_no_code_in_a_file_is_run(folder: Path, tmp_path: Path, where: str) -> N
         torch.save(malicious, place, _use_new_zipfile_serialization=where == "a file of torch")
     refused(place)
     assert not mark.exists()
+
+
+def test_a_file_that_unfolds_to_more_than_it_has(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(100_000)}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as file, zipfile.ZipFile(tmp_path / "b.pt", "w") as packed:
+        for one in file.infolist():
+            packed.writestr(one.filename, file.read(one), zipfile.ZIP_DEFLATED)
+    assert torch.load(tmp_path / "b.pt", weights_only=True)["weight"].numel() == 100_000
+    refused(tmp_path / "b.pt", "not as torch has written it")
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
