@@ -177,7 +177,7 @@ def train(comm, part, settings, steps: int, side: str):
         begun = perf_counter()
         history = trainer.fit()
         seconds = perf_counter() - begun
-    stages = [record.ranks[0].seconds.get("checkpoint", 0.0) for record in history]
+    stages = [record.ranks[0].stages.get("checkpoint", 0.0) for record in history]
     return {"seconds": seconds, "pauses": sum(stages), "written": sum(taken)}
 
 
