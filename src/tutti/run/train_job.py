@@ -16,7 +16,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, check_writable
+from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, check_writable, refuse_locked
 from tutti.run.config import TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume
@@ -90,7 +90,10 @@ class TrainJob(Job):
                 f"rank{'' if ranks == 1 else 's'}, counted from 0"
             )
         if started_by().launcher is Launcher.ALONE and not placement.hosts:
-            check_writable(self.config.out if self.write and self.resume is None else None)
+            if self.resume is None:
+                check_writable(self.config.out if self.write else None)
+            else:
+                refuse_locked(self.resume.folder)
 
     @override
     @contextmanager
