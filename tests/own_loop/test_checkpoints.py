@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
@@ -585,3 +586,37 @@ def test_schedulers_go_on_from_values(name: str) -> None:
             one.step()
             schedule.step()
         assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "downpour", "easgd", "lazy", "adpsgd", "gossip"])
+@pytest.mark.parametrize("after", [2, 3])
+def test_workers_that_wait_for_nobody_go_on(
+    worlds: Worlds, tmp_path: Path, strategy: str, after: int
+) -> None:
+    """They end, with the same weights on all ranks; these are not the same in any two runs."""
+    program = Program(sgd, strategies.STRATEGIES[strategy](), at=2)
+    worlds.call(partial(program.run, folder=tmp_path, stop=True), 2)
+    found = worlds.call(partial(program.run, folder=tmp_path, stop=False), after)
+    assert all(weights == found[0][0] for weights, _, _ in found)
+
+
+def _warned(folder: Path | None, stop: bool) -> list[str]:
+    ((model, optimizer),) = made(adam)
+    order = torch.Generator()
+    kept(folder, **({"order": order} if stop else {}))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for inputs, targets in distribute.shard(DataLoader(samples(), 4, shuffle=True, generator=order)):
+            fit(model, inputs, targets).backward()
+            optimizer.step()
+    return [str(one.message) for one in said]
+
+
+def test_a_loaders_own_generator_wants_to_be_kept(worlds: Worlds, tmp_path: Path) -> None:
+    def warned(folder: Path | None, stop: bool) -> list[str]:
+        (said,) = worlds.call(partial(_call, loop=_warned, folder=folder, stop=stop), 1)
+        return list(said)
+
+    assert warned(None, False) == warned(tmp_path, True) == []
+    (sentence,) = warned(tmp_path, False)
+    assert "give it to tutti.checkpoints(..., generator=generator)" in sentence
