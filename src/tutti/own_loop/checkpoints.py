@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 from zlib import crc32
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -26,16 +25,14 @@ from tutti.own_loop.places import IterationStart, RankPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
 from tutti.own_loop.values import as_values, from_values, load_state_of, state_of
 from tutti.records.run_folder import FolderLock
-from tutti.state import Held, Named, Saved, State, Values, find, name_of, whole_piece
+from tutti.run.restore import load_model
+from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
 from tutti.strategies.base import Pace
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
 from tutti.training.random_state import load_random_state, random_state
 
 WEIGHTS: Final = "weights"
 """The first word of the names of a model's weights."""
-
-MOST_NAMED: Final = 3
-"""How many tensors a message names."""
 
 
 @dataclass(frozen=True)
@@ -286,16 +283,11 @@ class Checkpoints:
             )
         self._refuse_other_program(shared)
         parts = [_part(saved, number) for number in range(len(loop.steppers))]
-        for number, stepper in enumerate(loop.steppers):
+        for stepper, part in zip(loop.steppers, parts, strict=True):
             if stepper in self._first_of_models():
-                _refuse_other_model(stepper.replica.module, parts[number].joint, number)
-        with torch.no_grad():
-            for stepper, part in zip(loop.steppers, parts, strict=True):
-                if stepper in self._first_of_models():
-                    module = stepper.replica.module
-                    for name, parameter in module.named_parameters():
-                        parameter.copy_(find(part.joint.tensors, name_of(WEIGHTS, name), parameter))
-                    load_buffers(module, (part.shared if part.own is None else part.own)["buffers"])
+                load_model(stepper.replica.module, part)
+                buffers = (part.shared if part.own is None else part.own)["buffers"]
+                load_buffers(stepper.replica.module, buffers)
         loop.comm.barrier()  # ranks may have their weights in one memory
         for stepper, part in zip(loop.steppers, parts, strict=True):
             same = part.shared["strategy"] == repr(stepper.strategy)
@@ -405,26 +397,6 @@ def _refuse(reports: list[RankReport], pace: Pace) -> None:
         raise BadOption(
             f"save() is called inside of different numbers of loops over tutti.shard(): by rank, {places}; "
             "call it at the same place on all ranks"
-        )
-
-
-def _refuse_other_model(module: nn.Module, joint: Named, number: int) -> None:
-    """Refuse weights of another model, naming the first tensors that differ."""
-    own = {name_of(WEIGHTS, name): parameter for name, parameter in module.named_parameters()}
-    known = {name: tensor for name, tensor in joint.tensors.items() if name.startswith(f"{WEIGHTS}/")}
-    differ = [f"'{name}' is in the model alone" for name in own.keys() - known.keys()]
-    differ += [f"'{name}' is in the checkpoint alone" for name in known.keys() - own.keys()]
-    differ += [
-        f"'{name}' has shape {tuple(own[name].shape)}, and {tuple(known[name].shape)} in the checkpoint"
-        for name in own.keys() & known.keys()
-        if own[name].shape != known[name].shape
-    ]
-    if differ:
-        differ = [one.replace(f"'{WEIGHTS}/", "'") for one in sorted(differ)]
-        more = f", and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
-        raise BadCheckpoint(
-            f"the checkpoint is of another model than number {number} that distribute() was given: "
-            f"{'; '.join(differ[:MOST_NAMED])}{more}"
         )
 
 
