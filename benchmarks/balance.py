@@ -82,7 +82,8 @@ def train(comm, part, model: str, strategy: str, balance: str) -> dict[str, floa
     from tutti.strategies.base import Pace
     from tutti.training.evaluation import Objective
     from tutti.training.losses import LOSSES
-    from tutti.training.trainer import Schedule, Trainer, Workers
+    from tutti.training.run_parts import Schedule, Workers
+    from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
     chosen = strategies.named(strategy)()

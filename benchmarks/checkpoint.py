@@ -197,7 +197,8 @@ def make_trainer(comm, part, steps: int, save, every: str | None):
     from tutti.training.evaluation import Objective
     from tutti.training.intervals import Every
     from tutti.training.losses import LOSSES
-    from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+    from tutti.training.run_parts import Hooks, Schedule, Workers
+    from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
     chosen = strategies.Sync()

@@ -79,8 +79,9 @@ def train(comm, part, model: str, side: str) -> tuple[float, float]:
     from tutti.records.trace import Trace
     from tutti.training.evaluation import Objective
     from tutti.training.losses import LOSSES
+    from tutti.training.run_parts import Hooks, Schedule, Workers
     from tutti.training.timers import StageTimer
-    from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+    from tutti.training.trainer import Trainer
 
     torch.manual_seed(0)
     trace = Trace() if side == "trace" else None

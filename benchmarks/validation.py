@@ -83,7 +83,8 @@ def train(comm, parts, settings, side: str) -> dict[str, float]:
     from tutti.data import Batches
     from tutti.training.evaluation import Objective
     from tutti.training.losses import LOSSES
-    from tutti.training.trainer import Schedule, Trainer, Workers
+    from tutti.training.run_parts import Schedule, Workers
+    from tutti.training.trainer import Trainer
     from tutti.training.validation import ValidationPlan
 
     torch.manual_seed(0)

@@ -21,7 +21,8 @@ from tutti.strategies import Clip, Downpour, place
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.trainer import Schedule, Trainer, Workers
+from tutti.training.run_parts import Schedule, Workers
+from tutti.training.trainer import Trainer
 
 REMEDIES = {
     "none": Downpour(),

@@ -8,7 +8,8 @@ from typing import Any
 from tutti.state import Saved, State
 from tutti.strategies import Worker
 from tutti.training.evaluation import Objective
-from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+from tutti.training.run_parts import Hooks, Schedule, Workers
+from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 
 

@@ -22,7 +22,8 @@ from tutti.training.agenda import Agenda, Wishes
 from tutti.training.evaluation import Objective
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
-from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+from tutti.training.run_parts import Hooks, Schedule, Workers
+from tutti.training.trainer import Trainer
 
 WIDTH = 7
 

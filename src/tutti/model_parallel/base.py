@@ -24,7 +24,7 @@ from tutti.strategies.base import Clip, NormShare, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.training.losses import Loss
 from tutti.training.precision import Arithmetic
-from tutti.training.trainer import Compute
+from tutti.training.run_parts import Compute
 
 if TYPE_CHECKING:
     # Imported where it is used: torch.distributed's parts take a second.

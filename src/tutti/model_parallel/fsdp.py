@@ -34,7 +34,7 @@ from tutti.model_parallel.base import LayoutRanks, Workload
 from tutti.model_parallel.dtensor import DTensorPortion
 from tutti.model_parallel.group import TeamMesh
 from tutti.torch_backend.errors import Mismatch
-from tutti.training.trainer import Computed
+from tutti.training.run_parts import Computed
 
 
 class ShardedPortion(DTensorPortion):

@@ -41,7 +41,7 @@ from tutti.model_parallel.partition import balance, boundaries, measure
 from tutti.model_parallel.schedules import PLACES_KEPT, MicrobatchPasses, check_microbatches, order, owners
 from tutti.records.pipeline import FORWARD, INPUTS, PipelineRecord, PipelineSpan, since_the_first
 from tutti.training.precision import Arithmetic
-from tutti.training.trainer import Computed
+from tutti.training.run_parts import Computed
 
 
 @dataclass(frozen=True)

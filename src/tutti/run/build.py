@@ -42,9 +42,10 @@ from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit
+from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, StopRule
 from tutti.training.target_kinds import are_flags
-from tutti.training.trainer import Hooks, Schedule, Trainer, Workers
+from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 
 DEFAULT_EPOCHS: Final = 20

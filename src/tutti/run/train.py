@@ -55,7 +55,7 @@ from tutti.training.evaluation import Objective
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
 from tutti.training.progress import Progress, Several, progress_on
-from tutti.training.trainer import Hooks
+from tutti.training.run_parts import Hooks
 from tutti.training.weights import weights_to_bytes
 
 

@@ -24,7 +24,7 @@ from tutti.errors import BadModel
 from tutti.replica import Replica
 from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
-from tutti.training.trainer import Computed
+from tutti.training.run_parts import Computed
 
 WARM: Final = 3
 """Steps that are told operation by operation before one is recorded."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Final, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
-from tutti.data.batches import Batch, Batches
+from tutti.data.batches import Batch
 from tutti.errors import NotFinite
 from tutti.optim.sharded import equal_slices
 from tutti.optim.state import names_in_groups, options_of
@@ -23,12 +22,9 @@ from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
-from tutti.records.trace import Trace
 from tutti.replica import Replica
 from tutti.state import Held, Piece, Saved, State, Values, is_plain, name_of, pieces_of, whole_piece
-from tutti.strategies.base import Worker
 from tutti.training.agenda import Agenda
-from tutti.training.balance import SpeedBalance
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import SampleMasks, drawn_by_sample
 from tutti.training.evaluation import (
@@ -41,8 +37,9 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite_check import FiniteCheck, RunningSum
 from tutti.training.preflight import check_fit, check_smallest_batch
-from tutti.training.progress import Moment, Progress
+from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
+from tutti.training.run_parts import Computed, Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, StageTimer, look_s
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
@@ -50,26 +47,6 @@ from tutti.training.weights import names_in_state
 
 FORWARD: Final = 1 / 3
 """The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
-
-
-@dataclass(frozen=True)
-class Computed:
-    """What forward and backward of a batch gave, the gradients aside.
-
-    Attributes:
-        loss: the sum of the losses / the samples; 0 without any. A scalar on a GPU, for which nobody has
-            waited yet.
-        outputs: of the model, of shape (samples, ...), without gradient.
-        targets: of shape (samples, ...), where the outputs are.
-        weight: the denominator of the losses; None: the samples.
-        seconds: what of its time belongs to other stages than backward.
-    """
-
-    loss: float | Tensor
-    outputs: Tensor
-    targets: Tensor
-    weight: float | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,86 +87,6 @@ class Resumed:
 
     seconds: float
     sums: tuple[Tensor, Tensor]
-
-
-Compute = Callable[[Batch], Computed]
-"""Adds the gradient of a batch, weighted by its share of the update, to that which is there."""
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The workers of a run, as one of them sees them.
-
-    Attributes:
-        comm: the ranks over which samples are dealt: all of the job, unless several hold one model together.
-        replica: the model.
-        worker: this rank's part in the strategy.
-        optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
-        compute: forward and backward of a batch; None: the replica's module gives outputs, and these the
-            loss.
-        collective: several ranks compute together, so also a batch without samples.
-        everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
-        seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
-            clock measures all times. None: time is real.
-    """
-
-    comm: Communicator
-    replica: Replica
-    worker: Worker
-    optimizer: Optimizer
-    compute: Compute | None = None
-    collective: bool = False
-    everyone: Communicator | None = None
-    seconds_per_sample: float | None = None
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The updates of a run.
-
-    Attributes:
-        batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
-            strategy's workers make one update together. Or a queue that deals such own batches.
-        epochs: passes over the training samples; or
-        steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
-            need be. Give one of the two.
-        lr: a learning-rate scheduler of torch, stepped after each update; where each rank makes its own,
-            after each round of them.
-        balance: splits each update over the ranks by their speeds.
-    """
-
-    batches: Batches
-    epochs: int | None = None
-    steps: int | None = None
-    lr: LRScheduler | None = None
-    balance: SpeedBalance | None = None
-
-    @property
-    def updates(self) -> int:
-        """The number of weight updates that the run makes, or of rounds where each rank makes its own."""
-        return self.steps or (self.epochs or 0) * self.batches.updates
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The observers of a run; each is called on every rank.
-
-    Attributes:
-        progress: shows the run.
-        on_epoch: called with the record of each epoch, when its validation is known.
-        on_step: called before each of the rank's steps, with the number of updates made before.
-        checkpoint: called when the final weights are in place, to write them; before the last record.
-        save: keeps the state of a run in its middle (collective): the updates made, this rank's state, and
-            whether the run stops here.
-        trace: where each stage is noted; None: nowhere.
-    """
-
-    progress: Progress = field(default_factory=Progress)
-    on_epoch: Callable[[EpochRecord], None] | None = None
-    on_step: Callable[[int], None] | None = None
-    checkpoint: Callable[[], None] | None = None
-    save: Callable[[int, State, bool], None] | None = None
-    trace: Trace | None = None
 
 
 class Trainer:

@@ -43,7 +43,8 @@ from tutti.studies.autotune.race import Contender, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch
-from tutti.training.trainer import Schedule, Trainer
+from tutti.training.run_parts import Schedule
+from tutti.training.trainer import Trainer
 
 WARM: Final = 10
 """One step in so many of a turn is made beforehand and does not count: caches and threads are another's."""
