@@ -126,7 +126,7 @@ class GroupOptimizer:
         self._user, self.group, self._vectors = user, group, (flat.weights, grads)
         self._whole = not is_elementwise(user)
         self._theirs = frozenset(share.parameter for stretch in stretches for share in stretch.shares)
-        self._split = False
+        self._split = self._has_new = False
         self._lay(stretches)
         theirs = user.param_groups[group]
         self._own = {**theirs, "params": self.parameters}
@@ -147,6 +147,9 @@ class GroupOptimizer:
         turns: Sequence[Sequence[int]] = (range(len(self.parameters)),)
         if self._split or not missing.isdisjoint(self._theirs):
             turns = self._turns(missing)
+        elif self._has_new:
+            known, new = self._by_age(range(len(self.parameters)))
+            turns, self._has_new = [turn for turn in (known, new) if turn], bool(new)
         for turn in turns:
             self._move(turn)
 
@@ -169,8 +172,7 @@ class GroupOptimizer:
             state = deepcopy(given) if self._whole else _cut_state(kept, stretch, self._fused)
             if state:
                 self.optimizer.state[parameter] = state
-        if 0 < len(self.optimizer.state) < len(self.parameters):
-            self._split_up()
+        self._has_new = self._fused
 
     def _lay(self, stretches: list[Stretch]) -> None:
         """Make a parameter of each stretch."""
@@ -190,12 +192,13 @@ class GroupOptimizer:
             for number, stretch in enumerate(self._stretches)
             if stretch.shares[0].parameter not in missing
         ]
-        if not self._fused:
-            return [present]
-        # torch's fused kernels take parameters that are all new to them, or none of which is.
-        known = [number for number in present if self.optimizer.state.get(self.parameters[number])]
-        new = [number for number in present if number not in known]
-        return [turn for turn in (known, new) if turn]
+        return [turn for turn in self._by_age(present) if turn] if self._fused else [present]
+
+    def _by_age(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Part those parameters that have a state from new ones: fused kernels take either of them alone."""
+        known = [number for number in numbers if self.optimizer.state.get(self.parameters[number])]
+        new = sorted({*numbers}.difference(known))
+        return [known, new]
 
     def _split_up(self) -> None:
         """Give each of the user's parameters a state of its own, which goes on from the joined one."""
