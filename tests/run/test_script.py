@@ -26,10 +26,10 @@ AFTER_THE_LAST_LINE = {
 }
 
 
-def run(folder: Path, program: str, workers: int = 2) -> None:
+def run(folder: Path, program: str, workers: int = 2) -> int:
     path = folder / "program.py"
     path.write_text(BEGINNING + program)
-    run_program(str(path), [], str(workers), 1, None)
+    return run_program(str(path), [], str(workers), 1, None)
 
 
 @pytest.mark.parametrize("what", AFTER_THE_LAST_LINE)
@@ -79,3 +79,9 @@ def test_a_traceback_begins_in_the_program(tmp_path: Path) -> None:
     frames = re.findall(r'File "(.*?)"', caught.value.traceback)
     assert frames == [str(tmp_path / "program.py")]
     assert caught.value.traceback.rstrip().endswith("SystemExit: 3")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_program_that_has_saved_and_stopped_is_no_failure(tmp_path: Path, workers: int) -> None:
+    assert run(tmp_path, "sys.exit(75)", workers) == 75
+    assert run(tmp_path, "sys.exit()", workers) == 0
