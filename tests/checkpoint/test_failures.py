@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,14 @@ def newest_step(folder: Path) -> int:
     return found.checkpoint.step
 
 
+def kill(victim: psutil.Process) -> None:
+    """Kill a process; it is dead when this returns."""
+    with suppress(psutil.NoSuchProcess):
+        victim.kill()
+        while victim.status() != psutil.STATUS_ZOMBIE:
+            pass
+
+
 def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int | None], list[str]]:
     """Kill the writer, or its child, after a while that is longer each time; returns what was seen."""
     warnings: list[str] = []
@@ -50,7 +59,7 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
             time.sleep(chance.uniform(0, 1.2 * usual_s))
             victims = psutil.Process().children(recursive=True)
             if victims:
-                chance.choice(victims).kill()
+                kill(chance.choice(victims))
             saver.wait()
             last = newest_step(folder)
             # A process that is killed in a system call finishes it: the one before may be whole after all.
@@ -60,6 +69,12 @@ def kill_writers(comm: Communicator, folder: Path, kills: int) -> tuple[list[int
             outcomes.append(step if last == step else None)
         saver.save(step + 1, state_of(0, 1, step + 1), wait=True)
         assert saver.last == newest_step(folder) == step + 1
+        # One that is killed when it has nothing to do costs nothing.
+        for victim in psutil.Process().children(recursive=True)[::-1]:
+            step += 1
+            kill(victim)
+            saver.save(step + 1, state_of(0, 1, step + 1), wait=True)
+            assert saver.last == newest_step(folder) == step + 1
     return outcomes, warnings
 
 

@@ -142,6 +142,8 @@ def main() -> None:
     child = _Child(orders, start.patience_s)
     while (received := _receive(orders)) is not None:
         text, memory = received
+        if child.is_gone():
+            child = _Child(orders, start.patience_s)
         line = child.answer(text, memory)
         if line is None:
             child.end()
@@ -196,6 +198,11 @@ class _Child:
                 return None
             return lines.readline() and lines.readline()
         return b""
+
+    def is_gone(self) -> bool:
+        """Tell whether it was killed when it had nothing to do."""
+        self.ended = os.waitpid(self._process, os.WNOHANG) != (0, 0)
+        return self.ended
 
     def end(self) -> None:
         """End it, whatever it does."""
