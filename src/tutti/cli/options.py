@@ -233,15 +233,7 @@ def config_from(
     Raises:
         UserError: a value cannot be used.
     """
-    values = base.as_json() if base else {}
-    for name, other in (("epochs", "steps"), ("steps", "epochs")):
-        if name in given and other not in given:
-            values.pop(other, None)
-    for name, value in given.items():
-        part = f"{name}_options"
-        if part in values and values.get(name) != value:
-            values[part] = {}
-        values[name] = value
+    values = TrainConfig.from_json(given).as_json() if base is None else base.changed(given).as_json()
     for part, options in dotted.items():
         values[part] = {**values.get(part, {}), **options}
     return TrainConfig.from_json(values)

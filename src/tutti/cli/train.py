@@ -17,7 +17,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
-from tutti.run.resume import Resume, check_same
+from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
 from tutti.studies.autotune.plan import planned
@@ -112,7 +112,7 @@ def _resumed(
     if own.config is not None:
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
-    now = replace(config_from(given, dotted, before), out=str(resume.folder))
+    now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
     check_same(before, now)
     return now
 

@@ -20,7 +20,7 @@ from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.pickled_arguments import by_name, named_or_given
-from tutti.run.resume import Resume, check_same
+from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
@@ -130,8 +130,9 @@ def train(
             sample.
         quiet: print nothing.
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
-        resume: the folder of an earlier run to go on with, or of one of its checkpoints; model, data and all
-            that decides what is learned must be as they were. "auto": the run in `out`, or a new one there.
+        resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given
+            is as it was. Model, data and other objects must be given again, and what decides what is learned
+            must not differ. "auto": the run in `out`, or a new one there.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
             written when `out` names one.
@@ -170,12 +171,11 @@ def train(
     given: dict[str, object] = {"model": model, "data": data, "loss": loss, "metrics": metrics}
     given |= {"strategy": strategy or "auto", "optimizer": optimizer or "adam", "schedule": schedule}
     values, objects = by_name(given)
-    config = TrainConfig.from_json({**options, **values, "workers": str(workers)})
+    values |= {"workers": str(workers)}
+    config = TrainConfig.from_json({**values, **options})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     if resumed is not None and resumed.goes_on:
-        before = TrainConfig.read(resumed.folder, trust=True)
-        config = replace(config, out=str(resumed.folder))
-        check_same(before, config, given=set(options) | {"model", "data"})
+        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **options}, objects)
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
     job = TrainJob(
@@ -199,6 +199,27 @@ def train(
         raise RunStopped(f"the run was stopped: {outcome.stopped}; go on with it by resume={str(folder)!r}")
     trained = _trained_model(model, job, outcome)
     return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+
+
+def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict[str, Any]:
+    """Leave out the arguments that were left at what they are by default."""
+    left = {"loss": "auto", "metrics": "auto", "workers": "auto", "schedule": None}
+    left |= {"strategy": "auto"} if strategy is None else {}
+    left |= {"optimizer": "adam"} if optimizer is None else {}
+    return {name: value for name, value in values.items() if name not in left or value != left[name]}
+
+
+def _resumed(resume: Resume, given: dict[str, Any], objects: Mapping[str, bytes]) -> TrainConfig:
+    """The configuration of a run that goes on: the earlier one's, but for what is given anew.
+
+    Raises:
+        BadOption: the run cannot go on with that.
+    """
+    before = TrainConfig.read(resume.folder, trust=True)
+    now = replace(placed(before, given).changed(given), out=str(resume.folder))
+    check_same(before, now)
+    # The configuration says what rate the optimizer had that a function has made; it will make it again.
+    return replace(now, lr=None) if "optimizer" in objects and "lr" not in given else now
 
 
 def _refuse_uncallable(name: str, value: object) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -270,6 +270,30 @@ class TrainConfig:
             if key not in known:
                 raise UnknownName("option", key, known)
         return cls(**values)
+
+    def changed(self, given: Mapping[str, Any]) -> TrainConfig:
+        """Return the same configuration but for some fields.
+
+        Options of a part go with it: another strategy begins with its own defaults. Epochs that are given
+        take the place of steps, and steps that of epochs.
+
+        Args:
+            given: new values by field; the options of a part after the part.
+
+        Raises:
+            UnknownName: a key that is no option.
+            BadOption: a value that cannot be used.
+        """
+        values = self.as_json()
+        for name, other in (("epochs", "steps"), ("steps", "epochs")):
+            if given.get(name) is not None and other not in given:
+                values[other] = None
+        for name, value in given.items():
+            part = f"{name}_options"
+            if part in values and values.get(name) != value:
+                values[part] = {}
+            values[name] = value
+        return self.from_json(values)
 
     @classmethod
     def read(cls, path: str | Path, trust: bool = False, replaced: Collection[str] = ()) -> TrainConfig:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
+from tutti.launch.launcher import Launcher, started_by
 from tutti.records import checkpoints
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import TrainConfig, flag
@@ -86,13 +87,28 @@ class Resume:
         return found
 
 
-def check_same(before: TrainConfig, now: TrainConfig, given: Collection[str] | None = None) -> None:
+def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Return the configuration of a run without that of its ranks' places which they will not have now.
+
+    Args:
+        before: the configuration of the checkpoint's run.
+        given: the fields that are given anew.
+    """
+    if started_by().launcher is not Launcher.ALONE:  # Then so many ranks go on as it has started.
+        return replace(before, workers="auto", hosts=None, threads=None)
+    if "hosts" in given:
+        return replace(before, workers="auto", threads=None)
+    if "workers" in given:
+        return replace(before, hosts=None, threads=None)
+    return before
+
+
+def check_same(before: TrainConfig, now: TrainConfig) -> None:
     """Refuse options that a run cannot go on with.
 
     Args:
         before: the configuration of the checkpoint's run.
         now: that of the run that is to go on with it.
-        given: the options that count; None: all.
 
     Raises:
         BadOption: the message names them all.
@@ -100,9 +116,7 @@ def check_same(before: TrainConfig, now: TrainConfig, given: Collection[str] | N
     differ = [
         f"{flag(f.name)} {_shown(getattr(now, f.name))} (was {_shown(getattr(before, f.name))})"
         for f in fields(TrainConfig)
-        if f.name not in MAY_DIFFER
-        and (given is None or f.name in given)
-        and getattr(now, f.name) != getattr(before, f.name)
+        if f.name not in MAY_DIFFER and getattr(now, f.name) != getattr(before, f.name)
     ]
     if differ:
         raise BadOption(

@@ -1,0 +1,94 @@
+"""The configuration of a run that goes on: the run's own, but for what is given anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import tutti
+from tutti.errors import BadOption
+from tutti.launch.launcher import LaunchContext, Launcher
+from tutti.run import resume
+from tutti.run.config import TrainConfig
+from tutti.run.resume import placed
+
+INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
+DATA = (INPUTS, (INPUTS.sum(1) * 2).long().clamp(0, 4))
+SGD = {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine", "batch_size": 24, "seed": 4, "validation": 0.2}
+
+
+def net(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 5))
+
+
+def train(folder: Path, **given: Any) -> tutti.Result:
+    return tutti.train(net, DATA, out=str(folder), quiet=True, **given)
+
+
+def begin(folder: Path, **given: Any) -> tutti.Result:
+    """Train for five updates, of which the fourth is saved."""
+    given = {"workers": 1, "threads": 1, "steps": 5, "checkpoint": "4 steps"} | given
+    return train(folder, **given)
+
+
+def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
+    begun = begin(tmp_path, **SGD)
+    went_on = train(tmp_path, resume=tmp_path / "checkpoints" / "step-00000004")
+    assert went_on.config.as_json() == begun.config.as_json()
+    ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 2 * nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"optimizer": "adam"}, "optimizer='adam' (was sgd)"),
+        ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 0.05)}, "optimizer object:<lambda>"),
+        ({"schedule": "one_cycle"}, "schedule one_cycle (was cosine)"),
+        ({"loss": loss}, "loss "),
+        ({"metrics": "top5"}, "metrics top5"),
+        ({"batch_size": 32}, "batch_size=32 (was 24)"),
+        ({"seed": 0}, "seed=0 (was 4)"),
+    ],
+)
+def test_what_decides_what_is_learned_is_refused(tmp_path: Path, given: dict[str, Any], named: str) -> None:
+    begin(tmp_path, **SGD)
+    with pytest.raises(BadOption) as refused:
+        train(tmp_path, resume=tmp_path, **given)
+    assert named in str(refused.value)
+
+
+def make_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def test_an_optimizer_that_a_function_makes_goes_on(tmp_path: Path) -> None:
+    begun = begin(tmp_path, optimizer=make_optimizer)
+    went_on = train(tmp_path, optimizer=make_optimizer, resume=tmp_path / "checkpoints" / "step-00000004")
+    ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_change_of_a_part_leaves_its_options_out() -> None:
+    before = TrainConfig(strategy="local", strategy_options={"period": 3}, steps=5)
+    now = before.changed({"strategy": "easgd", "epochs": 2})
+    assert (now.strategy, now.strategy_options, now.epochs, now.steps) == ("easgd", {}, 2, None)
+    assert before.changed({"strategy": "local", "epochs": None}) == before
+
+
+def test_ranks_are_placed_anew_where_others_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = TrainConfig(workers="4", threads=2, hosts="a:2,b:2")
+    assert placed(before, ()) == before
+    assert placed(before, ("hosts",)) == TrainConfig(workers="auto", hosts="a:2,b:2")
+    assert placed(before, ("workers",)) == TrainConfig(workers="4")
+    monkeypatch.setattr(resume, "started_by", lambda: LaunchContext(Launcher.MPIRUN, rank=0, size=3))
+    assert placed(before, ()) == TrainConfig(workers="auto")
