@@ -239,14 +239,11 @@ def fitted(comm: Communicator, course: Course, saved: list[Saved] | None) -> Fit
     (part, _), free = clouds(90), strategy.pace is Pace.FREE
     batches = Batches(part, 6, comm.rank, comm.size, seed=7, own=free)
     states: list[State] = []
-    step = 0
     if saved is not None:
         module.load_state_dict(
             {name: saved[0].joint.tensors[f"weights/{name}"] for name in module.state_dict()}
         )
-        training = saved[0].shared["training"]
-        step = training["epoch"] * batches.updates + training["places"][comm.rank]["round"]
-        options = training["schedule"]["options"]
+        options = saved[0].shared["training"]["schedule"]["options"]
         load(optimizer, {p: name for name, p in module.named_parameters()}, saved[comm.rank], options)
     replica = place(module, comm, strategy.home)
     trainer = trainer_of(
@@ -259,7 +256,7 @@ def fitted(comm: Communicator, course: Course, saved: list[Saved] | None) -> Fit
         metrics=(),
         epochs=5 if free else 2,
         seconds_per_sample=SPEEDS[comm.rank],
-        agenda=Agenda(comm, Wishes(Every(steps=8), free=free, now=comm.clock), step),
+        agenda=Agenda(comm, Wishes(Every(steps=8), free=free, now=comm.clock)),
         save=lambda step, state, final: states.append(deepcopy(state)),
     )
     trainer.fit(None if saved is None else saved[comm.rank])

@@ -44,7 +44,7 @@ class Saving:
         self.saver = Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
         self._facts: Json = facts_of(parts.config, parts.task.dataset) if comm.rank == 0 else {}
 
-    def agenda(self, strategy: Strategy, step: int) -> Agenda:
+    def agenda(self, strategy: Strategy) -> Agenda:
         """Return the times at which this run is saved, or stops.
 
         Raises:
@@ -66,7 +66,7 @@ class Saving:
             return ASKED if stop_requested() else None
 
         every = Every.parse(config.checkpoint, "--checkpoint")
-        return Agenda(self._comm, Wishes(every, stop, strategy.pace is Pace.FREE, strategy.period), step)
+        return Agenda(self._comm, Wishes(every, stop, strategy.pace is Pace.FREE, strategy.period))
 
     def save(self, step: int, state: State, final: bool) -> None:
         """Keep a state; a final one is on the disk when this returns."""

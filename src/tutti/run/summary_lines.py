@@ -51,7 +51,7 @@ def resumed(step: int, anew: Sequence[str]) -> str:
         step: the updates that were made before.
         anew: what begins anew, in words.
     """
-    begins = f"; {', '.join(anew)} begin{'s' if len(anew) == 1 else ''} anew" if anew else ""
+    begins = f"; what begins anew: {', '.join(anew)}" if anew else ""
     return f"resumed after step {step:,}{begins}"
 
 

@@ -147,8 +147,7 @@ def _train(
         recording.profile(parts.schedule.updates)
         if checkpoint is not None and saved is not None and comm.rank == 0 and not job.quiet:
             print(summary_lines.resumed(checkpoint.step, anew(saved, parts.workers.worker)), flush=True)
-        begun = 0 if checkpoint is None else checkpoint.step
-        return _run(job, comm, parts, strategy, sampler, recording, saved, begun)
+        return _run(job, comm, parts, strategy, sampler, recording, saved)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
@@ -177,7 +176,6 @@ def _run(
     sampler: Sampler | None,
     recording: Recording,
     saved: Saved | None,
-    begun: int,
 ) -> RunOutcome:
     """Train, evaluate, write and print."""
     facts = strategy.facts(job.config.batch_size)
@@ -210,7 +208,7 @@ def _run(
         hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace)
         for record in [] if saved is None else history_of(saved):
             book.epoch(record)
-        trainer = parts.trainer(hooks, None if saver is None else saver.agenda(strategy, begun))
+        trainer = parts.trainer(hooks, None if saver is None else saver.agenda(strategy))
         with stoppable() if saver is not None else nullcontext():
             history = trainer.fit(saved)
             comm.barrier()

@@ -72,22 +72,26 @@ class Agenda:
     Args:
         comm: the ranks.
         wishes: the reasons to meet.
-        step: where the run begins.
 
     Attributes:
         free: the workers wait for nobody.
         reason: why this rank was asked to stop; None: it was not.
     """
 
-    def __init__(self, comm: Communicator, wishes: Wishes, step: int = 0) -> None:
+    def __init__(self, comm: Communicator, wishes: Wishes) -> None:
         self._comm, self._wishes = comm, wishes
         self.free = wishes.free
         self._counter = comm.counter() if wishes.free else None
         self._seen, self._asked = 0, False
-        self._saved_step, self._saved_epoch, self._saved_at = step, 0, wishes.now()
-        self._looked_at, self._looked_step = wishes.now(), step
-        self._next = step + 1
         self.reason: str | None = None
+        self.start(0, 0)
+
+    def start(self, step: int, epoch: int) -> None:
+        """Begin with a rank that has made so many updates, and epochs that are complete."""
+        now = self._wishes.now()
+        self._saved_step, self._saved_epoch, self._saved_at = step, epoch, now
+        self._looked_at, self._looked_step = now, step
+        self._look_after(step, LOOK_STEPS if self.free else 1)
 
     def calls(self, step: int) -> bool:
         """Tell whether the ranks meet after this step; cheap where they do not.
@@ -115,8 +119,7 @@ class Agenda:
             self._comm.barrier()
         stop, save = (bool(vote) for vote in votes.tolist())
         if save or stop:
-            self._saved_step, self._saved_epoch, self._saved_at = step, epoch, self._wishes.now()
-            self._look_after(step, max(1, self._next - step))
+            self.start(step, epoch)
         return Decision(save or stop, stop)
 
     def _wants_stop(self) -> bool:

@@ -176,6 +176,8 @@ class Trainer:
             self._validation = VALIDATIONS.named(plan.how)(task)
         if saved is not None:
             self._load_state(saved)
+        if self._agenda is not None:
+            self._agenda.start(self._step, self._begun)
         self._progress.begin(RunLength(self._updates, self._batches.updates))
         try:
             with drawn_by_sample(module, self._batches.seed) as self._masks:
