@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,11 +182,43 @@ def test_mlflow_reads_one_run_with_parameters_and_figures(folder: RunFolder, mlr
     assert run.info.artifact_uri.startswith((mlruns / "artifacts").as_uri())
 
 
-def test_mlflow_knows_which_runs_failed(folder: RunFolder, mlruns: Path) -> None:
+def test_mlflow_goes_on_with_the_run_of_a_folder_and_doubles_no_epoch(
+    folder: RunFolder, mlruns: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logged(folder, "mlflow", finished=False)
+    (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
+    assert run.info.status == "FAILED"
+    # With another option; the last epoch has other figures now, and there is one more.
+    monkeypatch.setitem(CONFIG, "threads", 2)
+    monkeypatch.setattr(f"{__name__}.HISTORY", [HISTORY[0], record(2, loss=0.375), record(3)])
     logged(folder, "mlflow")
-    runs = list(runs_in(f"sqlite:///{mlruns / 'mlflow.db'}"))
-    assert sorted(run.info.status for run in runs) == ["FAILED", "FINISHED"]
+    (again,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
+    assert (again.info.run_id, again.info.status) == (run.info.run_id, "FINISHED")
+    assert again.history == [(10, 0.5), (20, 0.25), (20, 0.375), (30, 0.5)]
+    assert again.data.params["threads"] == "1"
+
+
+def test_mlflow_begins_a_run_of_its_own_for_a_copied_folder(folder: RunFolder, mlruns: Path) -> None:
+    logged(folder, "mlflow")
+    copy = RunFolder.create(folder.path.with_name("b"), "mlp", "digits")
+    shutil.copy(folder.path / "mlflow.txt", copy.path)
+    logged(copy, "mlflow")
+    (copy.path / "mlflow.txt").write_text("0123456789abcdef0123456789abcdef\n")
+    logged(copy, "mlflow")
+    assert len(list(runs_in(f"sqlite:///{mlruns / 'mlflow.db'}"))) == 3
+
+
+def test_the_loggers_of_a_run_that_goes_on_begin_with_its_history(folder: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged(folder, "tensorboard", finished=False)
+    folder.begin_again()
+    logged(folder, "tensorboard")
+    assert folder.history().records == HISTORY
+    assert len((folder.path / "history.csv").read_text().splitlines()) == 3
+    seen = EventAccumulator(str(folder.path / "tensorboard"))
+    seen.Reload()
+    assert [(point.step, point.value) for point in seen.Scalars("train/loss")] == [(10, 0.5), (20, 0.25)]
 
 
 def test_mlflow_goes_where_its_own_variables_say(

@@ -31,7 +31,7 @@ STAGES: Final = (
 data: getting a batch. copy: to the device, and into the precision and layout of the model. forward: with the
 loss. backward: with the metrics. wait: for other ranks, in exchanges and at the end of an epoch. reduce: the
 rest of an exchange: sums, messages, copies. update: moving the weights. validation: what it held training up.
-checkpoint: writing weights.
+checkpoint: copying the state of the run for checkpoints, and writing the final weights.
 """
 
 
@@ -194,6 +194,23 @@ class World:
     ranks: int = 1
     hosts: int = 1
     threads: int = 1
+
+
+@dataclass(frozen=True)
+class RunStart(Record):
+    """A start of a run: its first one, or one that goes on from a checkpoint.
+
+    Attributes:
+        time: of the start, as that of an `EpochRecord`.
+        world: the ranks from there on.
+        step: the weight updates that were made before.
+        anew: what began anew there, in words.
+    """
+
+    time: str
+    world: World = field(default_factory=World)
+    step: int = 0
+    anew: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

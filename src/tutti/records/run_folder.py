@@ -6,13 +6,16 @@
     strategy.json         what advice must know of the strategy: `StrategyFacts`
     ranks/0.json          the newest `Heartbeat` of rank 0, replaced about once a second as long as it lives
     ranks/1.json          ...
+    starts.jsonl          one `RunStart` a line: the first, and one each time that the run was resumed
     usage.jsonl           one `UsageRecord` a line, of the host of rank 0
     usage-HOST.jsonl      likewise, of another host that sees the run folder
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
     checkpoints/          the states that the run can go on from: `tutti.records.checkpoints`
     tensorboard/          event files, with --log tensorboard
+    mlflow.txt            the number of the run in MLflow, with --log mlflow
     trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`; or trace.json.gz
+    trace-2.json          that of the run after it was resumed
     profile-rank0.json    the operators of rank 0, with --profile; the longest are in profile-rank0.txt
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
@@ -59,7 +62,7 @@ from tutti.records.json_lines import (
     to_json,
 )
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, Summary
+from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.trace import Lane, chrome_trace
 from tutti.records.untrusted import read_file
 from tutti.records.usage import UsageRecord
@@ -72,6 +75,8 @@ WEIGHTS: Final = "weights.safetensors"
 SEAL: Final = "config.seal"
 RANKS: Final = "ranks"
 TRACE: Final = "trace.json"
+STARTS: Final = "starts.jsonl"
+MLFLOW: Final = "mlflow.txt"
 
 LARGE: Final = 100_000
 """The number of events above which a trace is compressed."""
@@ -132,7 +137,7 @@ RECORDS: Final[dict[type[Record], str]] = {
 FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
 """The files that every run may have."""
 
-_FURTHER: Final = (TRACE, f"{TRACE}.gz", "profile-rank*", "usage*.jsonl")
+_FURTHER: Final = (STARTS, MLFLOW, "trace*.json", "trace*.json.gz", "profile-rank*", "usage*.jsonl")
 
 LOCK: Final = ".lock"
 
@@ -233,6 +238,16 @@ class RunFolder:
         """Read the epochs so far."""
         return read_lines(self.path / HISTORY, EpochRecord)
 
+    def note_start(self, start: RunStart) -> None:
+        """Add a start of the run to those before."""
+        with refusing(self.path / STARTS):
+            append_line(self.path / STARTS, start)
+
+    def starts(self) -> JsonLinesFile[RunStart]:
+        """Read all starts of the run; none if it has left none."""
+        path = self.path / STARTS
+        return read_lines(path, RunStart) if path.is_file() else JsonLinesFile([], [])
+
     def write_heartbeat(self, beat: Heartbeat) -> None:
         """Replace the rank's last heartbeat: readers see the one or the other, and both whole.
 
@@ -281,7 +296,7 @@ class RunFolder:
         return [record for record in found if record is not None]
 
     def write_trace(self, lanes: Sequence[Lane], whole: bool = True) -> Path:
-        """Write the time-line, compressed when it is large; return the file.
+        """Write the time-line, compressed when it is large, beside those of earlier starts; return the file.
 
         Args:
             lanes: of the ranks.
@@ -289,9 +304,15 @@ class RunFolder:
         """
         picture = chrome_trace(lanes, whole)
         text = json.dumps(picture, separators=(",", ":")).encode()
+        name = self._unused_trace()
         if len(picture["traceEvents"]) <= LARGE:
-            return self._write(TRACE, text)
-        return self._write(f"{TRACE}.gz", gzip.compress(text, compresslevel=6))
+            return self._write(name, text)
+        return self._write(f"{name}.gz", gzip.compress(text, compresslevel=6))
+
+    def _unused_trace(self) -> str:
+        stem, _, kind = TRACE.partition(".")
+        names = (TRACE, *(f"{stem}-{number}.{kind}" for number in range(2, 1_000_000)))
+        return next(name for name in names if not (self.has(name) or self.has(f"{name}.gz")))
 
     def write_profile(self, rank: int, table: str, trace: bytes) -> tuple[Path, Path]:
         """Write the profile of a rank as text and in Chrome's format; return the files."""
@@ -328,7 +349,12 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """True if the run has completed an epoch, or has a checkpoint."""
-        return self.has(HISTORY) or bool(present(self.path / CHECKPOINTS))
+        return self.has(HISTORY) or self.resumable
+
+    @property
+    def resumable(self) -> bool:
+        """True if the run has a checkpoint, be it good or not."""
+        return bool(present(self.path / CHECKPOINTS))
 
     @property
     def finished(self) -> bool:

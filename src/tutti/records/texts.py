@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tutti.records.run import EpochRecord, Evaluation
+from tutti.records.run import EpochRecord, Evaluation, RunStart
 
 SHARES: Final = ("accuracy", "top5")
 """Metrics that are shown as percentages."""
@@ -51,6 +51,14 @@ def epoch_text(record: EpochRecord) -> str:
     """Return the figures of an epoch that has ended, in one line."""
     validation = f"  validation {figures(record.validation)}" if record.validation else ""
     return f"{figures(record.train)}{validation}  {record.samples_per_s:,.0f} samples/s"
+
+
+def resumed_text(start: RunStart) -> str:
+    """Say where a run went on, on how many ranks, and what began anew."""
+    world, anew = start.world, start.anew
+    text = f"resumed after step {start.step:,} on {world.ranks} rank{'' if world.ranks == 1 else 's'}"
+    text += f" of {world.hosts} hosts" if world.hosts > 1 else ""
+    return text + (f"; what begins anew: {', '.join(anew)}" if anew else "")
 
 
 def duration(seconds: float) -> str:

@@ -21,7 +21,7 @@ _SAYS: Final = {
     "reduce": "exchanging with others, waiting aside, takes",
     "update": "moving the weights takes",
     "validation": "validation takes",
-    "checkpoint": "writing the weights takes",
+    "checkpoint": "saving takes",
 }
 """Phrases for the stages that something can be done about."""
 
@@ -87,7 +87,9 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts) -> str:
             return "--validate background, beside training"
         return f"--validation {_share(config.get('validation'), 0.1) / 4:g}, a smaller part of the samples"
     if stage == "checkpoint":
-        return "more --epochs: weights are written once, at the end"
+        taken = str(config.get("checkpoint", "off"))
+        fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
+        return f"{fewer}more --epochs: the final weights are written once"
     if stage == "update":
         alone = facts.pace in ("abreast", "free")
         shared = ", or --strategy sync, whose workers share them out" if alone else ""

@@ -11,6 +11,7 @@ from typing import Final
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import APART, Combination, Comparison, ComparisonFolder
 from tutti.records.run_folder import CONFIG
+from tutti.records.texts import resumed_text
 from tutti.records.untrusted import printable
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
@@ -45,6 +46,14 @@ class Results:
         for row in self.rows:
             for repeat, run in enumerate(self.runs[row.combination.folder]):
                 yield row, repeat, run
+
+    @property
+    def resumed(self) -> list[str]:
+        """A sentence for each time that a run was resumed."""
+        found = [
+            (one.combination.name, start) for one, _, run in self.each() for start in run.starts if start.step
+        ]
+        return [printable(f"{name}: on {start.time}, {resumed_text(start)}") for name, start in found]
 
     def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
         """Return the best row with one worker and the best one with several, as far as there are any.

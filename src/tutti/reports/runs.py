@@ -10,7 +10,7 @@ from typing import Any
 
 from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import STAGES, EpochRecord, Summary
+from tutti.records.run import STAGES, EpochRecord, RunStart, Summary
 from tutti.records.run_folder import CONFIG, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import stages_by_rank
@@ -30,6 +30,7 @@ class Run:
         usage: samples of the hosts' cores and memory; empty where none were taken.
         pipeline: the record of a pipeline; None: there was none.
         strategy: the facts of its strategy; None in the folder of an older version.
+        starts: its first one, and those from checkpoints.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Run:
     usage: tuple[UsageRecord, ...] = ()
     pipeline: PipelineRecord | None = None
     strategy: StrategyFacts | None = None
+    starts: tuple[RunStart, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -58,17 +60,18 @@ class Run:
         history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        usage, data = folder.usage(), folder.find(TrainedOn)
+        usage, data, starts = folder.usage(), folder.find(TrainedOn), folder.starts()
         return cls(
             path=path,
             history=tuple(history.records),
-            damage=(*history.damage, *usage.damage),
+            damage=(*history.damage, *usage.damage, *starts.damage),
             summary=folder.find(Summary),
             config=folder.config() if folder.has(CONFIG) else {},
             labels=() if data is None else data.labels,
             usage=tuple(usage.records),
             pipeline=folder.find(PipelineRecord),
             strategy=folder.find(StrategyFacts),
+            starts=tuple(starts.records),
         )
 
     @property

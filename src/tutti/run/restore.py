@@ -17,6 +17,7 @@ from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
+from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
 from tutti.state import Saved
@@ -45,7 +46,7 @@ def _newest(resume: Resume) -> Checkpoint | None:
     found = newest(resume.folder / checkpoints.FOLDER)
     for sentence in found.passed_over:
         print(f"tutti: warning: {sentence}", file=sys.stderr, flush=True)
-    if found.checkpoint is None and not resume.auto:
+    if found.checkpoint is None and (not resume.auto or RunFolder(resume.folder).finished):
         raise BadCheckpoint(f"{resume.folder} has no checkpoint that is whole; train again in another folder")
     return found.checkpoint
 

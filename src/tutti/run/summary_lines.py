@@ -44,17 +44,6 @@ def training(config: TrainConfig, together: bool) -> str:
     )
 
 
-def resumed(step: int, anew: Sequence[str]) -> str:
-    """Say where the run goes on.
-
-    Args:
-        step: the updates that were made before.
-        anew: what begins anew, in words.
-    """
-    begins = f"; what begins anew: {', '.join(anew)}" if anew else ""
-    return f"resumed after step {step:,}{begins}"
-
-
 def stopped(why: str, folder: str | None) -> str:
     """Say why the run has stopped before its end, and what goes on with it."""
     return f"stopped, as {why}; go on with it by: tutti train --resume {folder}"

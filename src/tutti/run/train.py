@@ -23,8 +23,9 @@ from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.model_parallel.layout import portion_of
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import Summary, World
+from tutti.records.run import RunStart, Summary, World, now
 from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, TrainedOn, check_writable
+from tutti.records.texts import resumed_text
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -145,9 +146,12 @@ def _train(
         reseed(job.config.seed, 1 + portion.peers.rank)
         warn_if_short(strategy, parts.schedule.updates, comm)
         recording.profile(parts.schedule.updates)
-        if checkpoint is not None and saved is not None and comm.rank == 0 and not job.quiet:
-            print(summary_lines.resumed(checkpoint.step, anew(saved, parts.workers.worker)), flush=True)
-        return _run(job, comm, parts, strategy, sampler, recording, saved)
+        start = RunStart(now(), World(comm.size, comm.hosts, torch.get_num_threads()))
+        if checkpoint is not None and saved is not None:
+            start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
+            if comm.rank == 0 and not job.quiet:
+                print(resumed_text(start), flush=True)
+        return _run(job, comm, parts, strategy, sampler, recording, saved, start)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
@@ -176,6 +180,7 @@ def _run(
     sampler: Sampler | None,
     recording: Recording,
     saved: Saved | None,
+    start: RunStart,
 ) -> RunOutcome:
     """Train, evaluate, write and print."""
     facts = strategy.facts(job.config.batch_size)
@@ -189,7 +194,7 @@ def _run(
     config = replace(parts.config, out=None)
     state: dict[str, Any] = {}
     with (
-        _run_folder(job, comm, config, task, facts, sampler, recording) as folder,
+        _run_folder(job, comm, config, task, facts, sampler, recording, start) as folder,
         saving(job, comm, parts, folder) as saver,
         # On the rank that has the run folder.
         Logbook(loggers_of(folder, logger_names(config.log)) if folder else {}, config.as_json()) as book,
@@ -221,10 +226,9 @@ def _run(
             return replace(outcome, stopped=trainer.stopped)
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)
-        world = World(comm.size, comm.hosts, torch.get_num_threads())
         best = None if trainer.restored is None else trainer.restored.epoch
         summary = replace(
-            Summary.of(history, test, task.parameters, world),
+            Summary.of(history, test, task.parameters, start.world),
             validation=trainer.final,
             ended_early=trainer.ended,
             best_epoch=best,
@@ -251,6 +255,7 @@ def _run_folder(
     facts: StrategyFacts,
     sampler: Sampler | None,
     recording: Recording,
+    start: RunStart,
 ) -> Iterator[RunFolder | None]:
     """The run folder, with what is known before training in it; None on the ranks that write none.
 
@@ -283,6 +288,7 @@ def _run_folder(
             folder.write_config(config.as_json(), seal(config.as_json()))
             folder.write(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
             folder.write(facts)
+            folder.note_start(start)
             yield folder
         except Exception:
             if folder.begun:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
-from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text
+from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
 from tutti.records.untrusted import printable
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, Limits, examine
@@ -26,7 +26,12 @@ from tutti.watching.snapshot import Snapshot, Watched
 EPOCHS: Final = 8
 """The number of epochs that are shown, the last ones."""
 
-_STYLES: Final = {Condition.RUNNING: "green", Condition.FINISHED: "green", Condition.FAILED: "bold red"}
+_STYLES: Final = {
+    Condition.RUNNING: "green",
+    Condition.FINISHED: "green",
+    Condition.STOPPED: "yellow",
+    Condition.FAILED: "bold red",
+}
 
 
 def screen(run: Snapshot, health: Health) -> RenderableType:
@@ -37,7 +42,7 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
         parts.append(ProgressBar(total=front.updates, completed=front.step, width=60))
     if run.history:
         parts.append(_epochs(run.history[-EPOCHS:]))
-    if run.beats and health.condition is not Condition.FINISHED:
+    if run.beats and health.condition not in (Condition.FINISHED, Condition.STOPPED):
         parts.append(_ranks(run))
     parts += [Text(text, style="red" if bad else "yellow") for bad, text in remarks(run, health)]
     return Group(*parts)
@@ -56,18 +61,22 @@ def headline(run: Snapshot, health: Health) -> str:
         return text + (f", test {figures(run.summary.test)}" if run.summary.test else "")
     if front is None:
         return text
-    span = RunLength(front.updates, front.per_epoch)
+    span, begun = RunLength(front.updates, front.per_epoch), 0 if run.start is None else run.start.step
     text += f", epoch {front.epoch}/{span.epochs}" if span.updates >= span.per_epoch else ""
     text += f", step {front.step:,} of {front.updates:,}"
-    if health.condition is Condition.RUNNING and front.began is not None and front.step:
-        left_s = (front.time - front.began) / front.step * (front.updates - front.step)
-        text += f", {duration(left_s)} left"
-    return text
+    if health.condition is Condition.RUNNING and front.began is not None:
+        made = front.step - begun
+        if made > 0:
+            left_s = (front.time - front.began) / made * (front.updates - front.step)
+            text += f", {duration(left_s)} left"
+    return text + (f", {resumed_text(run.start)}" if run.start is not None and begun else "")
 
 
 def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
     """Yield what is wrong, each with whether it is bad."""
     yield from ((found.lost, str(found)) for found in health.findings)
+    if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
+        yield False, f"go on with it by: tutti train --resume {run.folder}"
     if health.condition is Condition.FAILED:
         at = f"after {len(run.history)} complete records" if run.history else "before its first epoch ended"
         yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
@@ -194,7 +203,7 @@ def _follow(watched: Watched, limits: Limits, clock: Clock, tell: Callable[[Snap
         run = watched.read(clock.now())
         health = examine(run, limits)
         tell(run, health)
-        if health.condition in (Condition.FINISHED, Condition.FAILED):
+        if health.condition not in (Condition.WAITING, Condition.RUNNING):
             return health.condition is Condition.FINISHED
         clock.sleep(REFRESH_S)
 

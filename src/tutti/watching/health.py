@@ -45,6 +45,7 @@ class Condition(enum.Enum):
     WAITING = "waiting for records"
     RUNNING = "running"
     FINISHED = "finished"
+    STOPPED = "stopped"
     FAILED = "failed"
 
 
@@ -97,7 +98,7 @@ class Health:
 
     @property
     def well(self) -> bool:
-        """True if the run goes on or has finished, with all its ranks."""
+        """True if the run goes on, has finished or has been stopped, with all its ranks."""
         return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
 
 
@@ -137,6 +138,8 @@ def _condition(run: Snapshot, limits: Limits) -> Condition:
     )
     if sampled or any(age <= limits.silent_s for age in ages):
         return Condition.RUNNING
+    if run.resumable and run.beats and all(beat.state == FINISHED for beat in run.beats):
+        return Condition.STOPPED
     if not run.beats and (run.written is None or run.now - run.written <= limits.silent_s):
         return Condition.WAITING
     return Condition.FAILED

@@ -13,7 +13,7 @@ from tutti.errors import BadRunFolder
 from tutti.records.comparison import ComparisonFolder
 from tutti.records.heartbeat import EVERY_S, Heartbeat
 from tutti.records.json_lines import Json, JsonLinesFile
-from tutti.records.run import EpochRecord, Summary
+from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder, refuse_no_folder
 from tutti.records.untrusted import MOST_RANKS
 from tutti.records.usage import RankUsage, UsageRecord
@@ -33,6 +33,8 @@ class Snapshot:
         config: the resolved configuration; None before it is written.
         history: the epochs so far.
         summary: of a finished run; None while it is not.
+        start: its last one; None: it has left none.
+        resumable: whether it has a checkpoint.
         beats: the newest heartbeat of each rank that has left one, by rank.
         usage: the newest sample of each host.
         ended: ranks whose processes were on this host, and are not there any more.
@@ -45,6 +47,8 @@ class Snapshot:
     config: Json | None = None
     history: tuple[EpochRecord, ...] = ()
     summary: Summary | None = None
+    start: RunStart | None = None
+    resumable: bool = False
     beats: tuple[Heartbeat, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
     ended: frozenset[int] = frozenset()
@@ -108,6 +112,7 @@ class Watched:
             summary = folder.find(Summary)
         except BadRunFolder as error:
             damage.append(str(error))
+        starts = folder.starts()
         return Snapshot(
             folder=self.folder,
             now=now,
@@ -115,10 +120,12 @@ class Watched:
             config=config,
             history=tuple(self._history.records),
             summary=summary,
+            start=starts.records[-1] if starts.records else None,
+            resumable=folder.resumable,
             beats=tuple(beats.records),
             usage=tuple(folder.last_usage()),
             ended=_ended(beats.records, now),
-            damage=(*self._history.damage, *beats.damage, *damage),
+            damage=(*self._history.damage, *beats.damage, *starts.damage, *damage),
         )
 
     def _read_history(self) -> None:

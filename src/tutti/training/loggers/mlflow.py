@@ -2,6 +2,7 @@
 
     runs/mlruns/mlflow.db      the runs of all run folders in `runs`
     runs/mlruns/artifacts/     what else MLflow keeps of them
+    runs/RUN/mlflow.txt        the number of the run there, which goes on when the training run does
 
 The experiment is "tutti", or what MLFLOW_EXPERIMENT_NAME names; the run is named like the run folder.
 """
@@ -12,18 +13,21 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import MLFLOW, replace_file
+from tutti.records.untrusted import read_file
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 URI: Final = "MLFLOW_TRACKING_URI"
 """The environment variable with another store than a local data base."""
@@ -35,12 +39,21 @@ FOLDER_TAG: Final = "tutti.run_folder"
 """The tag with the path of the run folder, which has the weights and all records."""
 
 
+LOSS: Final = "train/loss"
+"""The figure by which epochs that were written before are known again."""
+
+MOST_BYTES: Final = 1 << 10
+"""The size above which a file names no run."""
+
+
 @part("mlflow")
 class MlFlow(Logger):
     """A run of MLflow, with the hyper-parameters, the figures after each epoch and those of the test part."""
 
     _client: MlflowClient | None = None
     _run, _step = "", 0
+    _known: Mapping[int, float] = {}
+    """The losses that are there already, of a run that goes on, by their step."""
 
     @classmethod
     def needs(cls) -> Sequence[str]:
@@ -49,7 +62,7 @@ class MlFlow(Logger):
         return packages[:1] if os.environ.get(URI, "").startswith("http") else packages
 
     def begin(self, config: Json) -> None:
-        """Make the run."""
+        """Make the run, or go on with the one that the run folder names."""
         # A training run reports to nobody unless the user asks for it.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
@@ -61,17 +74,29 @@ class MlFlow(Logger):
             if local is not None:
                 local.mkdir(parents=True, exist_ok=True)
             self._client = MlflowClient(None if local is None else f"sqlite:///{local / 'mlflow.db'}")
-            tags = {FOLDER_TAG: str(path)}
-            experiment = self._experiment(None if local is None else local / "artifacts")
-            made = self._client.create_run(experiment, tags=tags, run_name=path.name)
-            self._run = str(made.info.run_id)
-            params = [Param(name, str(value)) for name, value in hyper_parameters(config).items()]
+            earlier = self._earlier(path / MLFLOW)
+            if earlier is None:
+                tags = {FOLDER_TAG: str(path)}
+                experiment = self._experiment(None if local is None else local / "artifacts")
+                made = self._client.create_run(experiment, tags=tags, run_name=path.name)
+                self._run = str(made.info.run_id)
+                replace_file(path / MLFLOW, self._run.encode() + b"\n")
+            else:
+                self._run = str(earlier.info.run_id)
+                self._client.update_run(self._run, status="RUNNING")
+                found = self._client.get_metric_history(self._run, LOSS)
+                self._known = {one.step: one.value for one in found}
+            # MLflow has one value of a parameter: where a run goes on with another, it has the first.
+            there = set() if earlier is None else set(earlier.data.params)
+            given = hyper_parameters(config).items()
+            params = [Param(name, str(value)) for name, value in given if name not in there]
             self._client.log_batch(self._run, params=params)
 
     def epoch(self, record: EpochRecord) -> None:
-        """Write the figures; their step is that of the weight update."""
-        self._step = record.step
-        self._write(figures_of(record))
+        """Write the figures, unless they are there; their step is that of the weight update."""
+        self._step, figures = record.step, figures_of(record)
+        if self._known.get(record.step) != figures[LOSS]:
+            self._write(figures)
 
     def end(self, summary: Summary | None) -> None:
         """Write the figures of the test part, and how the run ended."""
@@ -81,6 +106,26 @@ class MlFlow(Logger):
             self._write(evaluation_figures("test", summary.test))
         with _quiet():
             self._client.set_terminated(self._run, "FAILED" if summary is None else "FINISHED")
+
+    def _earlier(self, place: Path) -> Run | None:
+        """Return the run of this folder that a file names; None: there is none, or it is not here any more.
+
+        A copy of a run folder is another run.
+        """
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+        assert self._client is not None
+        if not place.is_file():
+            return None
+        try:
+            found = self._client.get_run(read_file(place, MOST_BYTES).decode().strip())
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            return None
+        same = os.path.realpath(found.data.tags.get(FOLDER_TAG, "")) == os.path.realpath(place.parent)
+        return found if same and found.info.lifecycle_stage == "active" else None
 
     def _experiment(self, artifacts: Path | None) -> str:
         """Return the number of the experiment, made if need be."""
