@@ -74,8 +74,16 @@ def run(strategy: str = "sync", options: dict[str, Any] | None = None, **setting
         ({"validation": 2.0}, run("easgd"), "takes 25% of the time: try --validate background"),
         ({"validation": 2.0}, run("easgd", validate="background"), "try --validation 0.025"),
         ({"validation": 2.0}, run("sync", validation=0.2), "try --validation 0.05"),
-        ({"checkpoint": 2.0}, run(), "saving takes 25% of the time: try more --epochs: the final weights are"),
-        ({"checkpoint": 2.0}, run(checkpoint="5s"), "try fewer checkpoints (--checkpoint is 5s), or more --ep"),
+        (
+            {"checkpoint": 2.0},
+            run(),
+            "saving takes 25% of the time: try more --epochs: the final weights are",
+        ),
+        (
+            {"checkpoint": 2.0},
+            run(checkpoint="5s"),
+            "try fewer checkpoints (--checkpoint is 5s), or more --ep",
+        ),
     ],
 )
 def test_the_largest_part_that_can_be_helped_is_named(stages: dict[str, float], one: Run, said: str) -> None:

@@ -218,7 +218,9 @@ def test_a_run_that_was_stopped_has_a_checkpoint_and_no_summary() -> None:
     ranks = beat(0, state=FINISHED), beat(1, state=FINISHED)
     health = examine(seen(*ranks, resumable=True), LIMITS)
     assert (health.condition, health.well) == (Condition.STOPPED, True)
-    assert examine(seen(ranks[0], beat(1, time=LONG_AGO), resumable=True), LIMITS).condition is Condition.FAILED
+    assert (
+        examine(seen(ranks[0], beat(1, time=LONG_AGO), resumable=True), LIMITS).condition is Condition.FAILED
+    )
 
 
 def test_a_run_whose_ranks_are_all_stopped_has_not_failed() -> None:

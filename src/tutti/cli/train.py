@@ -66,8 +66,8 @@ class TrainCommand(Command):
         parser.trust_option()
         parser.option(
             "--trace",
-            "write what every rank did when to trace.json in the run folder (trace-2.json after --resume), for "
-            "https://ui.perfetto.dev",
+            "write what every rank did when to trace.json in the run folder (trace-2.json after --resume), "
+            "for https://ui.perfetto.dev",
         )
         profile = "have torch's profiler look at steps A to B, counted from 1"
         parser.option("--profile", profile, "A-B", type=_steps)

@@ -130,16 +130,20 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     if isinstance(given, str):
         return optim.build(given, parameters, config.lr, config.optimizer_options)
     options: Options = dict(config.optimizer_options)
+    theirs = "the optimizer is made by a function of yours: set lr and its other options there"
     if isinstance(given, type):
         options |= {} if config.lr is None else {"lr": config.lr}
-    elif config.lr is not None or options:
-        raise BadOption("the optimizer is made by a function of yours: set lr and its other options there")
+    elif options:
+        raise BadOption(theirs)
     optimizer = given(parameters, **options)
     if not isinstance(optimizer, Optimizer):
         raise BadOption(
             f"optimizer '{config.optimizer}' made a {type(optimizer).__name__}; "
             f"it must return a torch.optim.Optimizer"
         )
+    # The configuration of an earlier run has the learning rate that the function has set.
+    if not isinstance(given, type) and config.lr not in (None, optimizer.param_groups[0]["lr"]):
+        raise BadOption(theirs)
     return optimizer
 
 

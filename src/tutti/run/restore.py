@@ -70,13 +70,16 @@ def _fingerprint(part: Part) -> str:
     return found.hexdigest()
 
 
-def saved_for(checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, dataset: DataSet) -> Saved:
+def saved_for(
+    checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, called: str, dataset: DataSet
+) -> Saved:
     """Return what this worker goes on from.
 
     Args:
         checkpoint: of the earlier run.
         comm: the workers.
         strategy: of this run.
+        called: what the configuration calls it: a class of the user's by its file or package.
         dataset: of this run.
 
     Raises:
@@ -91,7 +94,8 @@ def saved_for(checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, da
         )
     saved = checkpoint.saved(comm.rank, comm.size)
     config = TrainConfig.from_json(checkpoint.facts["config"])
-    if (config.strategy, config.strategy_options) != (strategy.name, strategy.options()):
+    same = config.strategy in (strategy.name, called) and config.strategy_options == strategy.options()
+    if not same:
         # What another strategy's workers knew is of no use to this one's.
         shared = {name: values for name, values in saved.shared.items() if name != "worker"}
         return Saved(saved.joint, None, shared, None)

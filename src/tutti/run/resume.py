@@ -67,9 +67,11 @@ class Resume:
             return cls(Path(out), auto=True) if (Path(out) / CONFIG).is_file() else None
         path = Path(where)
         refuse_no_folder(path)
-        checkpoint = path.resolve() if path.absolute().parent.name == checkpoints.FOLDER else None
+        # A run folder may be in one of that name, too.
+        inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
+        checkpoint = path.resolve() if inside else None
         folder = path if checkpoint is None else path.absolute().parent.parent
-        if out is not None and Path(out).absolute() != folder.absolute():
+        if out is not None and Path(out).resolve() != folder.resolve():
             raise BadOption(
                 f"--out is {out}, but a run that is resumed goes on in its own folder, {folder}; leave "
                 "--out out"

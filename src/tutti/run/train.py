@@ -137,7 +137,7 @@ def _train(
     with closing(portion_of(layout, comm, task.module, work)) as portion:
         saved = None
         if checkpoint is not None:
-            saved = saved_for(checkpoint, comm, strategy, task.dataset)
+            saved = saved_for(checkpoint, comm, strategy, job.config.strategy, task.dataset)
             load_model(portion.module, saved)
         parts = assemble(job, comm, task, strategy, portion, saved)
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import NotFinite
-from tutti.optim.sharded import equal_slices
+from tutti.optim.sharded import announce, equal_slices
 from tutti.optim.state import names_in_groups, options_of
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.json_lines import parse_record, to_json
@@ -495,6 +495,8 @@ class Trainer:
             self._scheduled = at["made"]
             schedule.load_state_dict(at["state"])
         else:
+            # It has been stepped before the run was interrupted.
+            announce(self._optimizer)
             self._schedule_until(self._step)
 
     def _schedule_until(self, updates: int) -> float:

@@ -1,0 +1,376 @@
+"""Runs that go on from a checkpoint: they end where the uninterrupted one does, or say why they cannot."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import tutti
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadCheckpoint, BadOption, RunStopped
+from tutti.records.checkpoints import FOLDER, MANIFEST, step_folder
+from tutti.records.run import EpochRecord
+from tutti.records.run_folder import RunFolder
+from tutti.run import saving
+from tutti.run.config import TrainConfig
+from tutti.run.resume import Resume
+from tutti.run.train import work
+from tutti.run.train_job import RunOutcome, TrainJob
+
+INPUTS = torch.rand(150, 6, generator=torch.Generator().manual_seed(0))
+TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
+
+NETWORK = """
+from torch import nn
+
+def network(norm=False, width=16):
+    middle = nn.BatchNorm1d(width) if norm else nn.LayerNorm(width)
+    return nn.Sequential(nn.Linear(6, width), middle, nn.Tanh(), nn.Dropout(0.2), nn.Linear(width, 5))
+"""
+
+UPDATES, MIDDLE = 5, 7
+"""Of an epoch; and where runs are interrupted, in the middle of the second."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the runs learn from."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "net.py").write_text(NETWORK)
+    np.savez(place / "data.npz", x=INPUTS.numpy(), y=TARGETS.numpy())
+    np.savez(place / "other.npz", x=INPUTS.numpy() + 1, y=TARGETS.numpy())
+    return place
+
+
+def config_of(place: Path, name: str, **options: Any) -> TrainConfig:
+    given: dict[str, Any] = {
+        "model": f"{place / 'net.py'}:network",
+        "data": str(place / "data.npz"),
+        "epochs": 3,
+        "batch_size": 24,
+        "validation": 0.2,
+        "optimizer": "adam",
+        "schedule": "one_cycle",
+        "lr": 0.01,
+        "clip_norm": 0.5,
+        "precision": "fp64",
+        "threads": 1,
+        "checkpoint": f"{MIDDLE} steps",
+        "keep": 9,
+        "out": str(place / name),
+    }
+    return TrainConfig.from_json({**given, **options})
+
+
+def train(config: TrainConfig, ranks: int, resume: Resume | None = None, trace: bool = False) -> RunOutcome:
+    """Run the ranks as threads of this process."""
+    payload = pickle.dumps(TrainJob(config, resume=resume, quiet=True, trace=trace))
+    return VirtualWorld(ranks).run(lambda comm: work(comm, payload))[0]
+
+
+def middle_of(run: Path) -> Path:
+    return step_folder(run / FOLDER, MIDDLE)
+
+
+def copy_of(run: Path, place: Path) -> Path:
+    """A run that was killed after the checkpoint in its middle."""
+    copy = shutil.copytree(run, place, symlinks=True)
+    (copy / "summary.json").unlink()
+    for checkpoint in (copy / FOLDER).glob("step-*"):
+        if checkpoint.name != middle_of(run).name:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
+def resumed(run: Path, place: Path, ranks: int, config: TrainConfig) -> Path:
+    """Let a copy of a run go on from its middle."""
+    copy = copy_of(run, place)
+    train(replace(config, out=str(copy)), ranks, Resume(copy))
+    return copy
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "weights.safetensors")
+
+
+def apart(one: Path, other: Path) -> float:
+    """The largest relative difference of their weights."""
+    ours, theirs = weights(one), weights(other)
+    assert list(ours) == list(theirs)
+    pairs = [(ours[name].double(), theirs[name].double()) for name in ours]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+TIMES = {"seconds", "samples_per_s", "time", "ranks"}
+
+
+def untimed(record: EpochRecord) -> dict[str, Any]:
+    """All of a record but times, and what each rank did."""
+    return {name: value for name, value in vars(record).items() if name not in TIMES}
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """A run with batch norm that was never interrupted, on 2 ranks."""
+    train(config_of(place, "whole", model_options={"norm": True}), 2)
+    return place / "whole"
+
+
+@pytest.fixture(scope="module")
+def whole_anywhere(place: Path) -> Path:
+    """Likewise, whose mathematics does not depend on the ranks."""
+    train(config_of(place, "anywhere"), 2)
+    return place / "anywhere"
+
+
+def test_as_many_ranks_give_the_same_bits(whole: Path, place: Path, tmp_path: Path) -> None:
+    run = resumed(whole, tmp_path / "run", 2, config_of(place, "", model_options={"norm": True}))
+    ours, theirs = weights(run), weights(whole)
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    records = [RunFolder(one).history().records for one in (run, whole)]
+    assert [untimed(one) for one in records[0]] == [untimed(one) for one in records[1]]
+    done = [[[(rank.updates, rank.samples) for rank in one.ranks] for one in found] for found in records]
+    assert done[0] == done[1]
+    columns = [_columns(one) for one in (run, whole)]
+    assert columns[0] == columns[1]
+    # The starts are told, and the first epochs stand there once.
+    first, second = RunFolder(run).starts().records
+    assert (first.step, second.step, second.world.ranks, second.anew) == (0, MIDDLE, 2, ())
+
+
+def _columns(run: Path) -> list[dict[str, str]]:
+    timed = ("seconds/", "stages/", "samples_per_s", "time")
+    with (run / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    return [{name: text for name, text in row.items() if not name.startswith(timed)} for row in rows]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_other_numbers_of_ranks_come_to_the_same_weights(
+    whole_anywhere: Path, place: Path, tmp_path: Path, ranks: int
+) -> None:
+    run = resumed(whole_anywhere, tmp_path / "run", ranks, config_of(place, ""))
+    assert 0 < apart(run, whole_anywhere) < 1e-12
+    records = [RunFolder(one).history().records for one in (run, whole_anywhere)]
+    for ours, theirs in zip(*records, strict=True):
+        assert (ours.step, ours.train.samples, ours.lr) == (theirs.step, theirs.train.samples, theirs.lr)
+        assert ours.train.loss == pytest.approx(theirs.train.loss, rel=1e-12)
+        assert ours.validation is not None
+        assert theirs.validation is not None
+        assert ours.validation.loss == pytest.approx(theirs.validation.loss, rel=1e-12)
+    assert RunFolder(run).starts().records[-1].world.ranks == ranks
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_end(
+    whole_anywhere: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config_of(place, ""), out=str(tmp_path / "run"), checkpoint="1 step")
+    asked = iter([False] * 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "stop_requested", lambda: next(asked, True))
+        outcome = train(config, 2)
+    assert outcome.stopped is not None
+    assert outcome.summary is None
+    assert not RunFolder(tmp_path / "run").finished
+    outcome = train(config, 2, Resume(tmp_path / "run"))
+    assert outcome.summary is not None
+    assert 0 < RunFolder(tmp_path / "run").starts().records[-1].step < 3 * UPDATES
+    assert apart(tmp_path / "run", whole_anywhere) == 0
+
+
+def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run(
+    whole_anywhere: Path, place: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
+    outcome = train(replace(config_of(place, ""), epochs=5, out=str(run)), 2, Resume(run))
+    longer = train(replace(config_of(place, ""), epochs=5, out=str(tmp_path / "longer")), 2)
+    assert RunFolder(run).finished
+    assert [one.step for one in outcome.history] == [5, 10, 15, 20, 25]
+    # From the last checkpoint, after step 14, on.
+    assert [one.lr for one in outcome.history[2:]] == [one.lr for one in longer.history[2:]]
+    assert outcome.history[0].lr != longer.history[0].lr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks"),
+    [("sync", "local", 2), ("local", "local", 3), ("easgd_sync", "sync", 2), ("local", "sync", 1)],
+)
+def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_step(
+    place: Path, tmp_path: Path, before: str, after: str, ranks: int
+) -> None:
+    options = {"batch_size": 24, "strategy": before, "checkpoint": "3 steps", "epochs": 2}
+    config = replace(config_of(place, "", **options), out=str(tmp_path / "run"))
+    train(config, 2)
+    first = step_folder(tmp_path / "run" / FOLDER, 3)
+    now = replace(config, strategy=after, strategy_options={}, out=str(tmp_path / "run"))
+    outcome = train(now, ranks, Resume(tmp_path / "run", first))
+    uninterrupted = train(replace(now, out=str(tmp_path / "other")), ranks)
+    assert outcome.history[-1].lr == pytest.approx(uninterrupted.history[-1].lr, rel=1e-12)
+    start = RunFolder(tmp_path / "run").starts().records[-1]
+    assert start.step == 3
+    if before != after:
+        assert start.anew == ("all that the workers of the other strategy knew",)
+
+
+def changed(checkpoint: Path) -> None:
+    """Damage a checkpoint."""
+    path = checkpoint / "rank-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def run(whole_anywhere: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run that was killed, of which nothing may be changed by a refusal."""
+    run = copy_of(whole_anywhere, tmp_path / "run")
+    history = (run / "history.jsonl").read_bytes()
+    yield run
+    assert (run / "history.jsonl").read_bytes() == history
+
+
+def test_another_model_is_refused_by_its_tensors(place: Path, run: Path) -> None:
+    config = replace(config_of(place, ""), model_options={"width": 8}, out=str(run))
+    said = r"another model: '0.weight' has shape \(8, 6\), and \(16, 6\) in the checkpoint;.*and \d more"
+    with pytest.raises(BadCheckpoint, match=said):
+        train(config, 2, Resume(run))
+    with pytest.raises(BadCheckpoint, match=r"'3\.weight' is missing there; '3\.bias' is missing there;"):
+        train(replace(config, model="mlp", model_options={}), 2, Resume(run))
+
+
+def test_other_data_are_refused(place: Path, run: Path) -> None:
+    config = replace(config_of(place, ""), data=str(place / "other.npz"), out=str(run))
+    with pytest.raises(BadCheckpoint, match="other data: the train and validation samples differ"):
+        train(config, 2, Resume(run))
+
+
+def test_a_newer_format_is_refused(place: Path, run: Path) -> None:
+    path = middle_of(run) / MANIFEST
+    values = json.loads(path.read_text())
+    values["format"] = 99
+    path.write_text(json.dumps(values))
+    with pytest.raises(BadCheckpoint):
+        train(replace(config_of(place, ""), out=str(run)), 2, Resume(run))
+
+
+def test_damage_is_refused_where_there_is_no_other_checkpoint(
+    place: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(middle_of(run))
+    config = replace(config_of(place, ""), out=str(run))
+    with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
+        train(config, 2, Resume(run))
+    assert "rank-00000.safetensors" in capsys.readouterr().err
+    with pytest.raises(BadCheckpoint, match=r"rank-00000.safetensors"):
+        train(config, 2, Resume(run, middle_of(run)))
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    whole_anywhere: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
+    (run / "summary.json").unlink()
+    changed(step_folder(run / FOLDER, 2 * MIDDLE))
+    train(replace(config_of(place, ""), out=str(run)), 2, Resume(run))
+    assert "tutti: warning: " in capsys.readouterr().err
+    assert RunFolder(run).starts().records[-1].step == MIDDLE
+    assert apart(run, whole_anywhere) == 0
+
+
+def test_auto_begins_anew_without_a_good_checkpoint_but_not_in_place_of_a_result(
+    whole_anywhere: Path, place: Path, tmp_path: Path
+) -> None:
+    killed = copy_of(whole_anywhere, tmp_path / "killed")
+    changed(middle_of(killed))
+    config = replace(config_of(place, ""), checkpoint="off", out=str(killed))
+    train(config, 2, Resume(killed, auto=True))
+    assert [one.step for one in RunFolder(killed).starts().records] == [0, 0]
+    assert apart(killed, whole_anywhere) == 0
+    assert len(RunFolder(killed).history().records) == 3
+    finished = shutil.copytree(killed, tmp_path / "finished", symlinks=True)
+    with pytest.raises(BadCheckpoint, match="has no checkpoint that is whole"):
+        train(replace(config, epochs=4, out=str(finished)), 2, Resume(finished, auto=True))
+    assert RunFolder(finished).finished
+
+
+def test_the_trace_of_each_start_stays(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
+    run = copy_of(whole_anywhere, tmp_path / "run")
+    for names in (["trace.json"], ["trace-2.json", "trace.json"]):
+        train(replace(config_of(place, ""), out=str(run)), 2, Resume(run, middle_of(run)), trace=True)
+        assert sorted(path.name for path in run.glob("trace*")) == names
+
+
+def test_a_strategy_of_the_users_own_goes_on_with_what_its_workers_knew(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom tutti.strategies import Local\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Local):\n    pass\n"
+    )
+    options = {"strategy": f"{tmp_path / 'mine.py'}:Mine", "strategy_options": {"every": 2}}
+    config = replace(config_of(place, "", **options), out=str(tmp_path / "whole"))
+    train(config, 2)
+    run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
+    assert RunFolder(run).starts().records[-1].anew == ()
+    assert apart(run, tmp_path / "whole") == 0
+
+
+# From Python.
+
+DATA = (INPUTS, TARGETS)
+
+
+def make() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.03)
+
+
+@pytest.mark.parametrize("given", ["module", "function"])
+def test_python_code_goes_on_with_what_it_gave(given: str, tmp_path: Path) -> None:
+    model = make if given == "function" else None
+    options: dict[str, Any] = {"workers": 1, "threads": 1, "quiet": True}
+    first = tutti.train(
+        model or make(),
+        DATA,
+        **options,
+        optimizer=adam,
+        epochs=2,
+        batch_size=30,
+        checkpoint="1 epoch",
+        out=str(tmp_path / "run"),
+    )
+    longer = tutti.train(model or make(), DATA, **options, optimizer=adam, epochs=4, batch_size=30)
+    # The batch size is that of the run.
+    module = make()
+    again = tutti.train(model or module, DATA, **options, optimizer=adam, epochs=4, resume=tmp_path / "run")
+    assert again.config.batch_size == 30
+    assert [one.train.loss for one in again.history] == [one.train.loss for one in longer.history]
+    assert [one.train.loss for one in again.history[:2]] == [one.train.loss for one in first.history]
+    assert (again.model is module) is (given == "module")
+    for ours, theirs in zip(again.model.parameters(), longer.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(BadOption, match=r"batch_size=7 \(was 30\)"):
+        tutti.train(model or make(), DATA, **options, optimizer=adam, batch_size=7, resume=tmp_path / "run")
+
+
+def test_python_code_that_is_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"workers": 1, "threads": 1, "quiet": True, "out": str(tmp_path / "run")}
+    with pytest.raises(RunStopped, match=f"resume='{tmp_path / 'run'}'"):
+        tutti.train("mlp", DATA, **options, epochs=10**6, time_limit="4s")
+    assert RunFolder(tmp_path / "run").starts().records[0].step == 0

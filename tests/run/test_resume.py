@@ -1,0 +1,145 @@
+"""Which run goes on, and what may be different then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tutti.cli.main import main
+from tutti.errors import BadOption, BadRunFolder
+from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
+from tutti.records.run import Summary, World
+from tutti.records.run_folder import RunFolder
+from tutti.run.config import TrainConfig
+from tutti.run.resume import MAY_DIFFER, Resume, check_same
+
+CONFIG = TrainConfig(model="mlp", data="digits", lr=0.01)
+
+
+def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
+    """A run folder with what looks like checkpoints, until somebody verifies them."""
+    folder.mkdir(parents=True)
+    run = RunFolder(folder)
+    run.write_config(CONFIG.as_json())
+    for step in steps:
+        place = step_folder(folder / FOLDER, step)
+        place.mkdir(parents=True)
+        (place / MANIFEST).write_text("{}")
+        (folder / FOLDER / LATEST).unlink(missing_ok=True)
+        (folder / FOLDER / LATEST).symlink_to(place.name)
+    if finished:
+        run.write(Summary.of([], None, 10, World()))
+    return folder
+
+
+def test_a_run_is_found_by_its_folder_and_goes_on_from_the_newest(tmp_path: Path) -> None:
+    run = left_by(tmp_path / "run", 5, 10)
+    for out in (None, str(run), f"{run}/"):
+        found = Resume.find(str(run), out)
+        assert found == Resume(run)
+        assert found.goes_on
+
+
+@pytest.mark.parametrize("name", ["step-00000005", LATEST])
+def test_a_run_is_found_by_one_of_its_checkpoints(tmp_path: Path, name: str) -> None:
+    run = left_by(tmp_path / "run", 5, 10)
+    found = Resume.find(str(run / FOLDER / name), None)
+    assert found == Resume(run, step_folder(run / FOLDER, 5 if name != LATEST else 10))
+
+
+def test_relative_paths_are_those_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by(tmp_path / "run", 5)
+    monkeypatch.chdir(tmp_path / "run" / FOLDER)
+    found = Resume.find("step-00000005", "..")
+    assert found is not None
+    assert found.checkpoint == step_folder(tmp_path / "run" / FOLDER, 5)
+    assert found.folder.resolve() == tmp_path / "run"
+
+
+def test_a_run_may_be_in_a_folder_that_is_called_like_that_of_checkpoints(tmp_path: Path) -> None:
+    run = left_by(tmp_path / FOLDER / "run", 5)
+    assert Resume.find(str(run), None) == Resume(run)
+    assert Resume.find(str(run / FOLDER / LATEST), None) == Resume(run, step_folder(run / FOLDER, 5))
+
+
+def test_auto_goes_on_where_it_can_and_begins_elsewhere(tmp_path: Path) -> None:
+    assert Resume.find("auto", str(tmp_path / "fresh")) is None
+    (tmp_path / "empty").mkdir()
+    assert Resume.find("auto", str(tmp_path / "empty")) is None
+    killed = Resume.find("auto", str(left_by(tmp_path / "killed")))
+    assert killed is not None
+    assert not killed.goes_on
+    for folder in (left_by(tmp_path / "run", 5), left_by(tmp_path / "finished", finished=True)):
+        found = Resume.find("auto", str(folder))
+        assert found == Resume(folder, auto=True)
+        assert found.goes_on
+
+
+def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    run = left_by(tmp_path / "run", 5)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "strange").mkdir()
+    for where, out, kind, said in (
+        ("auto", None, BadOption, "name that folder too"),
+        (run, tmp_path / "other", BadOption, "leave --out out"),
+        (run / FOLDER / "step-00000005", run / FOLDER, BadOption, "leave --out out"),
+        (tmp_path / "none", None, BadRunFolder, "does not exist"),
+        (run / FOLDER / "step-00000007", None, BadRunFolder, "does not exist"),
+        (tmp_path / "file", None, BadRunFolder, "is a file"),
+        (tmp_path / "strange", None, BadRunFolder, "no folder of a run"),
+        (left_by(tmp_path / "killed"), None, BadRunFolder, "has no checkpoint to go on from"),
+    ):
+        with pytest.raises(kind, match=said):
+            Resume.find(str(where), None if out is None else str(out))
+
+
+def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:
+    now = replace(CONFIG, model="cnn", batch_size=7, schedule="one_cycle", workers="3", epochs=9, keep=1)
+    with pytest.raises(BadOption) as error:
+        check_same(CONFIG, now)
+    for part in ("cnn (was mlp)", f"7 (was {CONFIG.batch_size})", "one_cycle (was none)", "leave them out"):
+        assert part in str(error.value)
+    assert "--workers" not in str(error.value)
+    with pytest.raises(BadOption, match="leave it out"):
+        check_same(CONFIG, replace(CONFIG, batch_size=7, workers="3"))
+
+
+def test_options_of_the_machine_and_of_the_end_may_differ() -> None:
+    fields = TrainConfig.__dataclass_fields__
+    assert set(fields) >= MAY_DIFFER
+    assert {"seed", "data", "optimizer", "lr", "batch_size", "parallel"}.isdisjoint(MAY_DIFFER)
+    check_same(CONFIG, replace(CONFIG, workers="2", precision="fp64", strategy="local", epochs=3, out="x"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--keep", "0"], "--keep"),
+        (["--checkpoint", "0m"], "--checkpoint is '0m'; give a length of time above 0"),
+        (["--checkpoint", "0 steps"], "give at least '1 step'"),
+        (["--checkpoint", "often"], "give an interval, such as 10m"),
+        (["cnn"], "--model cnn (was mlp)"),
+        (["--batch-size", "7", "--seed", "5"], "--batch-size 7 (was"),
+        (["--config", "config.json"], "leave --config out"),
+    ],
+)
+def test_a_run_is_not_resumed_with_wrong_options(
+    tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = left_by(tmp_path / "run", 5)
+    before = sorted(run.rglob("*"))
+    assert main(["train", "--resume", str(run), *options]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_run_that_has_come_to_its_end_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = left_by(tmp_path / "run", 5, finished=True)
+    for options in (["--resume", str(run)], ["--resume", "auto", "--out", str(run)]):
+        assert main(["train", *options]) == 0
+        assert "has come to its end; give more --epochs to train on" in capsys.readouterr().out
