@@ -175,7 +175,7 @@ def train(
     config = TrainConfig.from_json({**values, **options})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
     if resumed is not None and resumed.goes_on:
-        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **options}, objects)
+        config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **options})
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
     job = TrainJob(
@@ -209,7 +209,7 @@ def _chosen(values: dict[str, Any], strategy: object, optimizer: object) -> dict
     return {name: value for name, value in values.items() if name not in left or value != left[name]}
 
 
-def _resumed(resume: Resume, given: dict[str, Any], objects: Mapping[str, bytes]) -> TrainConfig:
+def _resumed(resume: Resume, given: dict[str, Any]) -> TrainConfig:
     """The configuration of a run that goes on: the earlier one's, but for what is given anew.
 
     Raises:
@@ -218,8 +218,7 @@ def _resumed(resume: Resume, given: dict[str, Any], objects: Mapping[str, bytes]
     before = TrainConfig.read(resume.folder, trust=True)
     now = replace(placed(before, given).changed(given), out=str(resume.folder))
     check_same(before, now)
-    # The configuration says what rate the optimizer had that a function has made; it will make it again.
-    return replace(now, lr=None) if "optimizer" in objects and "lr" not in given else now
+    return now
 
 
 def _refuse_uncallable(name: str, value: object) -> None:
