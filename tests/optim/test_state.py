@@ -224,6 +224,28 @@ def test_a_whole_optimizer_goes_on() -> None:
     }
 
 
+class Counting(Optimizer):
+    """An optimizer that keeps what it knows in attributes of its own."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.calls, self.norms, self.mean = 0, {"all": [0.0]}, torch.zeros(2)
+        self.known = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.weight = self.known[0]
+
+
+def test_attributes_of_somebody_else_s_optimizer_go_on() -> None:
+    module, resumed = Matrices(), Matrices()
+    optimizer, other = Counting(module.parameters()), Counting(resumed.parameters())
+    optimizer.calls, optimizer.norms, optimizer.mean = 3, {"all": [1.0, 2.0]}, torch.ones(2)
+    mean = other.mean
+    load(other, {}, saved_of(copy.deepcopy(held_by(optimizer, {}))), options_of(optimizer))
+    assert (other.calls, other.norms, other.mean.tolist()) == (3, {"all": [1.0, 2.0]}, [1.0, 1.0])
+    assert other.mean is mean
+    assert other.weight is resumed.first.weight
+    assert other.known[0] is resumed.first.weight
+
+
 @pytest.mark.parametrize(("options", "counted_on"), [({}, "cpu"), ({"capturable": True}, "meta")])
 def test_state_is_where_the_optimizer_wants_it(options: dict[str, bool], counted_on: str) -> None:
     module = Matrices().to("meta")

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,14 @@ def test_a_record_that_comes_late_does_not_set_the_rank_back(run: Path) -> None:
         heart.moment(moment(3, 25, 16))
         heart.epoch(record(epoch=1, step=10, samples=40, seconds=2.0))
     assert (newest(run).epoch, newest(run).step) == (3, 25)
+
+
+def test_a_record_of_fewer_ranks_is_left_out(run: Path) -> None:
+    with HeartbeatThread(RunFolder(run), 1) as heart:
+        heart.begin(RunLength(200, 10))
+        one = record(epoch=1, step=10, samples=40, seconds=2.0)
+        heart.epoch(replace(one, ranks=one.ranks[:1]))
+    assert (newest(run).epoch, newest(run).step) == (1, 0)
 
 
 @pytest.mark.usefixtures("fast")

@@ -3,8 +3,7 @@
 optimizer/0.weight/exp_avg       a tensor in the parameter's shape, of which each rank may have a piece
 optimizer/0.weight/step          a counter of the parameter, or a tensor of another shape: whole
 optimizer//calls                 what an optimizer of somebody else's keeps under a name of its own
-
-What an optimizer keeps in attributes of its own is not seen: only `optimizer.state` and the param groups are.
+optimizer/./calls                what it keeps in an attribute of its own: a tensor, or numbers and texts
 """
 
 from __future__ import annotations
@@ -27,6 +26,14 @@ PREFIX: Final = "optimizer"
 _UNNAMED: Final = "/"
 """No name of a parameter."""
 
+_ATTRIBUTES: Final = "."
+"""No name of a parameter either."""
+
+_OF_TORCH: Final = frozenset(
+    {*vars(Optimizer([torch.zeros(())], {})), "_opt_called", "grad_scale", "found_inf"}
+)
+"""Attributes that any optimizer has, or gets from schedulers and a `GradScaler`."""
+
 
 def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
     """Return all that an optimizer keeps which is stepped itself.
@@ -42,7 +49,35 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
             add_whole(held, "", {str(key): value})
         elif key in names:
             add_whole(held, names[key], value)
+    add_whole(held, _ATTRIBUTES, _attributes(optimizer))
     return held
+
+
+def _attributes(optimizer: Optimizer) -> Values:
+    """Return what an optimizer of somebody else's knows besides its state and its param groups.
+
+    Tensors in lists are left out: they may be those of the model.
+    """
+    if is_parameterwise(optimizer):
+        return {}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _OF_TORCH and (_is_own(value) if isinstance(value, Tensor) else _is_numbers(value))
+    }
+
+
+def _is_own(tensor: Tensor) -> bool:
+    return tensor.is_leaf and not tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+
+
+def _is_numbers(value: object) -> bool:
+    """Tell whether a value is a tree of numbers and texts."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_numbers(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_numbers, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
@@ -144,6 +179,8 @@ def load(
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
     state.update(kept_by_name.get("", {}))
+    for name, value in kept_by_name.get(_ATTRIBUTES, {}).items():
+        setattr(optimizer, name, _in_form_of(getattr(optimizer, name, None), value))
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:

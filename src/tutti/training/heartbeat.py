@@ -83,6 +83,9 @@ class HeartbeatThread(Progress):
         # The record of an epoch may come while later ones are being trained.
         if record.epoch < self._beat.epoch:
             return
+        # Before the run was resumed, there may have been fewer ranks.
+        if self._beat.rank >= len(record.ranks):
+            return
         mine = record.ranks[self._beat.rank]
         seconds = record.seconds["total"] - record.seconds["validation"]
         self._before = (record.epoch + 1, record.step, time.monotonic(), 0)
