@@ -14,6 +14,8 @@ from tests.reports.recorded_comparison import WAYS, write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder, UserError
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
+from tutti.records.run import RunStart, World
+from tutti.records.run_folder import RunFolder
 from tutti.reports.figures import page_figures
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
@@ -115,6 +117,16 @@ def test_without_a_finished_run_there_are_no_figures(tmp_path: Path) -> None:
     page = write(tmp_path)
     assert "<figure" not in page
     assert "sync, 2 workers (0 of 2 runs)" in page
+
+
+def test_the_page_says_where_a_run_was_resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(folder / "sync" / "1")
+    run.note_start(RunStart("2026-01-02", World(2)))
+    run.note_start(RunStart("2026-01-03", World(3, 2), 1234, ("<momenta>",)))
+    (line,) = (line for line in write(folder).splitlines() if "resumed after" in line)
+    said = "sync, 2 workers: on 2026-01-03, resumed after step 1,234 on 3 ranks of 2 hosts"
+    assert f"<li>{said}; what begins anew: &lt;momenta&gt;</li>" in line
+    assert capsys.readouterr().err == ""
 
 
 def test_records_that_were_cut_off_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

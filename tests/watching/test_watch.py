@@ -18,8 +18,11 @@ import pytest
 from tests.launch.processes import wait_for_files, wait_until_gone
 from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
+from tutti.records.checkpoints import FOLDER as CHECKPOINTS
+from tutti.records.checkpoints import MANIFEST, step_folder
 from tutti.records.heartbeat import FAILED, FINISHED
 from tutti.records.json_lines import append_line
+from tutti.records.run import RunStart, World
 from tutti.records.run_folder import RunFolder
 from tutti.watching.follow import Clock, follow
 from tutti.watching.health import Limits
@@ -42,6 +45,33 @@ def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert "75.00%" in shown
     assert "1001" in shown
     assert "100 MiB" in shown
+
+
+def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh = replace(usage("running", "running"), time=time.time())
+    folder = write_run(tmp_path / "run", now(0), now(1), epochs=2, usage=fresh)
+    RunFolder(folder).note_start(RunStart("now", World(3)))
+    RunFolder(folder).note_start(RunStart("now", World(2), 900, ("momenta",)))
+    assert main(["watch", str(folder), "--once"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "step 1,000 of 2,000, 16:40 left, resumed after step 900 on 2 ranks" in shown
+    assert "what begins anew: momenta" in shown
+
+
+def test_a_run_that_was_stopped_says_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", now(0, state=FINISHED), now(1, state=FINISHED), epochs=2)
+    place = step_folder(folder / CHECKPOINTS, 1000)
+    place.mkdir(parents=True)
+    (place / MANIFEST).write_text("{}")
+    assert main(["watch", str(folder), "--once"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 ranks, stopped, epoch" in shown
+    assert "go on with it by: tutti train --resume" in shown
+    assert "failed" not in shown
 
 
 def test_once_says_by_its_exit_code_that_a_rank_is_lost(
