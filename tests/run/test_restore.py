@@ -258,6 +258,25 @@ def test_other_data_are_refused(place: Path, run: Path) -> None:
         train(config, 2, Resume(run))
 
 
+@pytest.mark.parametrize("length", [{"epochs": 1}, {"epochs": None, "steps": MIDDLE}])
+def test_a_run_that_would_have_ended_before_is_refused(
+    place: Path, run: Path, length: dict[str, int | None]
+) -> None:
+    config = replace(config_of(place, "", **length), out=str(run))
+    with pytest.raises(BadOption, match=r"end after [57] steps, and .* was made after 7; give more --epochs"):
+        train(config, 2, Resume(run))
+
+
+def test_a_run_may_be_one_step_longer_than_its_checkpoint(
+    whole_anywhere: Path, place: Path, tmp_path: Path
+) -> None:
+    run = copy_of(whole_anywhere, tmp_path / "run")
+    outcome = train(
+        replace(config_of(place, "", epochs=None, steps=MIDDLE + 1), out=str(run)), 2, Resume(run)
+    )
+    assert [one.step for one in outcome.history] == [UPDATES, MIDDLE + 1]
+
+
 def test_a_newer_format_is_refused(place: Path, run: Path) -> None:
     path = middle_of(run) / MANIFEST
     values = json.loads(path.read_text())

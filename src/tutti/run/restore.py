@@ -13,7 +13,7 @@ from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
 from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet, Part
-from tutti.errors import BadCheckpoint
+from tutti.errors import BadCheckpoint, BadOption
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
@@ -22,6 +22,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Strategy
+from tutti.training.run_parts import Schedule
 
 PROBED: Final = 1000
 """Samples of a part whose inputs are looked at to tell data sets apart."""
@@ -127,6 +128,23 @@ def load_model(module: nn.Module, saved: Saved) -> None:
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])
+
+
+def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> None:
+    """Refuse a run that would have come to its end before the checkpoint.
+
+    Raises:
+        BadOption: it has no step left to make.
+    """
+    per_epoch = schedule.batches.updates
+    begun = saved.shared["training"]["epoch"] * per_epoch
+    # Workers of another strategy may make other steps in an epoch.
+    made = checkpoint.step if 0 <= checkpoint.step - begun < per_epoch else begun
+    if made >= schedule.updates:
+        raise BadOption(
+            f"the run would end after {schedule.updates:,} steps, and {checkpoint.path} was made after "
+            f"{made:,}; give more --epochs or --steps"
+        )
 
 
 def history_of(saved: Saved) -> list[EpochRecord]:

@@ -43,7 +43,7 @@ from tutti.run.checks import check_strategy
 from tutti.run.config import NEEDS_GPU_SAMPLES, TrainConfig
 from tutti.run.jobs import layout_of, load_job
 from tutti.run.recording import Recording, observed
-from tutti.run.restore import anew, found_by, history_of, load_model, saved_for
+from tutti.run.restore import anew, found_by, history_of, load_model, refuse_shorter, saved_for
 from tutti.run.rollback import take_back_after_me
 from tutti.run.saving import saving
 from tutti.run.servers import result_for_all, take_sides, work_or_serve
@@ -148,6 +148,7 @@ def _train(
         recording.profile(parts.schedule.updates)
         start = RunStart(now(), World(comm.size, comm.hosts, torch.get_num_threads()))
         if checkpoint is not None and saved is not None:
+            refuse_shorter(checkpoint, saved, parts.schedule)
             start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
             if comm.rank == 0 and not job.quiet:
                 print(resumed_text(start), flush=True)
