@@ -236,7 +236,10 @@ def _send(connection: socket.socket, text: bytes, memory: int) -> None:
 
 def _receive(connection: socket.socket) -> tuple[bytes, int] | None:
     """Return the text of the next order and its memory; None: there is none any more."""
-    length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
+    try:
+        length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
+    except ConnectionResetError:  # the rank was killed, and had not read its last answer
+        return None
     if not length:
         return None
     length += _exactly(connection, _LENGTH_BYTES - len(length))
