@@ -70,6 +70,10 @@ class RunStopped(TuttiError):
     """A run that was stopped before its end, with its state saved."""
 
 
+class StateLost(TuttiError):
+    """A run that was stopped, and whose state could not be saved."""
+
+
 class BadCheckpoint(UserError):
     """A checkpoint that cannot be read, is damaged, or is of another model or run."""
 

@@ -39,7 +39,7 @@ _ORDERS: Final = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Consecutive elements of a tensor that belongs to a parameter of the model.
 
     Attributes:
@@ -72,7 +72,7 @@ class Held:
         numbers: all that is no tensor.
     """
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TensorPiece] = field(default_factory=list)
     numbers: Values = field(default_factory=dict)
 
     def add(self, other: Held) -> None:
@@ -134,17 +134,8 @@ class Saved:
         return Saved(self.joint, self.alone, self.shared.get(name, {}), own)
 
 
-def is_plain(value: object) -> bool:
-    """Tell whether a value is one of `Values`."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
-
-
 def order_of(tensor: Tensor) -> str:
-    """Return how the elements of a dense tensor lie in memory: see `Piece.order`."""
+    """Return how the elements of a dense tensor lie in memory: see `TensorPiece.order`."""
     if (
         tensor.dim() == 4
         and not tensor.is_contiguous()
@@ -160,7 +151,7 @@ def order_of(tensor: Tensor) -> str:
     return "rows"
 
 
-def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[Piece]:
+def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[TensorPiece]:
     """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter.
 
     Args:
@@ -178,22 +169,22 @@ def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = 
             yield piece_of(name_of(prefix, name, key), parameter, 0, vector[span])
 
 
-def pieces_of_all(prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]) -> Iterator[Piece]:
+def pieces_of_all(prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]) -> Iterator[TensorPiece]:
     """Cut vectors that are laid out like those of a replica into pieces, one for each parameter."""
     for flat, vector in zip(flats, vectors, strict=True):
         yield from pieces_of(prefix, flat, vector, slice(0, len(vector)))
 
 
-def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> Piece:
+def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> TensorPiece:
     """Return a piece of a tensor that lies in memory like a parameter."""
-    return Piece(name, start, values, tuple(like.shape), order_of(like))
+    return TensorPiece(name, start, values, tuple(like.shape), order_of(like))
 
 
-def whole_piece(name: str, tensor: Tensor) -> Piece:
+def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
     """Return a whole tensor as a piece; it shares the tensor's memory where that is dense."""
     order = order_of(tensor)
     dense = tensor.detach().contiguous(memory_format=_ORDERS[order])
-    return Piece(name, 0, dense.as_strided((dense.numel(),), (1,)), tuple(tensor.shape), order)
+    return TensorPiece(name, 0, dense.as_strided((dense.numel(),), (1,)), tuple(tensor.shape), order)
 
 
 @torch.no_grad()
@@ -271,19 +262,19 @@ def named(held: Iterable[Held]) -> Named:
     return Named(joined(piece for one in all_held for piece in one.pieces), numbers)
 
 
-def joined(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+def joined(pieces: Iterable[TensorPiece]) -> dict[str, Tensor]:
     """Put pieces together; returns the whole tensors, each in its shape and order of memory.
 
     Raises:
         BadCheckpoint: elements are missing, or pieces do not belong together.
     """
-    by_name: dict[str, list[Piece]] = {}
+    by_name: dict[str, list[TensorPiece]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)
     return {name: _join(name, found) for name, found in by_name.items()}
 
 
-def _join(name: str, pieces: list[Piece]) -> Tensor:
+def _join(name: str, pieces: list[TensorPiece]) -> Tensor:
     first = pieces[0]
     size = torch.Size(first.shape).numel()
     if first.start == 0 and len(first.values) == size:

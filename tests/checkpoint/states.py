@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import cut
-from tutti.state import Held, Piece, Saved, State, whole_piece
+from tutti.state import Held, Saved, State, TensorPiece, whole_piece
 
 LENGTH = 1000
 
@@ -23,8 +23,10 @@ def state_of(rank: int, ranks: int, step: int) -> State:
     part = cut(LENGTH, ranks)[rank]
     joint = Held(
         [
-            Piece("weights/a/b", part.start, whole(step)[part], (10, 100)),
-            Piece("optimizer/a/b/exp_avg", part.start, whole(step + 1, torch.bfloat16)[part], (10, 100)),
+            TensorPiece("weights/a/b", part.start, whole(step)[part], (10, 100)),
+            TensorPiece(
+                "optimizer/a/b/exp_avg", part.start, whole(step + 1, torch.bfloat16)[part], (10, 100)
+            ),
             whole_piece("optimizer/a/b/step", torch.tensor(float(step))),
         ],
         {"optimizer/c/step": step},

@@ -21,7 +21,7 @@ from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.reading import newest
 from tutti.checkpoint.saver import Saver
 from tutti.checkpoint.writer import Writer
-from tutti.checkpoint.writer_process import Answer, Order, Stretch
+from tutti.checkpoint.writer_process import MemoryStretch, Order, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.checkpoints import RUN, head_file, tensors_file
@@ -95,13 +95,13 @@ def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
     )
     memory, files = os.memfd_create("test"), []
     for name, content in {tensors_file(0): tensors, head_file(0): state.head, RUN: b"{}"}.items():
-        files.append(Stretch(name, os.lseek(memory, 0, os.SEEK_CUR), len(content)))
+        files.append(MemoryStretch(name, os.lseek(memory, 0, os.SEEK_CUR), len(content)))
         os.write(memory, content)
     folder.mkdir()
     writer = Writer(patience_s=0.0)
     for _ in range(2):
         writer.give(Order(str(folder), "attempt", files, 0, 1, 1, 1, None, 3), memory)
-        assert writer.poll(None) == Answer(1, None)
+        assert writer.poll(None) == WriterAnswer(1, None)
         assert newest_step(folder) == 1
         [process] = psutil.Process().children()
         [child] = process.children()

@@ -36,10 +36,10 @@ from tests.own_loop.worlds import Worlds
 from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
+from tutti.object_state import load_state_of, state_of
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.loop import OwnLoop, SampleCounts
-from tutti.own_loop.values import load_state_of, state_of
 from tutti.records.run_folder import FolderLock
 from tutti.strategies import Strategy, Sync
 

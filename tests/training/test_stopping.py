@@ -17,7 +17,7 @@ from tutti.training.stopping import (
     DIRECTIONS,
     PARTS,
     RELATIONS,
-    Condition,
+    Criterion,
     Ending,
     Limit,
     Quantity,
@@ -32,7 +32,7 @@ quantities = st.builds(Quantity, st.sampled_from(PARTS), st.sampled_from(["loss"
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 limits = st.builds(Limit, quantities, st.sampled_from(list(RELATIONS)), numbers)
 standstills = st.builds(Standstill, quantities, st.sampled_from(DIRECTIONS), counts)
-conditions = st.builds(Condition, limits | standstills, st.integers(0, 5))
+conditions = st.builds(Criterion, limits | standstills, st.integers(0, 5))
 rules = st.builds(StopRule, st.lists(conditions, min_size=1, max_size=4).map(tuple))
 
 values = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, math.nan])
@@ -211,7 +211,7 @@ def test_a_rule_stops_where_its_words_say(
     history = [record(n, loss, mae=mae, own_metric=mae) for n, (loss, mae) in enumerate(figures, start=1)]
     better = {"loss": "lower", "mae": "lower", "own_metric": "higher"}
     for what in (limit, standstill):
-        rule = StopRule((Condition(what, after),))
+        rule = StopRule((Criterion(what, after),))
         said = [rule.why(history[:n], better) is not None for n in range(1, len(history) + 1)]
         column = [figure[what.quantity.metric != "loss"] for figure in figures]
         direction = what.direction

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tutti.records.json_lines import Json
-from tutti.state import Held, Piece, State, Values
+from tutti.state import Held, State, TensorPiece, Values
 
 _NAMES: Final = {
     torch.float64: "F64",
@@ -172,7 +172,7 @@ def _name_of(part: str, name: str, start: int, stop: int) -> str:
 
 def _decoded_held(head: Json, part: str, tensors: Mapping[str, Tensor]) -> Held:
     pieces = [
-        Piece(name, start, tensors[_name_of(part, name, start, stop)], tuple(shape), order)
+        TensorPiece(name, start, tensors[_name_of(part, name, start, stop)], tuple(shape), order)
         for name, start, stop, shape, order in head["pieces"]
     ]
     return Held(pieces, cast("Values", _decoded(head["numbers"], tensors)))

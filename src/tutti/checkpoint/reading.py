@@ -21,7 +21,7 @@ from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, FoundCheckpoint, head_file, tensors_file
 from tutti.records.json_lines import Json
 from tutti.records.untrusted import parse_json, read_file
-from tutti.state import Held, Named, Piece, Saved, State, joined, named
+from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
 
 
 class Checkpoint:
@@ -114,8 +114,8 @@ class Checkpoint:
 class _Joined(Mapping[str, Tensor]):
     """Whole tensors, each of pieces that several ranks have left."""
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._pieces: dict[str, list[Piece]] = {}
+    def __init__(self, pieces: Iterable[TensorPiece]) -> None:
+        self._pieces: dict[str, list[TensorPiece]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.name, []).append(piece)
 

@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Self, cast
 
 from tutti.checkpoint.encoding import encode
-from tutti.checkpoint.snapshot import Sizes, Snapshot
+from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.checkpoint.writer import Writer
-from tutti.checkpoint.writer_process import Answer, Order, Stretch
+from tutti.checkpoint.writer_process import MemoryStretch, Order, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import RUN, head_file, remove_unfinished, tensors_file
@@ -56,7 +56,7 @@ class _Duties:
 
 
 @dataclass(frozen=True)
-class _Report:
+class _WriterReport:
     """What a rank tells the others before a checkpoint.
 
     Attributes:
@@ -106,7 +106,7 @@ class Saver:
         self.last: int | None = None
         self._duties = self._find_duties()
         self._beside = self._duties.beside(comm.rank)
-        self._snapshot = Snapshot(comm, self._host, self._beside, self._duties.senders)
+        self._snapshot = MemorySnapshot(comm, self._host, self._beside, self._duties.senders)
         self._attempts = 0
         self._failure: str | None = None
         self._writer = Writer() if comm.rank in self._duties.writing else None
@@ -161,7 +161,7 @@ class Saver:
         self._attempts += 1
         if self._writer is not None:
             files = [
-                Stretch(name, offset, size)
+                MemoryStretch(name, offset, size)
                 for other in self._beside
                 for name, offset, size in zip(
                     (tensors_file(other), head_file(other), RUN),
@@ -232,7 +232,7 @@ class Saver:
             )
         return None
 
-    def _order(self, step: int, files: list[Stretch], score: float | None) -> Order:
+    def _order(self, step: int, files: list[MemoryStretch], score: float | None) -> Order:
         writing = self._duties.writing
         return Order(
             folder=str(self._folder),
@@ -246,13 +246,13 @@ class Saver:
             keep=self._keep,
         )
 
-    def _tell(self, sizes: Sizes) -> list[_Report]:
+    def _tell(self, sizes: Sizes) -> list[_WriterReport]:
         """Tell all ranks what they must know before a checkpoint; returns what all have told."""
         busy_s = None if self._writer is None else self._writer.busy_s
-        report, self._failure = _Report(sizes, self._failure, busy_s), None
-        return cast("list[_Report]", self._comm.all_gather_objects(report))
+        report, self._failure = _WriterReport(sizes, self._failure, busy_s), None
+        return cast("list[_WriterReport]", self._comm.all_gather_objects(report))
 
-    def _is_free(self, step: int, reports: Sequence[_Report]) -> bool:
+    def _is_free(self, step: int, reports: Sequence[_WriterReport]) -> bool:
         """Tell whether the checkpoint of a step can be written now."""
         failed = self._hear(report.failure for report in reports)
         # Rank 0 has waited for the host that has failed, and does not any more.
@@ -274,7 +274,7 @@ class Saver:
             self._warn(failure)
         return failure is not None
 
-    def _note(self, answer: Answer | None) -> None:
+    def _note(self, answer: WriterAnswer | None) -> None:
         """Note the outcome of a checkpoint, if there is one."""
         if answer is None:
             return

@@ -73,7 +73,7 @@ def rooms_for(sizes: Mapping[int, Sizes]) -> dict[int, Room]:
     return rooms
 
 
-class Snapshot:
+class MemorySnapshot:
     """The copies of the states of ranks whose files one process writes.
 
     Attributes:

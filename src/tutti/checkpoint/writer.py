@@ -15,8 +15,8 @@ from tutti.checkpoint.writer_process import (
     KILLED,
     PATIENCE_S,
     PROGRAM,
-    Answer,
     Order,
+    WriterAnswer,
     WriterStart,
     is_ready,
     send_order,
@@ -74,7 +74,7 @@ class Writer:
             with suppress(BrokenPipeError, ConnectionResetError):  # `poll` tells that it is gone
                 send_order(self._connection, order, memory)
 
-    def poll(self, timeout_s: float | None = 0.0) -> Answer | None:
+    def poll(self, timeout_s: float | None = 0.0) -> WriterAnswer | None:
         """Return the outcome of the order, once; None: there is none yet, or nothing was ordered.
 
         Args:
@@ -87,9 +87,9 @@ class Writer:
         if self._connection is not None:
             with suppress(ConnectionResetError), self._connection.makefile("rb") as stream:
                 if line := stream.readline():
-                    return parse_record(line, Answer)
+                    return parse_record(line, WriterAnswer)
             self.close()
-        return Answer(asked.step, asked.failure or KILLED)
+        return WriterAnswer(asked.step, asked.failure or KILLED)
 
     def close(self) -> None:
         """End the process, whatever it does."""

@@ -76,7 +76,7 @@ class WriterStart(Record):
 
 
 @dataclass(frozen=True)
-class Stretch(Record):
+class MemoryStretch(Record):
     """A file of a checkpoint: where it lies in the snapshot's memory."""
 
     name: str
@@ -102,7 +102,7 @@ class Order(Record):
 
     folder: str
     attempt: str
-    files: list[Stretch]
+    files: list[MemoryStretch]
     host: int
     hosts: int
     step: int
@@ -112,7 +112,7 @@ class Order(Record):
 
 
 @dataclass(frozen=True)
-class Answer(Record):
+class WriterAnswer(Record):
     """The outcome of an order.
 
     Attributes:
@@ -276,7 +276,7 @@ def _order(text: bytes) -> Order:
 
 
 def _answer(order: Order, error: str | None) -> bytes:
-    return json.dumps(asdict(Answer(order.step, error))).encode() + b"\n"
+    return json.dumps(asdict(WriterAnswer(order.step, error))).encode() + b"\n"
 
 
 def _write(order: Order, memory: int, written: Callable[[], None]) -> str | None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.state import Held, Named, Piece, Saved, Values, name_of, order_of, whole_piece
+from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
 PREFIX: Final = "optimizer"
 """The first word of the names."""
@@ -124,7 +124,7 @@ def add_stretch(
         else:
             values = value.detach()[at : at + elements.stop - elements.start]
             held.pieces.append(
-                Piece(full, elements.start, values, tuple(parameter.shape), order_of(parameter))
+                TensorPiece(full, elements.start, values, tuple(parameter.shape), order_of(parameter))
             )
 
 
@@ -175,7 +175,10 @@ def load(
     for group, other in zip(optimizer.param_groups, options, strict=True):
         for parameter in group["params"]:
             if kept := kept_by_name.get(names.get(parameter, _UNNAMED)):
-                state[parameter] = {key: _placed(key, value, parameter, group) for key, value in kept.items()}
+                before = saved.joint.tensors.get(f"weights/{names[parameter]}", parameter).dtype
+                state[parameter] = {
+                    key: _placed(key, value, parameter, group, before) for key, value in kept.items()
+                }
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
     state.update(kept_by_name.get("", {}))
@@ -195,10 +198,17 @@ def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _placed(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:
-    """Return a value of the state where the optimizer wants it: counters stay on the CPU as a rule."""
+def _placed(
+    key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any], before: torch.dtype
+) -> Any:
+    """Return a value of the state as the optimizer wants it.
+
+    Counters stay on the CPU as a rule. What had the dtype of the parameter, `before`, has it again.
+    """
     if not isinstance(value, Tensor):
         return value
+    if key != "step" and value.dtype == before:
+        value = value.to(parameter.dtype)
     if value.shape == parameter.shape and value.stride() != parameter.stride():
         # Fused kernels run over the memory of both.
         return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

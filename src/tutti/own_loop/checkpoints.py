@@ -18,12 +18,12 @@ from tutti.checkpoint.reading import Checkpoint, newest
 from tutti.checkpoint.saver import Saver, warn_on_stderr
 from tutti.checkpoint.sharing import for_all
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
+from tutti.object_state import as_values, from_values, load_state_of, state_of
 from tutti.optim.state import options_of
 from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.places import IterationStart, RankPlace, ResumedIteration
+from tutti.own_loop.places import IterationStart, LoopPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
-from tutti.own_loop.values import as_values, from_values, load_state_of, state_of
 from tutti.records.run_folder import FolderLock
 from tutti.run.restore import load_model
 from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
@@ -48,7 +48,7 @@ class RankReport:
 
     refusal: str | None
     step: int
-    places: list[RankPlace]
+    places: list[LoopPlace]
     random: dict[str, int]
 
 
@@ -190,7 +190,7 @@ class Checkpoints:
     def _report(self, step: int) -> RankReport:
         """Return what the other ranks must know before a checkpoint."""
         random = {kind: crc32(repr(_plain(state)).encode()) for kind, state in random_state().items()}
-        places = [RankPlace(one.first, one.dealt, one.stepped, one.check) for one in self._trained()]
+        places = [LoopPlace(one.first, one.dealt, one.stepped, one.check) for one in self._trained()]
         return RankReport(self._refusal(step), step, places, random)
 
     def _trained(self) -> list[OpenIteration]:
@@ -345,7 +345,7 @@ class Checkpoints:
     def _resumed(self, one: Values, own: Values | None) -> ResumedIteration:
         """Return the place where an iteration goes on."""
         start = one if own is None else own
-        places = [RankPlace(**place) for place in one["places"]]
+        places = [LoopPlace(**place) for place in one["places"]]
         comm, together = self._loop.comm, self._loop.pace is Pace.TOGETHER
         generators = [[state.clone() for state in states] for states in start["generators"]]
         begun = IterationStart(start["random"], generators, len(generators))

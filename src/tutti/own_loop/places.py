@@ -55,7 +55,7 @@ class IterationStart:
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class LoopPlace:
     """How far a rank has come in an iteration.
 
     Attributes:
@@ -91,7 +91,7 @@ class ResumedIteration:
 
     @classmethod
     def of(
-        cls, start: IterationStart, places: list[RankPlace], rank: int, ranks: int, together: bool
+        cls, start: IterationStart, places: list[LoopPlace], rank: int, ranks: int, together: bool
     ) -> ResumedIteration:
         """Find where a rank goes on.
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.state import Held, Piece
+from tutti.state import Held, TensorPiece
 
 REQUEST: Final = 1 << 21
 ANSWER: Final = REQUEST + 1
@@ -99,5 +99,5 @@ def receive_held(comm: Communicator, source: int) -> Held:
         values = torch.zeros(count, dtype=getattr(torch, dtype.removeprefix("torch.")))
         if count:
             comm.recv(values.view(torch.uint8), source, STATE)
-        held.pieces.append(Piece(name, start, values, tuple(shape), order))
+        held.pieces.append(TensorPiece(name, start, values, tuple(shape), order))
     return held

@@ -37,11 +37,16 @@ class Saving:
         comm: the workers.
         parts: of the run.
         folder: of the run, on every host that sees it.
+
+    Attributes:
+        folder: of the run.
+        lost: the state with which the run was to stop could not be written.
     """
 
     def __init__(self, job: TrainJob, comm: Communicator, parts: Assembly, folder: Path) -> None:
         self._job, self._comm, self._parts = job, comm, parts
         self.saver = Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
+        self.folder, self.lost = folder, False
         self._facts: Json = facts_of(parts.config, parts.task.dataset) if comm.rank == 0 else {}
 
     def agenda(self, strategy: Strategy) -> Agenda:
@@ -74,6 +79,8 @@ class Saving:
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.ranking.score(last)
         self.saver.save(step, state, self._facts, score, wait=final)
+        if final:
+            self.lost = cast("bool", self._comm.broadcast_object(self.saver.last != step))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import Batches, DataSet, Queue
-from tutti.errors import BadOption
+from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
@@ -222,6 +222,12 @@ def _run(
             if folder is not None:
                 folder.release_weights()
             outcome = RunOutcome(config, history, None, facts, path, data.shape, outputs_for(data), None)
+            if saver is not None and saver.lost:
+                raise StateLost(
+                    "the run has stopped, but its state could not be saved, as the warning above says; mend "
+                    f"that, then 'tutti train --resume {saver.folder}' goes on from the checkpoint before, "
+                    "if there is one"
+                )
             if speaks:
                 print(summary_lines.stopped(trainer.stopped, path), flush=True)
             return replace(outcome, stopped=trainer.stopped)

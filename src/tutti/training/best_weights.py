@@ -18,7 +18,7 @@ from torch import Tensor
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
-from tutti.state import Held, Piece, Saved, State, fill, pieces_of
+from tutti.state import Held, Saved, State, TensorPiece, fill, pieces_of
 from tutti.training.evaluation import keras_statistics
 from tutti.training.stopping import Ranking
 
@@ -33,7 +33,7 @@ class KeptEpoch:
         buffers: all, the same on every rank.
     """
 
-    pieces: list[Piece]
+    pieces: list[TensorPiece]
     scattered: list[Tensor]
     buffers: list[Tensor]
 
@@ -104,14 +104,14 @@ class BestWeights:
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)
 
-    def _read(self, saved: Saved, epoch: int) -> Iterator[Piece]:
+    def _read(self, saved: Saved, epoch: int) -> Iterator[TensorPiece]:
         for flat in self._replica.flats:
             vector, mine = torch.zeros_like(flat.weights), self._mine(flat)
             fill(saved.joint.tensors, _prefix(epoch), flat, vector, mine)
             for piece in pieces_of(_prefix(epoch), flat, vector, mine):
                 yield replace(piece, values=piece.values.clone())
 
-    def _pieces(self, epoch: int) -> Iterator[Piece]:
+    def _pieces(self, epoch: int) -> Iterator[TensorPiece]:
         """The pieces of the weights that this rank keeps, under the names that they are kept by."""
         for flat in self._replica.flats:
             yield from pieces_of(_prefix(epoch), flat, flat.weights, self._mine(flat))

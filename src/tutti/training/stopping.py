@@ -187,7 +187,7 @@ class Standstill:
 
 
 @dataclass(frozen=True)
-class Condition:
+class Criterion:
     """A condition, and from when on it counts.
 
     Attributes:
@@ -210,7 +210,7 @@ class StopRule:
         conditions: at least one.
     """
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Criterion, ...]
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.conditions))
@@ -222,7 +222,7 @@ class StopRule:
         Raises:
             BadOption: the text is no rule; the message says where, and what is expected there.
         """
-        return _Parser(text).rule()
+        return _RuleParser(text).rule()
 
     def check(self, better: Better, validated: bool) -> None:
         """Refuse figures that no epoch of a run will have.
@@ -309,7 +309,7 @@ class Ending:
         return Ranking(Quantity(VALIDATION if self.validated else "training", LOSS), higher=False)
 
 
-class _Parser:
+class _RuleParser:
     """The words of a rule, taken from left to right."""
 
     def __init__(self, text: str) -> None:
@@ -322,12 +322,12 @@ class _Parser:
             conditions.append(self._condition())
         return StopRule(tuple(conditions))
 
-    def _condition(self) -> Condition:
+    def _condition(self) -> Criterion:
         after = 0
         if self._take("after"):
             after = self._epochs()
             self._take(",")
-        return Condition(self._what(() if after else ("after",)), after)
+        return Criterion(self._what(() if after else ("after",)), after)
 
     def _what(self, besides: tuple[str, ...]) -> Limit | Standstill:
         part = self._expect(*PARTS, hint=besides)

@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
-from tutti.errors import NotFinite
+from tutti.errors import BadOption, NotFinite
+from tutti.object_state import load_state_of, state_of
 from tutti.optim.sharded import announce, equal_slices
 from tutti.optim.state import names_in_groups, options_of
 from tutti.records.heartbeat import VALIDATING, WAITING
@@ -23,7 +24,7 @@ from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.replica import Replica
-from tutti.state import Held, Piece, Saved, State, Values, is_plain, name_of, pieces_of, whole_piece
+from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import SampleMasks, drawn_by_sample
@@ -65,7 +66,7 @@ class OpenEpoch:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceInEpoch:
     """The place of a rank in an epoch.
 
     Attributes:
@@ -374,8 +375,8 @@ class Trainer:
         self.worker.settle()
         start = open_epoch.number * self._batches.updates
         counts, sums = open_epoch.tally.sums()
-        here = Place(ended, self._step - start, counts.tolist(), sums.tolist())
-        places = cast("list[Place]", self.comm.all_gather_objects(here))
+        here = PlaceInEpoch(ended, self._step - start, counts.tolist(), sums.tolist())
+        places = cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
         all_ended = all(place.ended for place in places)
         if not all_ended:
             decision = agenda.decide(self._step, open_epoch.number)
@@ -387,7 +388,7 @@ class Trainer:
         self._stages.lap("checkpoint")
         return all_ended
 
-    def _state(self, open_epoch: OpenEpoch, places: Sequence[Place]) -> State:
+    def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
         """Return all that must be known to go on from here (collective); the workers have settled."""
         worker = self.worker.state()
         batches = self._batches.state(open_epoch.number, [place.round for place in places])
@@ -431,7 +432,7 @@ class Trainer:
             own={"training": own, **{name: part.own for name, part in parts.items()}},
         )
 
-    def _weights(self) -> Iterator[Piece]:
+    def _weights(self) -> Iterator[TensorPiece]:
         """Yield this rank's part of the model's parameters."""
         laid = {parameter for flat in self.replica.flats for parameter in flat.parameters}
         for flat in self.replica.flats:
@@ -446,7 +447,7 @@ class Trainer:
         """Go on from an earlier state (collective); weights and optimizer have theirs."""
         training = saved.part("training")
         at, own = training.shared, training.own
-        epoch, places = at["epoch"], [Place(**place) for place in at["places"]]
+        epoch, places = at["epoch"], [PlaceInEpoch(**place) for place in at["places"]]
         self._history = [parse_record(text, EpochRecord) for text in at["history"]]
         self._unvalidated.extend(parse_record(text, EpochRecord) for text in at["unvalidated"])
         first = self._batches.load_state(epoch, saved.part("batches"))
@@ -484,16 +485,18 @@ class Trainer:
         self.comm.barrier()
 
     def _schedule_state(self) -> Values:
-        """Return where the learning rate is: what the schedule knows, if it is plain, and has set."""
-        state = {} if self._schedule is None else dict(self._schedule.state_dict())
-        kept = state if is_plain(state) else None
+        """Return where the learning rate is: what the schedule knows, if that can be kept, and has set."""
+        try:
+            kept = {} if self._schedule is None else state_of(self._schedule, "schedule")
+        except BadOption:
+            kept = None  # It is stepped anew.
         return {"made": self._scheduled, "state": kept, "options": options_of(self._optimizer)}
 
     def _load_schedule(self, schedule: LRScheduler, at: Values, updates: int) -> None:
         """Have the learning rate go on; on another way if the run has another length than it had."""
         if updates == self._updates and at["state"] is not None:
             self._scheduled = at["made"]
-            schedule.load_state_dict(at["state"])
+            load_state_of(schedule, at["state"])
         else:
             # It has been stepped before the run was interrupted.
             announce(self._optimizer)

@@ -54,7 +54,7 @@ from tutti.training.trainer import divide_by_weight
 
 
 @dataclass(frozen=True)
-class State:
+class StepResult:
     """A run at one step.
 
     Attributes:
@@ -97,7 +97,7 @@ class Sequential:
                 parameter.grad.mul_(1 / whole if whole else 0.0)
         self.gradient = self._whole(gradient_of)
 
-    def step(self, clip: Clip) -> State:
+    def step(self, clip: Clip) -> StepResult:
         """Clip as torch does, and step."""
         if clip.value is not None:
             nn.utils.clip_grad_value_(self.module.parameters(), clip.value)
@@ -106,7 +106,7 @@ class Sequential:
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        return State(self.loss, self.gradient, self._whole(values_of))
+        return StepResult(self.loss, self.gradient, self._whole(values_of))
 
     def _whole(self, of: Of) -> Tensor:
         return end_to_end(taken(self.module, of), self.names)
@@ -126,7 +126,7 @@ class Parallel:
         self.replica, self.worker = parts.workers.replica, parts.workers.worker
         self.task.module.train()
 
-    def step(self, number: int, passes: Sequence[Batch]) -> State:
+    def step(self, number: int, passes: Sequence[Batch]) -> StepResult:
         """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
         with drawn_by_sample(self.task.module, self.batches.seed) as masks:
             loss = self._forward_backward(number, passes, masks)
@@ -135,7 +135,7 @@ class Parallel:
         self.worker.step()
         if self._schedule is not None:
             self._schedule.step()
-        return State(loss, gradient, end_to_end(self.portion.state(), self._names))
+        return StepResult(loss, gradient, end_to_end(self.portion.state(), self._names))
 
     def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks | None) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
@@ -211,7 +211,7 @@ class _Runs:
     def _comparable_in_parts(self) -> bool:
         return not (self._random or self.reasons or self.causes)
 
-    def step(self, clip: Clip, parallel: State, found: dict[str, Deviation], step: int) -> None:
+    def step(self, clip: Clip, parallel: StepResult, found: dict[str, Deviation], step: int) -> None:
         """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
         plain = self.plain.step(clip)
         _note({name: one.found for name, one in found.items()}, step, parallel, plain)
@@ -309,7 +309,7 @@ def end_to_end(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
     return torch.cat([state[name].reshape(-1).double() for name in names]).cpu()
 
 
-def _note(distances: dict[str, Distance], step: int, one: State, other: State) -> None:
+def _note(distances: dict[str, Distance], step: int, one: StepResult, other: StepResult) -> None:
     distances["loss"].note(step, abs(one.loss - other.loss), abs(other.loss))
     distances["gradient"].note(
         step, (one.gradient - other.gradient).norm().item(), other.gradient.norm().item()

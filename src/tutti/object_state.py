@@ -1,4 +1,4 @@
-"""The state of objects of the program's own, such as schedulers, as values that a checkpoint can have."""
+"""The state of objects of others, such as schedulers, as values that a checkpoint can have."""
 
 from __future__ import annotations
 
