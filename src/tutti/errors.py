@@ -70,8 +70,10 @@ class RunStopped(TuttiError):
     """A run that was stopped before its end, with its state saved."""
 
 
-class StateLost(TuttiError):
+class StateLost(UserError):
     """A run that was stopped, and whose state could not be saved."""
+
+    exit_code = 1
 
 
 class BadCheckpoint(UserError):
