@@ -51,6 +51,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
         "data.json",
         "history.csv",
         "history.jsonl",
+        "starts.jsonl",
         "summary.json",
         "strategy.json",
         "usage.jsonl",

@@ -11,6 +11,8 @@ SOURCES = Path(tutti.__file__).parent
 IMPORT = re.compile(r"^\s*(import|from) torch(\.distributed|\._C\._distributed)", re.MULTILINE)
 
 
-def test_the_backend_and_model_parallelism_alone_import_torch_distributed() -> None:
+def test_few_places_import_torch_distributed() -> None:
     files = [path for path in SOURCES.rglob("*.py") if IMPORT.search(path.read_text(encoding="utf-8"))]
-    assert {path.relative_to(SOURCES).parts[0] for path in files} == {"torch_backend", "model_parallel"}
+    places = {path.relative_to(SOURCES).parts for path in files}
+    assert {place[0] for place in places} == {"torch_backend", "model_parallel", "exports"}
+    assert [place for place in places if place[0] == "exports"] == [("exports", "dcp.py")]

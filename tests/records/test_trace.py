@@ -132,5 +132,5 @@ def test_a_large_picture_is_compressed(tmp_path: Path, monkeypatch: pytest.Monke
     small = RunFolder(tmp_path).write_trace([lane(0, sent)])
     monkeypatch.setattr(run_folder, "LARGE", 2)
     large = RunFolder(tmp_path).write_trace([lane(0, sent)])
-    assert (small.name, large.name) == ("trace.json", "trace.json.gz")
+    assert (small.name, large.name) == ("trace.json", "trace-2.json.gz")
     assert json.loads(gzip.decompress(large.read_bytes())) == json.loads(small.read_text())
