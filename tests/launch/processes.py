@@ -29,13 +29,13 @@ def wait_until_gone(pids: Iterable[int], patience_s: float = PATIENCE_S) -> list
 
 
 def wait_for_files(paths: Iterable[Path], patience_s: float = 2 * PATIENCE_S) -> None:
-    """Return when all the files are there."""
+    """Return when all the files are there, with something in them."""
     deadline = time.monotonic() + patience_s
     missing = list(paths)
     while missing:
         assert time.monotonic() < deadline, f"missing after {patience_s} s: {missing}"
         time.sleep(0.02)
-        missing = [path for path in missing if not path.exists()]
+        missing = [path for path in missing if not (path.exists() and path.stat().st_size)]
 
 
 def shared_memory_files() -> set[str]:
