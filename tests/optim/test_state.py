@@ -21,7 +21,7 @@ from tutti.optim.sharded import UNUSABLE, ShardedOptimizer, own_slices
 from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.optim.state import held_by, load, options_of
 from tutti.replica import Replica
-from tutti.state import Held, Named, Saved, State, named, saved_by
+from tutti.state import Held, Named, Saved, State, named, saved_by, whole_piece
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -255,3 +255,21 @@ def test_state_is_where_the_optimizer_wants_it(options: dict[str, bool], counted
     load(optimizer, names, Saved(Named(kept, {}), None, {}, None), [{}])
     state = optimizer.state[module.first.weight]
     assert (state["exp_avg"].device.type, state["step"].device.type) == ("meta", counted_on)
+
+
+def test_another_precision_gets_the_state_in_its_own_numbers() -> None:
+    wide = nn.Linear(3, 2).double()
+    optimizer = optim.Adam(wide.parameters())
+    wide(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    held = held_by(optimizer, {p: name for name, p in wide.named_parameters()})
+    held.pieces += [whole_piece(f"weights/{name}", p) for name, p in wide.named_parameters()]
+    narrow = copy.deepcopy(wide).float()
+    other = optim.Adam(narrow.parameters())
+    saved = Saved(named([held]), None, {}, None)
+    load(other, {p: name for name, p in narrow.named_parameters()}, saved, options_of(optimizer))
+    for theirs, ours in zip(wide.parameters(), narrow.parameters(), strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(other.state[ours][key], optimizer.state[theirs][key].float())
+        # A count stays what it is.
+        assert torch.equal(other.state[ours]["step"], optimizer.state[theirs]["step"])

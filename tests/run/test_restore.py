@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadCheckpoint, BadOption, RunStopped
+from tutti.errors import BadCheckpoint, BadOption, RunStopped, StateLost
 from tutti.records.checkpoints import FOLDER, MANIFEST, step_folder
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -164,7 +164,7 @@ def test_other_numbers_of_ranks_come_to_the_same_weights(
     whole_anywhere: Path, place: Path, tmp_path: Path, ranks: int
 ) -> None:
     run = resumed(whole_anywhere, tmp_path / "run", ranks, config_of(place, ""))
-    assert 0 < apart(run, whole_anywhere) < 1e-12
+    assert apart(run, whole_anywhere) < 1e-12
     records = [RunFolder(one).history().records for one in (run, whole_anywhere)]
     for ours, theirs in zip(*records, strict=True):
         assert (ours.step, ours.train.samples, ours.lr) == (theirs.step, theirs.train.samples, theirs.lr)
@@ -190,6 +190,47 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert outcome.summary is not None
     assert 0 < RunFolder(tmp_path / "run").starts().records[-1].step < 3 * UPDATES
     assert apart(tmp_path / "run", whole_anywhere) == 0
+
+
+def test_a_run_whose_last_state_cannot_be_saved_ends_with_an_error(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "stop_requested", lambda: True)
+    monkeypatch.setattr(saving.Saver, "save", lambda *_, **__: False)
+    with pytest.raises(StateLost, match="its state could not be saved") as raised:
+        train(replace(config_of(place, ""), out=str(tmp_path / "run")), 2)
+    assert raised.value.exit_code == 1
+
+
+MULTIPLIED = """
+from torch.optim.lr_scheduler import LRScheduler
+
+class Growing(LRScheduler):
+    def __init__(self, optimizer):
+        self.made = {0: "an integer is a key of what this keeps"}
+        super().__init__(optimizer)
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = group["weight_decay"] * 1.5 + 0.01
+        return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
+"""
+
+
+@pytest.mark.parametrize("schedule", ["MultiStepLR", "grow.py:Growing"])
+def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Path, schedule: str) -> None:
+    (place / "grow.py").write_text(MULTIPLIED)
+    options = {"milestones": [3, 9]} if schedule == "MultiStepLR" else {}
+    name = schedule if options else f"{place}/{schedule}"
+    config = config_of(place, "", schedule=name, schedule_options=options)
+    train(replace(config, out=str(tmp_path / "whole")), 2)
+    run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
+    assert apart(run, tmp_path / "whole") == 0
+
+
+def test_a_run_goes_on_in_another_precision(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
+    run = resumed(whole_anywhere, tmp_path / "run", 2, config_of(place, "", precision="fp32"))
+    assert {value.dtype for value in weights(run).values()} == {torch.float32}
+    assert RunFolder(run).finished
 
 
 def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run(

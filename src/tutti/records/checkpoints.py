@@ -243,19 +243,19 @@ def commit(unfinished: Path, manifest: Manifest, keep: int) -> None:
         file.write(_sealed(asdict(manifest)))
         file.flush()
         os.fsync(file.fileno())
-    _flush(unfinished)
+    flush_folder(unfinished)
     if final.exists():  # [3]
         # It counts until the new one is there.
         before = final.with_name(final.name + _BEFORE)
         remove(before)
         final.rename(before)
     unfinished.rename(final)
-    _flush(folder)
+    flush_folder(folder)
     link = folder / f".{LATEST}{_UNFINISHED}"  # [4]
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     link.rename(folder / LATEST)
-    _flush(folder)
+    flush_folder(folder)
     _remove_old(folder, final, keep)  # [5]
 
 
@@ -338,8 +338,8 @@ def _shown(path: Path) -> str:
     return printable(path.name)
 
 
-def _flush(path: Path) -> None:
-    """Flush the names in a folder to the disk."""
+def flush_folder(path: Path) -> None:
+    """Flush the names in a folder to the disk, so that a renamed file survives a power cut."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -48,7 +48,7 @@ from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
-from tutti.records.checkpoints import present
+from tutti.records.checkpoints import flush_folder, present
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
     Json,
@@ -602,21 +602,12 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     if flush:
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
 
 def _unfinished(path: Path) -> Path:
     """Return the path of a file until it is whole."""
     return path.with_name(f".{path.name}.unfinished")
-
-
-def _flush_folder(path: Path) -> None:
-    """Flush the names in a folder to the disk, so that a renamed file survives a power cut."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

@@ -47,8 +47,13 @@ def _newest(resume: Resume) -> Checkpoint | None:
     found = newest(resume.folder / checkpoints.FOLDER)
     for sentence in found.passed_over:
         print(f"tutti: warning: {sentence}", file=sys.stderr, flush=True)
+    if found.passed_over and found.checkpoint is not None:
+        print(f"tutti: going on from {found.checkpoint.path.name}", file=sys.stderr, flush=True)
     if found.checkpoint is None and (not resume.auto or RunFolder(resume.folder).finished):
-        raise BadCheckpoint(f"{resume.folder} has no checkpoint that is whole; train again in another folder")
+        raise BadCheckpoint(
+            f"{resume.folder} has no checkpoint that is whole; train again in another folder, from its final "
+            f"weights if it has come to its end: tutti train --weights {resume.folder} --out ..."
+        )
     return found.checkpoint
 
 

@@ -66,6 +66,9 @@ class Resume:
             # What a run has left that was killed before its first checkpoint makes way.
             return cls(Path(out), auto=True) if (Path(out) / CONFIG).is_file() else None
         path = Path(where)
+        if path.parent.name == checkpoints.FOLDER and path.parent.is_dir() and not path.exists():
+            there = ", ".join(one.name for one in checkpoints.present(path.parent)) or "none"
+            raise BadRunFolder(f"there is no checkpoint {path.name} in {path.parent}; there are: {there}")
         refuse_no_folder(path)
         # A run folder may be in one of that name, too.
         inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()

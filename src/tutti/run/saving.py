@@ -41,12 +41,14 @@ class Saving:
     Attributes:
         folder: of the run.
         lost: the state with which the run was to stop could not be written.
+        step: the updates that were made when the state was last saved; None: it was not.
     """
 
     def __init__(self, job: TrainJob, comm: Communicator, parts: Assembly, folder: Path) -> None:
         self._job, self._comm, self._parts = job, comm, parts
         self.saver = Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
         self.folder, self.lost = folder, False
+        self.step: int | None = None
         self._facts: Json = facts_of(parts.config, parts.task.dataset) if comm.rank == 0 else {}
 
     def agenda(self, strategy: Strategy) -> Agenda:
@@ -78,6 +80,7 @@ class Saving:
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.ranking.score(last)
+        self.step = step
         self.saver.save(step, state, self._facts, score, wait=final)
         if final:
             self.lost = cast("bool", self._comm.broadcast_object(self.saver.last != step))

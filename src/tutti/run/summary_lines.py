@@ -44,9 +44,10 @@ def training(config: TrainConfig, together: bool) -> str:
     )
 
 
-def stopped(why: str, folder: str | None) -> str:
-    """Say why the run has stopped before its end, and what goes on with it."""
-    return f"stopped, as {why}; go on with it by: tutti train --resume {folder}"
+def stopped(why: str, step: int | None, folder: str | None) -> str:
+    """Say why the run has stopped before its end, where, and what goes on with it."""
+    after = "" if step is None else f" after step {step:,}"
+    return f"stopped{after}, as {why}; go on with it by: tutti train --resume {folder}"
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:

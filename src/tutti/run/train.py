@@ -222,14 +222,15 @@ def _run(
             if folder is not None:
                 folder.release_weights()
             outcome = RunOutcome(config, history, None, facts, path, data.shape, outputs_for(data), None)
-            if saver is not None and saver.lost:
+            assert saver is not None, "nothing else stops a run"
+            if saver.lost:
                 raise StateLost(
                     "the run has stopped, but its state could not be saved, as the warning above says; mend "
                     f"that, then 'tutti train --resume {saver.folder}' goes on from the checkpoint before, "
                     "if there is one"
                 )
             if speaks:
-                print(summary_lines.stopped(trainer.stopped, path), flush=True)
+                print(summary_lines.stopped(trainer.stopped, saver.step, path), flush=True)
             return replace(outcome, stopped=trainer.stopped)
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)
