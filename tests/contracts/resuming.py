@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from tests.contracts.training import SPEEDS, adamw, clouds
 from tutti.comm.base import Communicator
 from tutti.optim.state import load, options_of
 from tutti.replica import Replica
-from tutti.state import Saved, State, Values, saved_by
+from tutti.state import Held, Saved, State, Values, saved_by
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
@@ -50,6 +51,8 @@ class Course:
         steps: of all.
         late: whether a part of the model gets its first gradient after the stop, in place of most gradients.
         own_loop: whether it is a loop of the user's, which changes the weights between two steps.
+        in_turn: whether one worker steps after the other: then those that wait for nobody do the same in each
+            run of processes, too.
     """
 
     strategy: Strategy
@@ -59,6 +62,7 @@ class Course:
     steps: int = END
     late: bool = False
     own_loop: bool = False
+    in_turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,14 @@ class Resumed:
 
     Attributes:
         weights: those evaluated before its first step.
+        state: of the worker at that moment.
         anew: what the worker says is lost at another number of ranks.
         final: the weights in the end.
         staleness: of its exchanges.
     """
 
     weights: dict[str, Tensor]
+    state: State
     anew: tuple[str, ...]
     final: Tensor
     staleness: dict[int, int]
@@ -134,18 +140,19 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     comm.barrier()
     worker.traffic.take()
     _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
-    final = _finished(comm, replica, worker)
+    final = _finished(comm, course, replica, worker)
     return Left(weights, options, state, final, worker.traffic.take().staleness)
 
 
-def go_on(comm: Communicator, course: Course, kept: Checkpoint) -> Resumed | None:
-    """The second part of a course by another rank, made anew (collective)."""
+def go_on(comm: Communicator, course: Course, kept: Checkpoint | None) -> Resumed | None:
+    """The second part of a course by another rank, made anew (collective); a server needs no checkpoint."""
     torch.manual_seed(1 + comm.rank)
     module = course.model().to(course.dtype)
-    module.load_state_dict(kept.weights)
     optimizer = course.optimizer(list(module.parameters()))
     if _serves(comm, course, module, optimizer):
         return None
+    assert kept is not None
+    module.load_state_dict(kept.weights)
     saved = kept.saved[comm.rank]
     names = {parameter: name for name, parameter in module.named_parameters()}
     load(optimizer, names, saved, kept.options, copy=course.own_loop)
@@ -155,12 +162,46 @@ def go_on(comm: Communicator, course: Course, kept: Checkpoint) -> Resumed | Non
     worker.load_state(saved)
     comm.barrier()
     worker.settle()
-    weights = deepcopy(module.state_dict())
+    weights, state = deepcopy(module.state_dict()), deepcopy(worker.state())
     worker.resume()
     comm.barrier()
     _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
-    final = _finished(comm, replica, worker)
-    return Resumed(weights, worker.anew, final, worker.traffic.take().staleness)
+    final = _finished(comm, course, replica, worker)
+    return Resumed(weights, state, worker.anew, final, worker.traffic.take().staleness)
+
+
+def differences(left: Left, resumed: Resumed) -> list[str]:
+    """Name what another rank has otherwise than it was when the state was taken, to the bit."""
+    pairs = [("weights", left.weights, resumed.weights)]
+    for part in ("joint", "alone"):
+        before, after = getattr(left.state, part), getattr(resumed.state, part)
+        pairs += [(part, _pieces(before), _pieces(after)), (part, before.numbers, after.numbers)]
+    pairs += [(part, getattr(left.state, part), getattr(resumed.state, part)) for part in ("shared", "own")]
+    return [name for path, before, after in pairs for name in _differences(path, before, after)]
+
+
+def _pieces(held: Held) -> dict[str, Any]:
+    return {
+        f"{piece.name}[{piece.start}:{piece.stop}]": [piece.values, piece.shape, piece.order]
+        for piece in held.pieces
+    }
+
+
+def _differences(path: str, before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in before | after:
+            if name in before and name in after:
+                yield from _differences(f"{path}/{name}", before[name], after[name])
+            else:
+                yield f"{path}/{name} ({'lost' if name in before else 'new'})"
+    elif isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
+        for number, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(f"{path}/{number}", one, other)
+    elif isinstance(before, Tensor) and isinstance(after, Tensor):
+        if before.dtype != after.dtype or not torch.equal(before, after):
+            yield path
+    elif before != after:
+        yield f"{path} ({before} -> {after})"
 
 
 def _serves(comm: Communicator, course: Course, module: nn.Module, optimizer: Optimizer) -> bool:
@@ -191,18 +232,36 @@ def _train(
         loss = nn.functional.cross_entropy(replica.module(inputs.to(course.dtype)), targets)
         (loss * worker.share).backward()
         comm.compute(SAMPLES * SPEEDS[rank % len(SPEEDS)])
-        worker.step()
+        _in_turn(comm, worker.step) if course.in_turn else worker.step()
         if course.own_loop:
             with torch.no_grad():
                 for parameter in replica.module.parameters():
                     parameter.mul_(0.3)
 
 
-def _finished(comm: Communicator, replica: Replica, worker: Worker) -> Tensor:
-    worker.finish()
-    final = torch.cat([flat.weights for flat in replica.flats]).clone()
+def _in_turn(comm: Communicator, step: Callable[[], object]) -> None:
+    """Step while all others wait (collective)."""
     comm.barrier()
-    return final
+    for turn in range(comm.size):
+        if turn == comm.rank:
+            step()
+        comm.barrier()
+
+
+def _finished(comm: Communicator, course: Course, replica: Replica, worker: Worker) -> Tensor:
+    found = []
+    if course.in_turn:  # In the end each brings what is left when it comes to that: so look before.
+        comm.barrier()
+        found += [flat.weights.clone() for flat in replica.flats]
+        comm.barrier()
+        worker.settle()
+        found += [flat.weights.clone() for flat in replica.flats]
+        worker.resume()
+        comm.barrier()
+    worker.finish()
+    found = found or [flat.weights.clone() for flat in replica.flats]
+    comm.barrier()
+    return torch.cat(found)
 
 
 momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -18,7 +18,17 @@ from typing import Any, Final
 import pytest
 import torch
 
-from tests.contracts.resuming import Course, begin, checkpoint, go_on, momentum, plain
+from tests.contracts.resuming import (
+    Checkpoint,
+    Course,
+    Left,
+    begin,
+    checkpoint,
+    differences,
+    go_on,
+    momentum,
+    plain,
+)
 from tests.contracts.training import (
     Outcome,
     Run,
@@ -42,6 +52,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.data import Batches
 from tutti.errors import PeerLost
+from tutti.launch.placement import split_off_servers
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -509,6 +520,7 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
                 if before is not None:
                     where = f"{course.strategy}, {course.optimizer}, {hosts} hosts"
                     assert torch.equal(after.final, before.final), where
+                    assert not differences(before, after), where
 
 
 def _courses(strategy: type[Strategy], known: Setting) -> list[Course]:
@@ -572,9 +584,60 @@ CHECKS: Final[tuple[Callable[[type[Strategy], Setting], None], ...]] = tuple(
 
 NAMES: Final = tuple(STRATEGIES)
 
-REPEATABLE: Final = tuple(
-    name
-    for name, strategy in STRATEGIES.items()
-    if strategy.pace is not Pace.FREE and not needs_centre(brisk(strategy)) and name != "solo"
-)
-"""Those whose runs on processes are equal to the bit: nothing depends on who comes first."""
+
+def team(comm: Communicator, strategy: Strategy) -> Communicator:
+    """Return the ranks that train together by this strategy (collective).
+
+    With a centre and several hosts the last rank is a server; with one worker each rank is by itself.
+    """
+    if strategy.most_workers == 1:
+        return comm.split(comm.rank)
+    if comm.hosts > 1 and not on_several_hosts(strategy):
+        return comm.node
+    return split_off_servers(comm, 1) if comm.hosts > 1 and needs_centre(strategy) else comm
+
+
+def _course_of_processes(name: str) -> Course:
+    one = brisk(STRATEGIES[name])
+    return Course(one, dtype=torch.float64, in_turn=one.pace is Pace.FREE)
+
+
+_MOST_APART: Final = {
+    ("paramserver", False): 1e-12,  # Gradients are added up as they come.
+    ("paramserver", True): 1e-12,
+    ("adpsgd", True): 0.3,  # Workers look whether a message has come already.
+}
+"""How far from each other two runs by a strategy may end, on one host (False) or several, where not at 0."""
+
+
+def leave_each(comm: Communicator) -> dict[str, tuple[Left, Checkpoint]]:
+    """Train by every strategy; return what this rank leaves, and what a checkpoint has, where it works."""
+    found = {}
+    for name in NAMES:
+        course = _course_of_processes(name)
+        part = team(comm, course.strategy)
+        left = begin(part, course)
+        if left is not None:
+            found[name] = left, checkpoint(part.all_gather_objects(left))
+    return found
+
+
+def faults_of_going_on(comm: Communicator, left: list[dict[str, tuple[Left, Checkpoint]]]) -> list[str]:
+    """Go on by every strategy with what all ranks have left; return what is not as it was, on this rank.
+
+    All is restored to the bit, and ends as the run that never stopped.
+    """
+    faults = []
+    for name in NAMES:
+        course = _course_of_processes(name)
+        part = team(comm, course.strategy)
+        before, kept = left[comm.rank].get(name, (None, None))
+        after = go_on(part, course, kept)
+        if before is None or after is None:
+            continue
+        found = differences(before, after)
+        apart = distance(after.final, before.final)
+        if not apart <= _MOST_APART.get((name, part.hosts > 1), 0.0):
+            found.append(f"its end ({apart:.1e})")
+        faults += [f"{name}, rank {comm.rank}: {fault}" for fault in found]
+    return faults
