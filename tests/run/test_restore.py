@@ -241,9 +241,66 @@ def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run
     longer = train(replace(config_of(place, ""), epochs=5, out=str(tmp_path / "longer")), 2)
     assert RunFolder(run).finished
     assert [one.step for one in outcome.history] == [5, 10, 15, 20, 25]
-    # From the last checkpoint, after step 14, on.
-    assert [one.lr for one in outcome.history[2:]] == [one.lr for one in longer.history[2:]]
-    assert outcome.history[0].lr != longer.history[0].lr
+    # From its end on.
+    assert [one.lr for one in outcome.history[3:]] == [one.lr for one in longer.history[3:]]
+    assert all(one.lr != other.lr for one, other in zip(outcome.history[:3], longer.history[:3], strict=True))
+    assert RunFolder(run).starts().records[-1].step == 3 * UPDATES
+
+
+@pytest.mark.parametrize(
+    ("strategy", "length", "stop"),
+    [
+        ("sync", {"epochs": 2}, None),
+        ("local", {"epochs": None, "steps": MIDDLE}, None),
+        ("easgd_sync", {}, "after 2 epochs training loss < 1000"),
+    ],
+)
+def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
+    place: Path, tmp_path: Path, strategy: str, length: dict[str, Any], stop: str | None
+) -> None:
+    options = {"strategy": strategy, "schedule": "StepLR", "restore_best": True}
+    options |= {
+        "model_options": {"norm": True},
+        "schedule_options": {"step_size": 4, "gamma": 0.7},
+        "keep": 1,
+    }
+    config = config_of(place, "", **options, checkpoint="1000 steps")
+    short, long, plain = (str(tmp_path / name) for name in ("short", "long", "plain"))
+    first = train(replace(config, **length, stop=stop, out=short), 2)
+    made = first.history[-1].step
+    assert [path.name for path in (tmp_path / "short" / FOLDER).glob("step-*")] == [f"step-{made:08d}"]
+    # Nothing is changed by it.
+    train(replace(config, **length, stop=stop, checkpoint="off", out=plain), 2)
+    assert apart(tmp_path / "plain", tmp_path / "short") == 0
+    assert not (tmp_path / "plain" / FOLDER).exists()
+    outcome, whole = (
+        train(replace(config, out=short), 2, Resume(tmp_path / "short")),
+        train(replace(config, out=long), 2),
+    )
+    assert apart(tmp_path / "short", tmp_path / "long") == 0
+    assert [untimed(one) for one in outcome.history] == [untimed(one) for one in whole.history]
+    assert RunFolder(tmp_path / "short").starts().records[-1].step == made
+
+
+def test_a_run_that_was_killed_at_its_end_is_ended(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
+    (run / "summary.json").unlink()
+    (run / "weights.safetensors").unlink()
+    for ranks in (2, 3):
+        outcome = train(replace(config_of(place, ""), out=str(run)), ranks, Resume(run))
+        assert RunFolder(run).starts().records[-1].step == 3 * UPDATES
+        assert apart(run, whole_anywhere) == 0
+        records = RunFolder(whole_anywhere).history().records
+        assert [one.lr for one in outcome.history] == [one.lr for one in records]
+        assert outcome.history[-1].validation == records[-1].validation
+
+
+def test_a_short_run_keeps_no_checkpoint_unless_that_is_asked_for(place: Path, tmp_path: Path) -> None:
+    config = replace(config_of(place, "", checkpoint="auto", epochs=1), out=str(tmp_path / "run"))
+    train(config, 2)
+    assert not RunFolder(tmp_path / "run").resumable
+    train(replace(config, stop="training loss < 1000", epochs=2, out=str(tmp_path / "ruled")), 2)
+    assert RunFolder(tmp_path / "ruled").resumable
 
 
 @pytest.mark.parametrize(
@@ -299,12 +356,12 @@ def test_other_data_are_refused(place: Path, run: Path) -> None:
         train(config, 2, Resume(run))
 
 
-@pytest.mark.parametrize("length", [{"epochs": 1}, {"epochs": None, "steps": MIDDLE}])
+@pytest.mark.parametrize("length", [{"epochs": 1}, {"epochs": None, "steps": MIDDLE - 1}])
 def test_a_run_that_would_have_ended_before_is_refused(
     place: Path, run: Path, length: dict[str, int | None]
 ) -> None:
     config = replace(config_of(place, "", **length), out=str(run))
-    with pytest.raises(BadOption, match=r"end after [57] steps, and .* was made after 7; give more --epochs"):
+    with pytest.raises(BadOption, match=r"end after [56] steps, and .* was made after 7; give more --epochs"):
         train(config, 2, Resume(run))
 
 
@@ -344,7 +401,8 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
     (run / "summary.json").unlink()
-    changed(step_folder(run / FOLDER, 2 * MIDDLE))
+    for step in (2 * MIDDLE, 3 * UPDATES):
+        changed(step_folder(run / FOLDER, step))
     train(replace(config_of(place, ""), out=str(run)), 2, Resume(run))
     assert "tutti: warning: " in capsys.readouterr().err
     assert RunFolder(run).starts().records[-1].step == MIDDLE

@@ -20,7 +20,7 @@ from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.intervals import OFF, Every, seconds_of
+from tutti.training.intervals import AUTO, OFF, Every, seconds_of
 from tutti.training.loggers import optional_loggers
 from tutti.training.stopping import StopRule
 
@@ -236,9 +236,9 @@ class TrainConfig:
         0, "decides the initial weights, the validation part and the order of the samples", least=0
     )
     checkpoint: str = option(
-        "10m",
-        "how often the run folder gets a checkpoint: 10m, '500 steps', '1 epoch', or off: only when the run "
-        "is asked to stop",
+        AUTO,
+        "how often the run folder gets a checkpoint, and at the end once more: 10m, '500 steps', '1 epoch'; "
+        "auto: every 10m, of shorter runs none; or off: only when the run is asked to stop",
     )
     keep: int = option(3, "how many of the newest checkpoints stay, and the best one beside them", least=1)
     log: str = option(

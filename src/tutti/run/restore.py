@@ -138,14 +138,16 @@ def load_model(module: nn.Module, saved: Saved) -> None:
 def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> None:
     """Refuse a run that would have come to its end before the checkpoint.
 
+    One that ends with the checkpoint's last step has its final weights to make.
+
     Raises:
-        BadOption: it has no step left to make.
+        BadOption: it is shorter.
     """
     per_epoch = schedule.batches.updates
     begun = saved.shared["training"]["epoch"] * per_epoch
     # Workers of another strategy may make other steps in an epoch.
-    made = checkpoint.step if 0 <= checkpoint.step - begun < per_epoch else begun
-    if made >= schedule.updates:
+    made = checkpoint.step if 0 <= checkpoint.step - begun <= per_epoch else begun
+    if max(made, begun + 1) > schedule.updates:
         raise BadOption(
             f"the run would end after {schedule.updates:,} steps, and {checkpoint.path} was made after "
             f"{made:,}; give more --epochs or --steps"

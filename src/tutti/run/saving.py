@@ -23,7 +23,7 @@ from tutti.state import State
 from tutti.strategies import Strategy
 from tutti.strategies.base import Pace
 from tutti.training.agenda import Agenda, Wishes
-from tutti.training.intervals import Every, seconds_of
+from tutti.training.intervals import AUTO, Every, seconds_of
 
 ASKED: Final = "it was asked to"
 """Why a run stops on a signal."""
@@ -73,10 +73,11 @@ class Saving:
             return ASKED if stop_requested() else None
 
         every = Every.parse(config.checkpoint, "--checkpoint")
-        return Agenda(self._comm, Wishes(every, stop, strategy.pace is Pace.FREE, strategy.period))
+        end = config.checkpoint != AUTO or self._job.resume is not None
+        return Agenda(self._comm, Wishes(every, end, stop, strategy.pace is Pace.FREE, strategy.period))
 
     def save(self, step: int, state: State, final: bool) -> None:
-        """Keep a state; a final one is on the disk when this returns."""
+        """Keep a state; that of the end, or of a stop, is on the disk when this returns."""
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.ranking.score(last)

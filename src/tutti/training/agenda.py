@@ -40,6 +40,7 @@ class Wishes:
 
     Attributes:
         every: the time between two checkpoints; None: none but those of a stop.
+        end: the end of the run is a checkpoint too, even if it has none before.
         stop: tells whether this rank was asked to stop, and by what: the sentence why; None: it was not.
         free: the workers wait for nobody.
         period: of workers that go abreast, the steps between two exchanges.
@@ -47,6 +48,7 @@ class Wishes:
     """
 
     every: Every | None = None
+    end: bool = False
     stop: Callable[[], str | None] = lambda: None
     free: bool = False
     period: int = 1
@@ -83,6 +85,7 @@ class Agenda:
         self.free = wishes.free
         self._counter = comm.counter() if wishes.free else None
         self._seen, self._asked = 0, False
+        self._has_saved = False
         self.reason: str | None = None
         self.start(0, 0)
 
@@ -119,8 +122,17 @@ class Agenda:
             self._comm.barrier()
         stop, save = (bool(vote) for vote in votes.tolist())
         if save or stop:
+            self._has_saved = True
             self.start(step, epoch)
         return Decision(save or stop, stop)
+
+    def keeps_end(self, early: bool) -> bool:
+        """Tell whether the state is saved at the end of the run: the same on all ranks.
+
+        Args:
+            early: it ends by its rule, and others may want it to go on by another one.
+        """
+        return self._wishes.every is not None and (early or self._wishes.end or self._has_saved)
 
     def _wants_stop(self) -> bool:
         self.reason = self.reason or self._wishes.stop()

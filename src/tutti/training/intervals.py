@@ -14,6 +14,10 @@ UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 OFF: Final = "off"
 
+AUTO: Final = "auto"
+"""An interval that suits most runs."""
+
+_AUTO_S: Final = 600.0
 _NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
 _DURATION: Final = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in UNITS))
 _COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
@@ -56,7 +60,7 @@ class Every:
 
     @classmethod
     def parse(cls, text: str, flag: str) -> Every | None:
-        """Parse an interval: "10m", "every 10m", "500 steps", "every epoch"; None: "off".
+        """Parse an interval: "10m", "every 10m", "500 steps", "every epoch", "auto"; None: "off".
 
         Args:
             text: of the interval.
@@ -68,6 +72,8 @@ class Every:
         said = text.strip()
         if said == OFF:
             return None
+        if said == AUTO:
+            return cls(seconds=_AUTO_S)
         said = said.removeprefix("every ").strip()
         counted = _COUNT.fullmatch(said)
         if counted is None:

@@ -107,8 +107,8 @@ class Hooks:
         on_epoch: called with the record of each epoch, when its validation is known.
         on_step: called before each of the rank's steps, with the number of updates made before.
         checkpoint: called when the final weights are in place, to write them; before the last record.
-        save: keeps the state of a run in its middle (collective): the updates made, this rank's state, and
-            whether the run stops here.
+        save: keeps the state of a run (collective): the updates made, this rank's state, and whether the run
+            stops or ends here.
         trace: where each stage is noted; None: nowhere.
     """
 

@@ -230,6 +230,7 @@ class Trainer:
         The final weights may be others than those that were evaluated after that epoch: workers may have had
         something to exchange yet.
         """
+        self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
         found = self._validate(final=True)
         self._note([replace(self._unvalidated.popleft(), validation=one) for one in found[:-1]])
@@ -266,6 +267,8 @@ class Trainer:
         if self.stopped is not None:
             self.worker.finish()
             return []
+        if final:
+            self._keep_end(open_epoch)
         self._meet(final)
         if self._best is not None:
             self._best.keep(epoch + 1)
@@ -356,10 +359,27 @@ class Trainer:
 
     def _pause_between_epochs(self, agenda: Agenda) -> None:
         """Save the state, or stop, if that is due (collective)."""
-        tally = Tally(replace(self._objective, classes=None))
-        self._pause(agenda, OpenEpoch(self._begun, self._stages.start(), tally))
+        self._pause(agenda, self._next_epoch())
         if self.stopped is not None:
             self.worker.finish()
+
+    def _next_epoch(self) -> OpenEpoch:
+        tally = Tally(replace(self._objective, classes=None))
+        return OpenEpoch(self._begun, self._stages.start(), tally)
+
+    def _keep_end(self, open_epoch: OpenEpoch, early: bool = False) -> None:
+        """Save the state that a longer run would go on from, if that is wanted (collective).
+
+        Args:
+            open_epoch: what such a run would be in the middle of.
+            early: the run ends by its rule.
+        """
+        if self._agenda is None or self._hooks.save is None or not self._agenda.keeps_end(early):
+            return
+        self.worker.settle()
+        self._hooks.save(self._step, self._state(open_epoch, self._places(open_epoch, ended=True)), True)
+        self.worker.resume()
+        self._stages.lap("checkpoint")
 
     def _pause(self, agenda: Agenda, open_epoch: OpenEpoch, ended: bool = False) -> bool:
         """Meet between two steps: save the state, and stop, if that is due (collective).
@@ -373,10 +393,7 @@ class Trainer:
             Whether all ranks have; then nothing was decided.
         """
         self.worker.settle()
-        start = open_epoch.number * self._batches.updates
-        counts, sums = open_epoch.tally.sums()
-        here = PlaceInEpoch(ended, self._step - start, counts.tolist(), sums.tolist())
-        places = cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
+        places = self._places(open_epoch, ended)
         all_ended = all(place.ended for place in places)
         if not all_ended:
             decision = agenda.decide(self._step, open_epoch.number)
@@ -387,6 +404,13 @@ class Trainer:
         self.worker.resume()
         self._stages.lap("checkpoint")
         return all_ended
+
+    def _places(self, open_epoch: OpenEpoch, ended: bool) -> list[PlaceInEpoch]:
+        """Return where each rank is (collective); `ended`: whether this one has made all its updates."""
+        start = open_epoch.number * self._batches.updates
+        counts, sums = open_epoch.tally.sums()
+        here = PlaceInEpoch(ended, self._step - start, counts.tolist(), sums.tolist())
+        return cast("list[PlaceInEpoch]", self.comm.all_gather_objects(here))
 
     def _state(self, open_epoch: OpenEpoch, places: Sequence[PlaceInEpoch]) -> State:
         """Return all that must be known to go on from here (collective); the workers have settled."""
@@ -401,6 +425,7 @@ class Trainer:
             "updates": self._updates,
             "places": [asdict(place) for place in places],
             "seconds": self._stages.last - open_epoch.began,
+            "lr": float(self._lr),
             "groups": names_in_groups(self._optimizer, names),
             "names": names_in_state(module),
             "schedule": self._schedule_state(),
@@ -472,7 +497,7 @@ class Trainer:
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
         if self._schedule is not None:
             self._load_schedule(self._schedule, (own or at)["schedule"], at["updates"])
-        self._lr = self._optimizer.param_groups[0]["lr"]
+        self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
             self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
