@@ -61,6 +61,17 @@ def decode(received: bytes | bytearray) -> list[object]:
     return found
 
 
+def take(received: bytearray) -> list[object]:
+    """Return the messages that have been received completely, and remove them."""
+    found: list[object] = []
+    while len(received) >= _LENGTH and len(received) >= (
+        end := _LENGTH + int.from_bytes(received[:_LENGTH], "little")
+    ):
+        found.append(pickle.loads(received[_LENGTH:end]))
+        del received[:end]
+    return found
+
+
 @dataclass(frozen=True)
 class Death:
     """A rank that ended without a report.

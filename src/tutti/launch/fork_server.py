@@ -6,6 +6,11 @@
 It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
 ranks before it did. It ends with the supervisor, or when that closes the socket, or after `IDLE_S` without
 ranks; processes that ranks have left running end before it.
+
+For groups of ranks that begin and end without each other it forks servers like itself, with a socket each:
+
+    supervisor ──Branch──▶ fork server ──fork──▶ branch ──fork──▶ rank 0, rank 1 of group 0
+               ◀──RankEnded, Ready──────────────┘
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import signal
 import socket
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -48,6 +54,11 @@ class EndRanks:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """Fork a server like this one, on the socket that is sent with it."""
+
+
+@dataclass(frozen=True)
 class RankEnded:
     """A rank has ended, with this exit code or by minus this signal."""
 
@@ -60,30 +71,30 @@ class Ready:
     """There is no rank, nor anything that one has started: sent at the beginning, and after `EndRanks`."""
 
 
-Message = RankPlace | EndRanks | RankEnded | Ready
+Message = RankPlace | EndRanks | Branch | RankEnded | Ready
 
 
-def send(control: socket.socket, message: Message, descriptors: Descriptors | None = None) -> None:
-    """Send a message, with a rank's descriptors if it is about one.
+def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, with the descriptors that belong to it.
 
     Raises:
         OSError: the other side is gone.
     """
-    socket.send_fds(control, [pickle.dumps(message)], descriptors or ())
+    socket.send_fds(control, [pickle.dumps(message)], descriptors)
 
 
-def receive(control: socket.socket) -> tuple[Message | None, Descriptors | None]:
+def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
     """Return the next message and the descriptors that came with it; None when the other side is gone."""
     try:
         data, descriptors, _, _ = socket.recv_fds(
             control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
-        return None, None
+        return None, []
     if not data:
-        return None, None
+        return None, []
     message: Message = pickle.loads(data)
-    return message, Descriptors(*descriptors) if descriptors else None
+    return message, descriptors
 
 
 def main(supervisor: int, control: int, idle_s: float) -> None:
@@ -110,37 +121,59 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
     # From here on the supervisor's pidfd tells that it is gone, which leaves time to end the ranks.
     # Besides, the kernel's signal would come when only the *thread* ends that has started this process.
     outlive_parent()
-    # A rank may die before the processes that it has started: they then become children of this one, not of
-    # init, and `_clear` finds and ends them.
-    adopt_orphans()
-    found = ForkServerProcess(supervisor, control, idle_s).serve()
-    if found is not None:
+    found: Forked | None = Forked(Branch(), [control])
+    parent = supervisor
+    while found is not None and isinstance(found.message, Branch):
+        # A rank may die before the processes that it has started: they then become children of this one, not
+        # of init, and `_clear` finds and ends them.
+        adopt_orphans()
+        server = os.getpid()
+        found = ForkServerProcess(supervisor, parent, found.descriptors[0], idle_s).serve()
+        parent = server
+    if found is not None and isinstance(found.message, RankPlace):
         gc.enable()
-        run(*found)
+        run(found.message, Descriptors(*found.descriptors))
     else:
         # There is nothing to clean up, and taking torch down takes time.
         os._exit(0)
 
 
+@dataclass(frozen=True)
+class Forked:
+    """The duty of a process that has just been forked: to be a rank, or a server like its parent."""
+
+    message: RankPlace | Branch
+    descriptors: list[int]
+
+
 @dataclass
 class ForkServerProcess:
-    """The fork server's own side."""
+    """The fork server's own side.
+
+    Attributes:
+        supervisor: the process that sends messages.
+        parent: the process that has started this one: the supervisor, or another server.
+        control: the descriptor of the socket.
+        idle_s: after how long without ranks to end.
+    """
 
     supervisor: int
+    parent: int
     control: int
     idle_s: float
     _ranks: dict[int, int] = field(default_factory=dict)
+    _branches: set[int] = field(default_factory=set)
     _childless: bool = True
 
-    def serve(self) -> tuple[RankPlace, Descriptors] | None:
-        """Fork ranks until no more are wanted; returns in each rank, and at the end in this process."""
+    def serve(self) -> Forked | None:
+        """Fork what is asked for until no more is wanted; returns in each fork, and at the end here."""
         with ExitStack() as stack:
             control = stack.enter_context(socket.socket(fileno=self.control))
             control.set_inheritable(False)
             supervisor = os.pidfd_open(self.supervisor)
             stack.callback(os.close, supervisor)
             # If it ended before the pidfd was opened, its number may be another's: look who the parent is.
-            if os.getppid() != self.supervisor:
+            if os.getppid() != self.parent:
                 return None
             children = stack.enter_context(SignalWatch([signal.SIGCHLD]))
             selector = stack.enter_context(selectors.DefaultSelector())
@@ -157,19 +190,19 @@ class ForkServerProcess:
 
     def _serve(
         self, control: socket.socket, children: SignalWatch, selector: selectors.BaseSelector
-    ) -> tuple[RankPlace, Descriptors] | None:
+    ) -> Forked | None:
         while True:
-            ready = [key.fileobj for key, _ in selector.select(None if self._ranks else self.idle_s)]
+            busy = bool(self._ranks or self._branches)
+            ready = [key.fileobj for key, _ in selector.select(None if busy else self.idle_s)]
             if children in ready:
                 # First: a child that ends between the two calls wakes the selector again.
                 children.acknowledge()
                 for ended in self._reap():
                     send(control, ended)
-            message, descriptors = receive(control) if control in ready else (None, None)
-            if isinstance(message, RankPlace):
-                assert descriptors is not None, "a rank's descriptors come with its place"
+            message, descriptors = receive(control) if control in ready else (None, [])
+            if isinstance(message, RankPlace | Branch):
                 if self._fork(message):
-                    return message, descriptors
+                    return Forked(message, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
             elif isinstance(message, EndRanks):
@@ -177,12 +210,12 @@ class ForkServerProcess:
                 send(control, Ready())
             elif any(one is not children for one in ready):
                 raise BrokenPipeError
-            elif not ready and not self._ranks:
+            elif not ready and not busy:
                 return None
 
-    def _fork(self, start: RankPlace) -> bool:
-        """Fork a rank; returns True in the rank, False in this process."""
-        module = start.entry.partition(":")[0]
+    def _fork(self, start: RankPlace | Branch) -> bool:
+        """Fork a rank or a server; returns True in it, False in this process."""
+        module = start.entry.partition(":")[0] if isinstance(start, RankPlace) else ""
         if module.startswith(_OWN):
             with suppress(ImportError):  # The rank says why.
                 import_module(module)
@@ -197,7 +230,10 @@ class ForkServerProcess:
             # The server forks in its main thread: so this signal comes when the process ends, not before.
             die_with_parent(own)
             return True
-        self._ranks[process] = start.rank
+        if isinstance(start, RankPlace):
+            self._ranks[process] = start.rank
+        else:
+            self._branches.add(process)
         return False
 
     def _reap(self) -> list[RankEnded]:
@@ -213,6 +249,7 @@ class ForkServerProcess:
                 return ended
             if process == 0:
                 return ended
+            self._branches.discard(process)
             rank = self._ranks.pop(process, None)
             if rank is not None:
                 ended.append(RankEnded(rank, os.waitstatus_to_exitcode(status)))

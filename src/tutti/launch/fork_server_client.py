@@ -11,13 +11,16 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
+
+from typing_extensions import override
 
 from tutti.launch.fork_server import (
     GRACE_S,
     IDLE_S,
+    Branch,
     EndRanks,
     RankEnded,
     Ready,
@@ -38,7 +41,54 @@ PATIENCE_S: Final = 10.0
 _POLL_S: Final = 0.01
 
 
-class ForkServer:
+class RankForker:
+    """The socket to a process that forks ranks.
+
+    Args:
+        control: the socket.
+
+    Attributes:
+        control: the same.
+        ready: the process has said that it listens.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control, self.ready = control, False
+
+    def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
+        """Have a rank forked. If the server is gone `next_message` says so."""
+        self._send(start, [one for one in descriptors if one is not None])
+
+    def next_message(self) -> RankEnded | Ready | None:
+        """Return the server's next message; None when it is gone."""
+        message, _ = receive(self.control)
+        if isinstance(message, Ready):
+            self.ready = True
+        assert message is None or isinstance(message, RankEnded | Ready), "what a fork server says"
+        return message
+
+    def returncode(self) -> int:
+        """Return the exit code of the server, which is gone."""
+        return -signal.SIGKILL
+
+    def _send(self, message: RankPlace | Branch, descriptors: Sequence[int]) -> None:
+        while True:
+            try:
+                return send(self.control, message, descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                return None
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                # So many descriptors may be under way at a time; the server is about to take them.
+                time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End the server, the ranks, and what they have started; they may do so a little later."""
+        self.control.close()
+
+
+class ForkServer(RankForker):
     """A fork server.
 
     Args:
@@ -49,8 +99,8 @@ class ForkServer:
     def __init__(self, threads: int, crowded: bool) -> None:
         self._made_for = _circumstances(threads, crowded)
         self._mark = uuid.uuid4().hex
-        self.ready = False
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(control)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
         with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
             unless_started.callback(self.control.close)
@@ -71,27 +121,14 @@ class ForkServer:
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
         return self._made_for == _circumstances(threads, crowded) and self.clear(0.0)
 
-    def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
-        """Have a rank forked. If the server is gone `next_message` says so."""
-        while True:
-            try:
-                return send(self.control, start, descriptors)
-            except (BrokenPipeError, ConnectionResetError):
-                return None
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
-                    raise
-                # So many descriptors may be under way at a time; the server is about to take them.
-                time.sleep(_POLL_S)
+    def branch(self) -> RankForker:
+        """Have a server like this one forked, whose ranks begin and end without those of others."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._send(Branch(), [theirs.fileno()])
+        return RankForker(control)
 
-    def next_message(self) -> RankEnded | Ready | None:
-        """Return the server's next message; None when it is gone."""
-        message, _ = receive(self.control)
-        if isinstance(message, Ready):
-            self.ready = True
-        assert message is None or isinstance(message, RankEnded | Ready), "what a fork server says"
-        return message
-
+    @override
     def returncode(self) -> int:
         """Return the exit code of the server, which is gone."""
         return self._process.wait()
@@ -115,6 +152,7 @@ class ForkServer:
                 return message is not None
         return False
 
+    @override
     def close(self) -> None:
         """End the server, the ranks, and what they have started."""
         self.control.close()

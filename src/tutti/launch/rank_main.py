@@ -14,7 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
 
-from tutti.launch import launcher
+from tutti.launch import control_channel, launcher
 from tutti.launch.exit_reports import Report, done, encode, failure, without_launcher
 from tutti.launch.malloc import keep_memory
 from tutti.launch.stop_request import StopPage, be_supervised
@@ -55,6 +55,7 @@ class Descriptors(NamedTuple):
         stop: the file of the `StopPage`.
         output: what becomes its standard output.
         errors: what becomes its standard error.
+        channel: a socket to the process that started it; None: it has none.
     """
 
     arena: int
@@ -63,6 +64,7 @@ class Descriptors(NamedTuple):
     stop: int
     output: int
     errors: int
+    channel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     be_supervised(StopPage(files.stop))
     os.close(files.stop)
+    if files.channel is not None:
+        control_channel.adopt(files.channel)
     for stream, descriptor, given in ((sys.stdout, 1, files.output), (sys.stderr, 2, files.errors)):
         os.dup2(given, descriptor)
         os.close(given)

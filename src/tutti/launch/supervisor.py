@@ -15,25 +15,23 @@ from __future__ import annotations
 import os
 import pickle
 import selectors
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from io import FileIO
-from pathlib import Path
 from typing import Final, cast
 
-from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.layout import control_bytes
 from tutti.errors import TuttiError
-from tutti.launch.exit_reports import Death, Report, cause, decode
-from tutti.launch.fork_server import RankEnded
+from tutti.launch.exit_reports import Report, cause
 from tutti.launch.fork_server_client import ForkServer, fork_server
 from tutti.launch.output_relay import Relay
 from tutti.launch.placement import Placement
-from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
+from tutti.launch.rank_processes import (
+    RankProcess,
+    RankSetting,
+    note_server_message,
+    out_of_memory_kills,
+    start_ranks,
+)
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 
@@ -42,34 +40,6 @@ CAUSE_S: Final = 1.0
 
 FINISH_S: Final = 10.0
 """How long a rank that is done may take to exit."""
-
-
-@dataclass
-class RankProcess:
-    """The supervisor's record of a rank: what has come through its pipe, and how it has ended."""
-
-    rank: int
-    pipe: FileIO
-    received: bytearray = field(default_factory=bytearray)
-    report: Report | None = None
-    death: Death | None = None
-    ended: bool = False
-
-    def receive(self) -> bool:
-        """Read all that is in the pipe; returns whether more may come."""
-        while data := self.pipe.read(1 << 20):
-            self.received += data
-            if self.report is None:
-                self.report = next(iter(cast("list[Report]", decode(self.received))), None)
-        return data is None
-
-    def end(self, returncode: int, starved: bool) -> None:
-        """Record that the process has ended."""
-        self.ended = True
-        # It may have written its report after the last read and before its end: read once more.
-        self.receive()
-        if self.report is None:
-            self.death = Death(self.rank, time.monotonic(), returncode, starved)
 
 
 def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool = False) -> object:
@@ -88,7 +58,9 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
             )
             # Before the server ends what is left of them.
             stack.callback(page.end)
-            ranks = _start_ranks(stack, server, entry, payload, placement, stop, relay)
+            ranks = start_ranks(stack, server, entry, payload, _settings(placement, relay), stop)
+            if relay is not None:
+                relay.start()
             error = _watch(ranks, server, stopping)
     stopping.act()
     if error is not None:
@@ -97,59 +69,22 @@ def supervise(entry: str, payload: bytes, placement: Placement, *, prefix: bool 
     return pickle.loads(cast("bytes", done.value))
 
 
-def _start_ranks(
-    stack: ExitStack,
-    server: ForkServer,
-    entry: str,
-    payload: bytes,
-    placement: Placement,
-    stop: int,
-    relay: Relay | None,
-) -> list[RankProcess]:
-    """Start them; `stack` closes the pipes of their reports, `stop` is the file of the `StopPage`."""
-    ranks: list[RankProcess] = []
-    arena = Arena.create()
-    block = arena.allocate(control_bytes(placement.ranks))
-    content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
+def _settings(placement: Placement, relay: Relay | None) -> list[RankSetting]:
+    """The threads, cores and outputs of each rank of a placement."""
     allowed = tuple(sorted(os.sched_getaffinity(0)))
-    try:
-        with open(content, "wb", closefd=False) as file:
-            path = [str(folder) for folder in sys.path]
-            pickle.dump(RankJob(payload, path, sys.argv, _folder()), file)
-        for rank in range(placement.ranks):
-            works = rank < placement.workers
-            cores = placement.cores[rank] if placement.cores and works else allowed
-            threads = (placement.threads or 1) if works else 1
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(reading, False)
-            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading))))
-            outputs = (1, 2) if relay is None else relay.outputs[rank]
-            try:
-                server.fork(
-                    RankPlace(rank, placement.ranks, entry, block, threads, cores),
-                    Descriptors(arena.fd, content, writing, stop, *outputs),
-                )
-            finally:
-                os.close(writing)
-    finally:
-        arena.close()
-        os.close(content)
-    if relay is not None:
-        relay.start()
-    return ranks
-
-
-def _folder() -> str:
-    """The working directory; nothing if somebody has deleted it."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
+    settings = []
+    for rank in range(placement.ranks):
+        works = rank < placement.workers
+        cores = placement.cores[rank] if placement.cores and works else allowed
+        threads = (placement.threads or 1) if works else 1
+        outputs = (1, 2) if relay is None else relay.outputs[rank]
+        settings.append(RankSetting(threads, cores, outputs))
+    return settings
 
 
 def _watch(ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping) -> TuttiError | None:
     """Wait until all ranks are done (None), one has failed (the error), or a signal ends them (None)."""
-    kills_before = _out_of_memory_kills()
+    kills_before = out_of_memory_kills()
     deadline: float | None = None
     with selectors.DefaultSelector() as selector:
         selector.register(stopping, selectors.EVENT_READ)
@@ -161,7 +96,7 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping)
             limits = [limit for limit in (patience, stopping.patience_s()) if limit is not None]
             for key, _ in selector.select(min(limits, default=None)):
                 if key.data is server:
-                    _handle_server_message(ranks, server, kills_before)
+                    note_server_message(ranks, server, kills_before)
                 elif key.data is not None and not key.data.receive():
                     selector.unregister(key.fileobj)
             error, certain = cause(
@@ -178,24 +113,3 @@ def _watch(ranks: Sequence[RankProcess], server: ForkServer, stopping: Stopping)
             if over or all(one.ended for one in ranks):
                 return error
     return None
-
-
-def _handle_server_message(ranks: Sequence[RankProcess], server: ForkServer, kills_before: int) -> None:
-    """Record which rank has ended; if the fork server is gone, all have."""
-    message = server.next_message()
-    if isinstance(message, RankEnded):
-        killed = message.returncode == -signal.SIGKILL
-        ranks[message.rank].end(message.returncode, killed and _out_of_memory_kills() > kills_before)
-    elif message is None:
-        returncode = server.returncode()
-        for one in ranks:
-            one.end(returncode, starved=_out_of_memory_kills() > kills_before)
-
-
-def _out_of_memory_kills() -> int:
-    """Return the number of processes that the kernel has killed for lack of memory since it started."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -20,6 +20,8 @@
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
+    log.txt               what the run has printed, where it is a job of a farm
+    error.txt             why it has failed, likewise
     .lock                 there while a job writes the folder: `FolderLock`
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
@@ -140,6 +142,11 @@ FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
 _FURTHER: Final = (STARTS, MLFLOW, "trace*.json", "trace*.json.gz", "profile-rank*", "usage*.jsonl")
 
 LOCK: Final = ".lock"
+LOG: Final = "log.txt"
+ERROR: Final = "error.txt"
+
+BEFORE: Final = (LOCK, LOG, ERROR)
+"""The files that may be in a folder before a run begins there."""
 
 R = TypeVar("R", bound=Record)
 
@@ -486,6 +493,15 @@ def refuse_locked(folder: Path) -> None:
         os.close(file)
 
 
+def is_locked(folder: Path) -> bool:
+    """Tell whether a job writes the folder."""
+    try:
+        refuse_locked(folder)
+    except BadRunFolder:
+        return True
+    return False
+
+
 def _refuse_held(file: int, folder: Path) -> None:
     """Raise BadRunFolder if a job has locked the file."""
     try:
@@ -539,7 +555,11 @@ def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
     with refusing(folder):
         if path is not None and folder.is_dir():
             refuse_locked(folder)
-        if path is not None and folder.is_dir() and any(place.name != LOCK for place in folder.iterdir()):
+        if (
+            path is not None
+            and folder.is_dir()
+            and any(place.name not in BEFORE for place in folder.iterdir())
+        ):
             raise BadRunFolder(f"run folder {folder} is not empty; name another one with --out, or delete it")
         existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         # Permission bits say nothing to root or on a read-only disk; only writing shows it.

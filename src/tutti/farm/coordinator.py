@@ -1,0 +1,325 @@
+"""The coordinator of a farm: hands jobs to blocks of ranks, and sees that each comes to an end. No torch.
+
+    source ──next──► coordinator ──begin──► pool of blocks
+           ◄─ended──             ◄─events──   of this host (`blocks`), or simulated (`virtual_pool`)
+
+It knows blocks by their numbers and time by the pool's clock, so it runs unchanged on a virtual one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from tutti.farm.jobs import FarmJob, JobOutcome, JobSource
+from tutti.records.farm_folder import JobState
+from tutti.records.run import EpochRecord, Summary
+
+STOP_S: Final = 600.0
+"""How long after a request to stop a job that can be stopped may take to save its state."""
+
+START_S: Final = 10.0
+"""How long after it a job may take that cannot be stopped yet, as it reads its data, or no more."""
+
+
+# --- what a pool reports
+
+
+@dataclass(frozen=True)
+class EpochOver:
+    """A block has trained an epoch of its job.
+
+    Attributes:
+        block: its number.
+        record: of the epoch.
+        answer: is to be called with whether the job ends with it; None: nobody waits for an answer.
+    """
+
+    block: int
+    record: EpochRecord
+    answer: Callable[[bool], None] | None = None
+
+
+@dataclass(frozen=True)
+class JobOver:
+    """A block is done with its job, and free: its summary, or why it has stopped."""
+
+    block: int
+    summary: Summary | None
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
+class BlockFailed:
+    """The job of a block has failed, or one of its ranks has died.
+
+    Attributes:
+        block: its number.
+        why: in one line.
+        traceback: all there is to say.
+    """
+
+    block: int
+    why: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The farm is to save and stop."""
+
+    why: str
+
+
+PoolEvent = EpochOver | JobOver | BlockFailed | StopAsked
+
+
+class Pool(Protocol):
+    """Blocks of ranks.
+
+    Attributes:
+        blocks: how many.
+    """
+
+    blocks: int
+
+    def now(self) -> float:
+        """Return the time in seconds, by the clock of the pool."""
+        ...
+
+    def begin(self, block: int, job: FarmJob) -> None:
+        """Have a block, which is free, work on a job."""
+        ...
+
+    def wait(self, until: float | None) -> Sequence[PoolEvent]:
+        """Return what has happened, once something has or it is `until`; None: however long that takes."""
+        ...
+
+    def ask_to_stop(self) -> None:
+        """Ask all blocks to save and stop."""
+        ...
+
+    def can_stop(self, block: int) -> bool:
+        """Tell whether the job of a block is where it can be stopped."""
+        ...
+
+    def restart(self, block: int) -> None:
+        """End a block's ranks at once, whatever they do, and start others, without a `BlockFailed`."""
+        ...
+
+
+# --- what is told to who looks on
+
+
+@dataclass(frozen=True)
+class JobBegan:
+    """A block has begun to work on a job."""
+
+    job: FarmJob
+    block: int
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """A block has trained an epoch of a job."""
+
+    job: FarmJob
+    block: int
+    record: EpochRecord
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """A job has come to an end on a block.
+
+    Attributes:
+        job: which one.
+        block: the number of the block.
+        outcome: how.
+        traceback: why it has failed.
+    """
+
+    job: FarmJob
+    block: int
+    outcome: JobOutcome
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The farm has been asked to save and stop; no further job begins."""
+
+    why: str
+
+
+Happening = JobBegan | EpochEnded | JobEnded | Stopping
+Listener = Callable[[Happening], None]
+
+
+@dataclass(frozen=True)
+class FarmOutcome:
+    """The way in which the work on a farm has ended.
+
+    Attributes:
+        stopped: why it has before the source had no more jobs; None: it has not.
+        seconds: how long it took.
+        busy_s: how long blocks have worked on jobs, added up.
+        blocks: how many there were.
+        ended: how many jobs have ended in each state.
+    """
+
+    stopped: str | None
+    seconds: float
+    busy_s: float
+    blocks: int
+    ended: Counter[JobState]
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the blocks' time that went into jobs, in [0, 1]."""
+        total = self.seconds * self.blocks
+        return self.busy_s / total if total > 0 else 1.0
+
+
+@dataclass
+class _Work:
+    """The job that a block works on."""
+
+    job: FarmJob
+    began: float
+
+
+@dataclass
+class Coordinator:
+    """The coordinator.
+
+    Attributes:
+        pool: the blocks.
+        source: the jobs.
+        job_timeout_s: after how long a job counts as hanging; None: never.
+        time_limit_s: after how long the farm saves and stops; None: never.
+        listener: is told of all that happens.
+    """
+
+    pool: Pool
+    source: JobSource
+    job_timeout_s: float | None = None
+    time_limit_s: float | None = None
+    listener: Listener | None = None
+    _running: dict[int, _Work] = field(default_factory=dict)
+    _ended: Counter[JobState] = field(default_factory=Counter)
+    _busy_s: float = 0.0
+    _stopped: str | None = None
+    _asked_at: float = 0.0
+
+    def run(self) -> FarmOutcome:
+        """Hand out jobs until there are none left and none runs, or the farm has stopped."""
+        began = self.pool.now()
+        over = None if self.time_limit_s is None else began + self.time_limit_s
+        free = list(range(self.pool.blocks))[::-1]
+        while True:
+            self._hand_out(free)
+            if not self._running:
+                break
+            limits = [] if over is None or self._stopped is not None else [over]
+            limits += [self._deadline(block) for block in self._watched()]
+            for event in self.pool.wait(min(limits, default=None)):
+                self._handle(event, free)
+            now = self.pool.now()
+            for block in [one for one in self._running if self._limited and now >= self._deadline(one)]:
+                self._give_up(block, free)
+            if self._stopped is None and over is not None and now >= over:
+                self._stop("its time limit is over")
+        seconds = self.pool.now() - began
+        return FarmOutcome(self._stopped, seconds, self._busy_s, self.pool.blocks, self._ended)
+
+    def _hand_out(self, free: list[int]) -> None:
+        while free and self._stopped is None and (job := self.source.next()) is not None:
+            block = free.pop()
+            self._running[block] = _Work(job, self.pool.now())
+            self._tell(JobBegan(job, block))
+            self.pool.begin(block, job)
+
+    @property
+    def _limited(self) -> bool:
+        """Whether there is a limit to the patience with jobs."""
+        return self.job_timeout_s is not None or self._stopped is not None
+
+    def _watched(self) -> list[int]:
+        """The blocks of which one comes first to the end of the patience with its job."""
+        # While all have the same time, that is the one which has begun first.
+        first = list(itertools.islice(self._running, 1))
+        return list(self._running) if self._stopped is not None else first if self._limited else []
+
+    def _deadline(self, block: int) -> float:
+        """When the patience with a block's job is at its end."""
+        limit = self._running[block].began + (self.job_timeout_s or float("inf"))
+        if self._stopped is None:
+            return limit
+        # Until a job can be stopped it may soon come to that, or be at its end already.
+        patience = STOP_S if self.pool.can_stop(block) else START_S
+        return min(limit, self._asked_at + patience)
+
+    def _handle(self, event: PoolEvent, free: list[int]) -> None:
+        if isinstance(event, StopAsked):
+            self._stop(event.why)
+        elif event.block not in self._running:
+            # A rank that has died between two jobs has spoiled none.
+            return
+        elif isinstance(event, EpochOver):
+            self._epoch(event)
+        elif isinstance(event, JobOver):
+            state = JobState.FINISHED if event.summary is not None else JobState.STOPPED
+            self._end(event.block, free, state, event.summary, event.stopped)
+        else:
+            # Who stops the farm may have sent SIGTERM to all of its processes.
+            state = JobState.FAILED if self._stopped is None or event.traceback else JobState.STOPPED
+            self._end(event.block, free, state, None, event.why, event.traceback)
+
+    def _epoch(self, event: EpochOver) -> None:
+        work = self._running[event.block]
+        self._tell(EpochEnded(work.job, event.block, event.record))
+        ends = self.source.epoch(work.job, event.record)
+        if event.answer is not None:
+            event.answer(ends)
+
+    def _give_up(self, block: int, free: list[int]) -> None:
+        """End a job that hangs, or that does not stop."""
+        work, limit = self._running[block], self.job_timeout_s
+        self.pool.restart(block)
+        if limit is not None and self.pool.now() >= work.began + limit:
+            why = f"it was not done after {limit:g} s, its time limit (--job-timeout)"
+            self._end(block, free, JobState.FAILED, None, why)
+        else:
+            self._end(block, free, JobState.STOPPED, None, "it was ended, as it did not stop when asked to")
+
+    def _end(
+        self,
+        block: int,
+        free: list[int],
+        state: JobState,
+        summary: Summary | None,
+        why: str,
+        traceback: str = "",
+    ) -> None:
+        work = self._running.pop(block)
+        outcome = JobOutcome(state, self.pool.now() - work.began, summary, why)
+        self._busy_s += outcome.seconds
+        self._ended[state] += 1
+        free.append(block)
+        # Who looks on writes down what the source may read.
+        self._tell(JobEnded(work.job, block, outcome, traceback))
+        self.source.ended(work.job, outcome)
+
+    def _stop(self, why: str) -> None:
+        if self._stopped is None:
+            self._stopped, self._asked_at = why, self.pool.now()
+            self._tell(Stopping(why))
+            self.pool.ask_to_stop()
+
+    def _tell(self, what: Happening) -> None:
+        if self.listener is not None:
+            self.listener(what)

@@ -1,0 +1,109 @@
+"""Blocks simulated under a virtual clock: for tests of the coordinator, and for figures of many blocks."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from tutti.farm.coordinator import BlockFailed, JobOver, PoolEvent, StopAsked
+from tutti.farm.jobs import FarmJob
+from tutti.records.run import Summary, World
+
+NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of a simulated job.
+
+    Attributes:
+        seconds: after which it ends.
+        fails: why it does; empty: it finishes.
+        stops_s: how long it takes to stop when it is asked to; `NEVER`: it cannot be stopped.
+    """
+
+    seconds: float
+    fails: str = ""
+    stops_s: float = 0.0
+
+
+@dataclass
+class VirtualPool:
+    """Blocks that only pass time.
+
+    Attributes:
+        blocks: how many.
+        course: of each job.
+        overhead_s: the time that a block needs for each job besides.
+        stops_at: when somebody asks the farm to stop.
+        began: each beginning of a job: when, on which block, its name.
+    """
+
+    blocks: int
+    course: Callable[[FarmJob], Course]
+    overhead_s: float = 0.0
+    stops_at: float = NEVER
+    began: list[tuple[float, int, str]] = field(default_factory=list)
+    _now: float = 0.0
+    _order: count[int] = field(default_factory=count)
+    _events: list[tuple[float, int, int, PoolEvent]] = field(default_factory=list)
+    _work: dict[int, tuple[int, Course]] = field(default_factory=dict)
+    """The number of a block's job in order, and its course: events of earlier jobs do not count."""
+
+    def __post_init__(self) -> None:
+        if self.stops_at != NEVER:
+            heapq.heappush(self._events, (self.stops_at, next(self._order), -1, StopAsked("it was asked to")))
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self._now
+
+    def begin(self, block: int, job: FarmJob) -> None:
+        """Have a block pass the time of a job."""
+        assert block not in self._work, "a block works on one job at a time"
+        self.began.append((self._now, block, job.name))
+        course, number = self.course(job), next(self._order)
+        self._work[block] = number, course
+        end = BlockFailed(block, course.fails) if course.fails else JobOver(block, _summary(course.seconds))
+        self._add(course.seconds + self.overhead_s, block, end)
+
+    def wait(self, until: float | None) -> Sequence[PoolEvent]:
+        """Go on to the next event, or to `until`."""
+        until = NEVER if until is None else until
+        while self._events and self._events[0][0] <= until:
+            self._now, _, number, event = heapq.heappop(self._events)
+            if isinstance(event, StopAsked):
+                return [event]
+            work = self._work.get(event.block)
+            if work is not None and work[0] == number:
+                del self._work[event.block]
+                return [event]
+        assert until != NEVER, "jobs that hang are waited for without a limit"
+        self._now = max(self._now, until)
+        return []
+
+    def ask_to_stop(self) -> None:
+        """Have the jobs stop that can."""
+        for block, (_, course) in self._work.items():
+            if course.stops_s != NEVER:
+                self._add(course.stops_s, block, JobOver(block, None, "it was asked to"))
+
+    def can_stop(self, block: int) -> bool:
+        """Tell whether a block's job can be stopped."""
+        return self._work[block][1].stops_s != NEVER
+
+    def restart(self, block: int) -> None:
+        """Forget the job of a block."""
+        self._work.pop(block, None)
+
+    def _add(self, seconds: float, block: int, event: PoolEvent) -> None:
+        if seconds != NEVER:
+            number = self._work[block][0]
+            heapq.heappush(self._events, (self._now + seconds, next(self._order), number, event))
+
+
+def _summary(seconds: float) -> Summary:
+    return Summary(None, None, 0, 1, 1, 1, seconds, 0.0, World(), {}, "")

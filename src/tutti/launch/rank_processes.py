@@ -1,0 +1,145 @@
+"""The ranks of one group, as the process that has them started sees them: their reports, and their ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.layout import control_bytes
+from tutti.launch.exit_reports import Death, Report, decode
+from tutti.launch.fork_server import RankEnded
+from tutti.launch.fork_server_client import RankForker
+from tutti.launch.rank_main import Descriptors, RankJob, RankPlace
+
+
+@dataclass
+class RankProcess:
+    """The supervisor's record of a rank: what has come through its pipe, and how it has ended."""
+
+    rank: int
+    pipe: FileIO
+    received: bytearray = field(default_factory=bytearray)
+    report: Report | None = None
+    death: Death | None = None
+    ended: bool = False
+
+    def receive(self) -> bool:
+        """Read all that is in the pipe; returns whether more may come."""
+        while data := self.pipe.read(1 << 20):
+            self.received += data
+            if self.report is None:
+                self.report = next(iter(cast("list[Report]", decode(self.received))), None)
+        return data is None
+
+    def end(self, returncode: int, starved: bool) -> None:
+        """Record that the process has ended."""
+        self.ended = True
+        # It may have written its report after the last read and before its end: read once more.
+        self.receive()
+        if self.report is None:
+            self.death = Death(self.rank, time.monotonic(), returncode, starved)
+
+
+class RankSetting(NamedTuple):
+    """The setting of one rank.
+
+    Attributes:
+        threads: how many threads torch may use.
+        cores: the logical CPUs to run on.
+        outputs: the descriptors of its standard output and standard error.
+        channel: the descriptor of a socket to this process.
+    """
+
+    threads: int
+    cores: tuple[int, ...]
+    outputs: tuple[int, int] = (1, 2)
+    channel: int | None = None
+
+
+def start_ranks(
+    stack: ExitStack,
+    server: RankForker,
+    entry: str,
+    payload: bytes,
+    settings: Sequence[RankSetting],
+    stop: int,
+) -> list[RankProcess]:
+    """Have the ranks of a group forked, with an arena of their own.
+
+    Args:
+        stack: closes the pipes of their reports.
+        server: forks them.
+        entry: the function to run, as "package.module:function".
+        payload: handed to it.
+        settings: of each rank.
+        stop: the file of their `StopPage`.
+    """
+    ranks: list[RankProcess] = []
+    arena = Arena.create()
+    size = len(settings)
+    block = arena.allocate(control_bytes(size))
+    content = os.memfd_create("tutti-job", os.MFD_CLOEXEC)
+    try:
+        with open(content, "wb", closefd=False) as file:
+            path = [str(folder) for folder in sys.path]
+            pickle.dump(RankJob(payload, path, sys.argv, _folder()), file)
+        for rank, setting in enumerate(settings):
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(reading, False)
+            ranks.append(RankProcess(rank, stack.enter_context(FileIO(reading))))
+            try:
+                server.fork(
+                    RankPlace(rank, size, entry, block, setting.threads, setting.cores),
+                    Descriptors(arena.fd, content, writing, stop, *setting.outputs, setting.channel),
+                )
+            finally:
+                os.close(writing)
+    finally:
+        arena.close()
+        os.close(content)
+    return ranks
+
+
+def _folder() -> str:
+    """The working directory; nothing if somebody has deleted it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def note_server_message(ranks: Sequence[RankProcess], server: RankForker, kills_before: int) -> None:
+    """Record which rank has ended; if the fork server is gone, all have.
+
+    Args:
+        ranks: of the server.
+        server: has something to say.
+        kills_before: the `out_of_memory_kills` before the ranks began.
+    """
+    message = server.next_message()
+    if isinstance(message, RankEnded):
+        killed = message.returncode == -signal.SIGKILL
+        ranks[message.rank].end(message.returncode, killed and out_of_memory_kills() > kills_before)
+    elif message is None:
+        returncode = server.returncode()
+        for one in ranks:
+            one.end(returncode, starved=out_of_memory_kills() > kills_before)
+
+
+def out_of_memory_kills() -> int:
+    """Return the number of processes that the kernel has killed for lack of memory since it started."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

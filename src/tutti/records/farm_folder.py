@@ -1,0 +1,312 @@
+"""The folder of a farm: the names of its files, their writing and their reading.
+
+    farm.json             what the farm was asked, and its jobs: `FarmPlan`
+    farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
+    splits.npz            the rows of each fold, of a cross-validation
+    events.jsonl          one `FarmEvent` a line: which block has worked on which job, and when
+    jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
+    jobs/NAME/log.txt     what the job has printed
+    jobs/NAME/error.txt   why it has failed: the traceback
+    .lock                 there while a process works on the farm: `FolderLock`
+
+The state of a job is that of its run folder, which alone has it. Needs neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadOption, BadRunFolder
+from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
+from tutti.records.run_folder import (
+    ERROR,
+    LOCK,
+    LOG,
+    FolderLock,
+    RunFolder,
+    is_locked,
+    refusing,
+    replace_file,
+)
+from tutti.records.untrusted import read_file
+
+FARM: Final = "farm.json"
+FARM_SEAL: Final = "farm.seal"
+SPLITS: Final = "splits.npz"
+EVENTS: Final = "events.jsonl"
+JOBS: Final = "jobs"
+
+VERSION: Final = 1
+"""The version of the files of a farm that this program writes."""
+
+_MOST_ERROR_BYTES: Final = 1 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
+
+
+class JobState(Enum):
+    """The state of a job."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class FarmPlan(Record):
+    """The plan of a farm, complete: who resumes it must have the same.
+
+    Attributes:
+        kind: of the study, such as "cv".
+        question: what the study was asked, as JSON values.
+        jobs: the configuration of each job that is known from the beginning, by name.
+        version: of the files.
+    """
+
+    kind: str
+    question: Json
+    jobs: dict[str, Json] = field(default_factory=dict)
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class FarmEvent(Record):
+    """The beginning or the end of a job on a block.
+
+    Attributes:
+        time: when, in seconds since the epoch.
+        event: "began" or "ended".
+        job: its name.
+        block: the number of the block.
+        state: of a job that has ended, a `JobState`.
+        seconds: how long the block has worked on it.
+        why: it has stopped or failed.
+    """
+
+    time: float
+    event: str
+    job: str
+    block: int
+    state: str = ""
+    seconds: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class FarmFolder:
+    """The folder of a farm. Made by `begin` and `open`.
+
+    Every method raises `BadRunFolder` for a file that cannot be read or written.
+    """
+
+    path: Path
+
+    @classmethod
+    def begin(
+        cls,
+        path: str | Path,
+        kind: str,
+        question: Json,
+        jobs: Mapping[str, Json] | None = None,
+        *,
+        resume: bool = False,
+        seal: str | None = None,
+    ) -> FarmFolder:
+        """Make the folder of a new farm, or take up that of an earlier one.
+
+        Args:
+            path: of the folder; an empty one is used.
+            kind: of the study.
+            question: what it was asked.
+            jobs: the configurations of its jobs, by name.
+            resume: take up the farm that is there, if there is one.
+            seal: the proof that this user has written the plan.
+
+        Raises:
+            BadOption: the farm that is there has another plan, or two jobs cannot both have their names.
+            BadRunFolder: something else is there, or the folder cannot be written.
+        """
+        plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
+        _refuse_nested(plan.jobs)
+        if resume and (folder.path / FARM).is_file():
+            folder._refuse_other(plan)
+            return folder
+        with refusing(folder.path):
+            if folder.path.is_dir() and any(place.name != LOCK for place in folder.path.iterdir()):
+                there = (
+                    "has a farm in it: --resume goes on with that; or"
+                    if (folder.path / FARM).is_file()
+                    else "is not empty;"
+                )
+                raise BadRunFolder(f"the folder {folder.path} {there} name another one with --out")
+            (folder.path / JOBS).mkdir(parents=True, exist_ok=True)
+            if seal is not None:
+                replace_file(folder.path / FARM_SEAL, seal.encode() + b"\n")
+            # Last: without it there is no farm.
+            replace_file(folder.path / FARM, to_json(plan, indent=2).encode() + b"\n")
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> FarmFolder:
+        """Open the folder of a farm.
+
+        Raises:
+            BadRunFolder: it is none.
+        """
+        folder = cls(Path(path))
+        if not (folder.path / FARM).is_file():
+            what = f"has no {FARM}" if folder.path.is_dir() else "does not exist"
+            raise BadRunFolder(
+                f"{folder.path} {what}, so it is no folder of a farm; give one that 'tutti cv' or "
+                "'tutti tune' wrote"
+            )
+        version = folder.plan.version
+        if version != VERSION:
+            raise BadRunFolder(
+                f"{folder.path / FARM} is of version {version}, and this tutti reads version {VERSION}; use "
+                "the tutti that wrote it"
+            )
+        return folder
+
+    @cached_property
+    def plan(self) -> FarmPlan:
+        """The plan of the farm."""
+        return read_record(self.path / FARM, FarmPlan)
+
+    @property
+    def splits(self) -> Path:
+        """The file with the rows of each fold."""
+        return self.path / SPLITS
+
+    def lock(self) -> FolderLock:
+        """Lock the farm, which one process works on at a time.
+
+        Raises:
+            BadRunFolder: another one does.
+        """
+        return FolderLock(self.path)
+
+    def job(self, name: str) -> Path:
+        """Return the run folder of a job.
+
+        Raises:
+            BadOption: the name is no relative path in plain characters.
+        """
+        if not all(_NAME.fullmatch(part) for part in name.split("/")):
+            raise BadOption(
+                f"a job cannot have the name '{name}'; use letters, digits and any of _=+,@.- with / between "
+                "the parts, none of which begins with a dot"
+            )
+        return self.path / JOBS / name
+
+    def state(self, name: str) -> JobState:
+        """Return the state of a job, as its run folder and the lock on that say."""
+        folder = RunFolder(self.job(name))
+        if folder.finished:
+            return JobState.FINISHED
+        if is_locked(folder.path):
+            return JobState.RUNNING
+        if folder.has(ERROR):
+            return JobState.FAILED
+        return JobState.STOPPED if folder.resumable else JobState.WAITING
+
+    def error(self, name: str) -> str | None:
+        """Return the traceback of a job that has failed; None: it has not."""
+        try:
+            return read_file(self.job(name) / ERROR, _MOST_ERROR_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BadRunFolder(f"cannot read {error.filename}: {error.strerror}") from error
+
+    def write_error(self, name: str, traceback: str) -> None:
+        """Write why a job has failed."""
+        folder = self.job(name)
+        with refusing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / ERROR, traceback.rstrip("\n").encode(errors="replace") + b"\n", flush=False)
+
+    def clear_error(self, name: str) -> None:
+        """Forget why a job has failed, which is tried again."""
+        with refusing(self.job(name)), suppress(FileNotFoundError, NotADirectoryError):
+            (self.job(name) / ERROR).unlink()
+
+    def open_log(self, name: str) -> int:
+        """Return the descriptor of the file for what a job prints, after what it has printed before."""
+        folder = self.job(name)
+        with refusing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            return os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def note(self, event: FarmEvent) -> None:
+        """Add an event to those before."""
+        path = self.path / EVENTS
+        # Nothing is derived from it but figures, so it is not flushed to the disk.
+        with refusing(path), open(path, "ab") as file:
+            file.write(to_json(event).encode() + b"\n")
+
+    def events(self) -> JsonLinesFile[FarmEvent]:
+        """Read all events; none if there are none yet."""
+        path = self.path / EVENTS
+        return read_lines(path, FarmEvent) if path.is_file() else JsonLinesFile([], [])
+
+    def _refuse_other(self, plan: FarmPlan) -> None:
+        differ = differences(FarmFolder.open(self.path).plan, plan)
+        if differ:
+            raise BadOption(
+                f"{self.path} is the folder of another farm: {'; '.join(differ)}; give what it was begun "
+                "with, or name another folder with --out"
+            )
+
+
+def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
+    """Say in which fields two plans differ, each as "NAME is X (was Y)"."""
+    if before.kind != now.kind:
+        return [f"it is of '{before.kind}', not '{now.kind}'"]
+    # As it would be read again: a tuple is a list then.
+    asked, given = before.question, _as_read(now.question)
+    found = [
+        f"{name.replace('_', '-')} is {_shown(given.get(name))} (was {_shown(asked.get(name))})"
+        for name in sorted({*asked, *given})
+        if asked.get(name) != given.get(name)
+    ]
+    jobs = _as_read(now.jobs)
+    if not found and before.jobs != jobs:
+        other = sorted(name for name in {*before.jobs, *jobs} if before.jobs.get(name) != jobs.get(name))
+        old, new = before.jobs.get(other[0], {}), jobs.get(other[0], {})
+        options = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        found = [
+            f"{len(other)} of its jobs {'is another' if len(other) == 1 else 'are others'}, such as "
+            f"'{other[0]}', by {', '.join(option.replace('_', '-') for option in options)}"
+        ]
+    return found
+
+
+def _as_read(values: Json) -> Json:
+    found: Json = json.loads(to_json(values))
+    return found
+
+
+def _shown(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse_nested(names: Mapping[str, object]) -> None:
+    """Refuse jobs of which one's folder would lie in that of another."""
+    for name in names:
+        parts = name.split("/")
+        for count in range(1, len(parts)):
+            outer = "/".join(parts[:count])
+            if outer in names:
+                raise BadOption(f"the jobs '{outer}' and '{name}' cannot both have their names; rename one")

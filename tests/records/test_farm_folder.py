@@ -1,0 +1,89 @@
+"""Tests of the folder of a farm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tutti.errors import BadOption, BadRunFolder
+from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.run import Summary, World
+from tutti.records.run_folder import FolderLock, RunFolder, check_writable
+
+QUESTION = {"models": ["mlp", "cnn"], "folds": 5, "group-by": None}
+JOBS = {"mlp/fold-1": {"model": "mlp", "lr": 0.1}, "cnn/fold-1": {"model": "cnn", "lr": 0.1}}
+
+
+def test_a_farm_is_begun_once_and_taken_up_with_the_same_plan_alone(tmp_path: Path) -> None:
+    path = tmp_path / "farm"
+    begun = FarmFolder.begin(path, "cv", QUESTION, JOBS)
+    assert FarmFolder.open(path).plan == begun.plan
+    assert begun.plan.jobs == JOBS
+    with pytest.raises(BadRunFolder, match="has a farm in it: --resume goes on with that"):
+        FarmFolder.begin(path, "cv", QUESTION, JOBS)
+    same = FarmFolder.begin(path, "cv", {**QUESTION, "models": ("mlp", "cnn")}, JOBS, resume=True)
+    assert same.path == path
+    with pytest.raises(BadOption, match=r"another farm: folds is 3 \(was 5\); group-by is sex \(was none\)"):
+        FarmFolder.begin(path, "cv", {**QUESTION, "folds": 3, "group-by": "sex"}, JOBS, resume=True)
+    with pytest.raises(BadOption, match="it is of 'cv', not 'tune'"):
+        FarmFolder.begin(path, "tune", QUESTION, JOBS, resume=True)
+    others = {**JOBS, "cnn/fold-1": {"model": "cnn", "lr": 0.2}}
+    with pytest.raises(BadOption, match="1 of its jobs is another, such as 'cnn/fold-1', by lr"):
+        FarmFolder.begin(path, "cv", QUESTION, others, resume=True)
+
+
+def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match="does not exist, so it is no folder of a farm"):
+        FarmFolder.open(tmp_path / "none")
+    with pytest.raises(BadRunFolder, match=r"has no farm\.json"):
+        FarmFolder.open(tmp_path)
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(BadRunFolder, match="is not empty; name another one"):
+        FarmFolder.begin(tmp_path, "cv", QUESTION, resume=True)
+    later = FarmFolder.begin(tmp_path / "later", "cv", QUESTION).path / "farm.json"
+    later.write_text(later.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(BadRunFolder, match="is of version 2"):
+        FarmFolder.open(later.parent)
+
+
+@pytest.mark.parametrize("name", ["../else", "/tmp/else", "a//b", "", ".hidden", "a/.ranks", "a b", "a/"])
+def test_names_of_jobs_stay_inside(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadOption, match="a job cannot have the name"):
+        FarmFolder.begin(tmp_path / "farm", "cv", QUESTION).job(name)
+
+
+def test_no_job_lies_in_another(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="'mlp' and 'mlp/cosine/fold-1' cannot both"):
+        FarmFolder.begin(tmp_path / "farm", "cv", QUESTION, {"mlp": {}, "mlp/cosine/fold-1": {}})
+
+
+def test_the_state_of_a_job_is_that_of_its_run_folder(tmp_path: Path) -> None:
+    farm = FarmFolder.begin(tmp_path / "farm", "cv", QUESTION, JOBS)
+    name = "mlp/fold-1"
+    assert farm.state(name) is JobState.WAITING
+    farm.write_error(name, "Traceback ...\nValueError: no\n")
+    assert farm.state(name) is JobState.FAILED
+    assert farm.error(name) == "Traceback ...\nValueError: no\n"
+    farm.clear_error(name)
+    assert farm.error(name) is None
+    # What a job has left there does not keep a run from beginning.
+    check_writable(farm.job(name))
+    with FolderLock(farm.job(name)):
+        assert farm.state(name) is JobState.RUNNING
+    run = RunFolder.create(farm.job(name), "mlp", "digits")
+    (run.path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (run.path / "checkpoints" / "step-00000001" / "manifest.json").write_text("{}")
+    assert farm.state(name) is JobState.STOPPED
+    run.write(Summary(None, None, 0, 1, 1, 1, 1.0, 1.0, World(), {}, ""))
+    assert farm.state(name) is JobState.FINISHED
+    assert farm.state("cnn/fold-1") is JobState.WAITING
+
+
+def test_events_are_read_in_order(tmp_path: Path) -> None:
+    farm = FarmFolder.begin(tmp_path / "farm", "cv", QUESTION)
+    assert farm.events().records == []
+    events = [FarmEvent(1.0, "began", "a", 0), FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed")]
+    for event in events:
+        farm.note(event)
+    assert farm.events().records == events
