@@ -10,11 +10,12 @@ import pytest
 from tutti.cli.main import main
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
-from tutti.records.run import Summary, World
-from tutti.records.run_folder import RunFolder
+from tutti.records.run import EpochRecord, Evaluation, Summary, World
+from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
 from tutti.run.config import TrainConfig
 from tutti.run.resume import MAY_DIFFER, Resume, check_same
 
+FOUND = Evaluation(50, 0.5, {"accuracy": 0.875})
 CONFIG = TrainConfig(model="mlp", data="digits", lr=0.01)
 
 
@@ -30,7 +31,10 @@ def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
         (folder / FOLDER / LATEST).unlink(missing_ok=True)
         (folder / FOLDER / LATEST).symlink_to(place.name)
     if finished:
-        run.write(Summary.of([], None, 10, World()))
+        run.append(EpochRecord(1, 5, True, FOUND, FOUND, {"total": 1.0, "validation": 0.1}, 1.0, 0.1, "now"))
+        run.write(Summary.of(run.history().records, FOUND, 10, World()))
+        run.write(StrategyFacts("together", ""))
+        run.write(TrainedOn("digits", 10, (), (1, 8, 8), (), ()))
     return folder
 
 
@@ -142,4 +146,7 @@ def test_a_run_that_has_come_to_its_end_says_so(tmp_path: Path, capsys: pytest.C
     run = left_by(tmp_path / "run", 5, finished=True)
     for options in (["--resume", str(run)], ["--resume", "auto", "--out", str(run)]):
         assert main(["train", *options]) == 0
-        assert "has come to its end; give more --epochs to train on" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "has come to its end; give more epochs, to train on" in shown
+        assert "test: 50 samples, accuracy 87.50%" in shown
+        assert "trained 5 steps" in shown

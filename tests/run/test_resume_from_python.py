@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import tutti
 from tutti.errors import BadOption
 from tutti.launch.launcher import LaunchContext, Launcher
-from tutti.run import resume
+from tutti.run import api, resume
 from tutti.run.config import TrainConfig
 from tutti.run.resume import placed
 
@@ -42,6 +42,22 @@ def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
     assert went_on.config.as_json() == begun.config.as_json()
     ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = begin(tmp_path, **SGD, resume="auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "run", lambda job: pytest.fail("it is trained again"))
+        for given in ({"resume": "auto", "steps": 5, **SGD}, {"resume": tmp_path}):
+            again = train(tmp_path, **given)
+            assert (again.summary, again.folder) == (begun.summary, begun.folder)
+            assert again.history == begun.history
+            assert again.config.as_json() == begun.config.as_json()
+            ours, theirs = again.model.state_dict(), begun.model.state_dict()
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        with pytest.raises(BadOption, match=r"lr=0.9 \(was 0.05\)"):
+            train(tmp_path, resume="auto", lr=0.9)
+    assert len(train(tmp_path, resume="auto", steps=6).history) == 2
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from tutti.cli.options import Parser, config_from, numbers_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import MODELS
-from tutti.records.run_folder import RunFolder
 from tutti.registry import part
 from tutti.reports.advice import advice, measuring_share, stages_by_rank
 from tutti.run.config import Options, TrainConfig
+from tutti.run.finished import outcome_again
 from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import ProfiledSteps, RunOutcome, TrainJob
@@ -80,7 +80,7 @@ class TrainCommand(Command):
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
         if resume is not None and resume.goes_on:
             config = _resumed(own, resume, given, dotted)
-            if resume.checkpoint is None and _has_ended(resume, config):
+            if outcome_again(resume, config) is not None:
                 return 0
         else:
             config = config_of(own, given, dotted)
@@ -116,18 +116,6 @@ def _resumed(
     now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
     check_same(before, now)
     return now
-
-
-def _has_ended(resume: Resume, config: TrainConfig) -> bool:
-    """Say so, if the run has come to its end and is not to be longer now."""
-    folder = RunFolder(resume.folder)
-    before = TrainConfig.from_json(folder.config())
-    lengths = [(one.epochs, one.steps, one.stop) for one in (before, config)]
-    if not folder.finished or lengths[0] != lengths[1]:
-        return False
-    more = "more --epochs" if before.stop is None else "more --epochs or another --stop"
-    print(f"the run in {resume.folder} has come to its end; give {more} to train on")
-    return True
 
 
 def _profiled(own: argparse.Namespace) -> ProfiledSteps | None:

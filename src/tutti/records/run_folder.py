@@ -105,6 +105,7 @@ class TrainedOn(Record):
         shape: of one input.
         mean: of the inputs' scale, see `tutti.data.Scale`.
         std: likewise.
+        outputs: how many a model for it has.
     """
 
     name: str
@@ -113,6 +114,7 @@ class TrainedOn(Record):
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    outputs: int = 1
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,19 @@ from torch.optim import Optimizer
 from tutti import models
 from tutti.errors import BadOption, RunStopped, UnknownName
 from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
 from tutti.run.config import Options, TrainConfig
+from tutti.run.finished import outcome_again
 from tutti.run.pickled_arguments import by_name, named_or_given
 from tutti.run.resume import Resume, check_same, placed
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
-from tutti.training.weights import bring_back
+from tutti.training.weights import bring_back, read_weights
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def train(
         trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
         resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given
             is as it was. Model, data and other objects must be given again, and what decides what is learned
-            must not differ. "auto": the run in `out`, or a new one there.
+            must not differ. "auto": the run in `out`, or a new one there. Of a run that has come to its end
+            this is the result.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
             written when `out` names one.
@@ -174,8 +177,10 @@ def train(
     values |= {"workers": str(workers)}
     config = TrainConfig.from_json({**values, **options})
     resumed = None if resume is None else Resume.find(str(resume), config.out)
+    outcome = None
     if resumed is not None and resumed.goes_on:
         config = _resumed(resumed, {**_chosen(values, strategy, optimizer), **options})
+        outcome = outcome_again(resumed, config, quiet)
     write = config.out is not None
     floats = str(torch.get_default_dtype()).removeprefix("torch.")
     job = TrainJob(
@@ -188,8 +193,11 @@ def train(
         floats=floats,
         resume=resumed,
     )
-    with lasting_output():
-        outcome = cast("RunOutcome | None", run(job))
+    if outcome is not None:
+        outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
+    else:
+        with lasting_output():
+            outcome = cast("RunOutcome | None", run(job))
     if outcome is None:
         raise BadOption(
             "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"

@@ -67,6 +67,12 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str
     return head + "\n\n" + "\n".join(table(result, names))
 
 
+def result(summary: Summary, labels: Sequence[str] = ()) -> list[str]:
+    """Describe what a run has come to: its figures on the test part, its end and its speed."""
+    test = [] if summary.test is None else [f"\n{evaluation('test', summary.test, labels)}\n"]
+    return [*test, *ending(summary), speed(summary)]
+
+
 def ending(summary: Summary) -> list[str]:
     """Say why a run ended early, and which epoch's weights it has; nothing of a run as long as planned."""
     lines = [] if summary.ended_early is None else [f"ended early: {summary.ended_early}"]

@@ -294,7 +294,8 @@ def _run_folder(
         try:
             folder.reserve_weights(task.nbytes)
             folder.write_config(config.as_json(), seal(config.as_json()))
-            folder.write(TrainedOn(data.name, data.classes, data.labels, data.shape, scale.mean, scale.std))
+            seen = data.shape, scale.mean, scale.std
+            folder.write(TrainedOn(data.name, data.classes, data.labels, *seen, outputs_for(data)))
             folder.write(facts)
             folder.note_start(start)
             yield folder
@@ -313,9 +314,7 @@ def _print_end(
     outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
 ) -> None:
     history, validate = outcome.history, outcome.config.validate
-    if summary.test is not None:
-        print("\n" + summary_lines.evaluation("test", summary.test, dataset.labels) + "\n")
-    print(*summary_lines.ending(summary), summary_lines.speed(summary), sep="\n")
+    print(*summary_lines.result(summary, dataset.labels), sep="\n")
     for line in summary_lines.exchanges(history):
         print(line)
     if pipeline is not None:
