@@ -74,22 +74,24 @@ def config_of(place: Path, name: str, **options: Any) -> TrainConfig:
     return TrainConfig.from_json({**given, **options})
 
 
-def train(config: TrainConfig, ranks: int, resume: Resume | None = None, trace: bool = False) -> RunOutcome:
+def train(
+    config: TrainConfig, ranks: int, resume: Resume | None = None, trace: bool = False, hosts: int = 1
+) -> RunOutcome:
     """Run the ranks as threads of this process."""
     payload = pickle.dumps(TrainJob(config, resume=resume, quiet=True, trace=trace))
-    return VirtualWorld(ranks).run(lambda comm: work(comm, payload))[0]
+    return VirtualWorld(ranks, ranks // hosts).run(lambda comm: work(comm, payload))[0]
 
 
-def middle_of(run: Path) -> Path:
-    return step_folder(run / FOLDER, MIDDLE)
+def middle_of(run: Path, step: int = MIDDLE) -> Path:
+    return step_folder(run / FOLDER, step)
 
 
-def copy_of(run: Path, place: Path) -> Path:
-    """A run that was killed after the checkpoint in its middle."""
+def copy_of(run: Path, place: Path, step: int = MIDDLE) -> Path:
+    """A run that was killed after the checkpoint of a step, by default that in its middle."""
     copy = shutil.copytree(run, place, symlinks=True)
     (copy / "summary.json").unlink()
     for checkpoint in (copy / FOLDER).glob("step-*"):
-        if checkpoint.name != middle_of(run).name:
+        if checkpoint.name != middle_of(run, step).name:
             shutil.rmtree(checkpoint)
     return copy
 
@@ -159,20 +161,26 @@ def _columns(run: Path) -> list[dict[str, str]]:
     return [{name: text for name, text in row.items() if not name.startswith(timed)} for row in rows]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_other_numbers_of_ranks_come_to_the_same_weights(
-    whole_anywhere: Path, place: Path, tmp_path: Path, ranks: int
+def test_interrupted_after_one_and_a_half_epochs_a_run_comes_to_the_same_end(
+    place: Path, tmp_path: Path
 ) -> None:
-    run = resumed(whole_anywhere, tmp_path / "run", ranks, config_of(place, ""))
-    assert apart(run, whole_anywhere) < 1e-12
-    records = [RunFolder(one).history().records for one in (run, whole_anywhere)]
-    for ours, theirs in zip(*records, strict=True):
-        assert (ours.step, ours.train.samples, ours.lr) == (theirs.step, theirs.train.samples, theirs.lr)
-        assert ours.train.loss == pytest.approx(theirs.train.loss, rel=1e-12)
-        assert ours.validation is not None
-        assert theirs.validation is not None
-        assert ours.validation.loss == pytest.approx(theirs.validation.loss, rel=1e-12)
-    assert RunFolder(run).starts().records[-1].world.ranks == ranks
+    """With sync, Adam, a one-cycle schedule, clipping and dropout, by any number of ranks and hosts."""
+    config, whole = config_of(place, "", batch_size=20, checkpoint="9 steps"), tmp_path / "whole"
+    train(replace(config, out=str(whole)), 2)
+    assert [one.step for one in RunFolder(whole).history().records] == [6, 12, 18]
+    for ranks, hosts, most_apart in ((2, 1, 0.0), (1, 1, 1e-12), (3, 1, 1e-12), (2, 2, 1e-12), (4, 2, 1e-12)):
+        run = copy_of(whole, tmp_path / f"{ranks} on {hosts}", 9)
+        train(replace(config, out=str(run)), ranks, Resume(run), hosts=hosts)
+        assert apart(run, whole) <= most_apart, (ranks, hosts)
+        records = [RunFolder(one).history().records for one in (run, whole)]
+        for ours, theirs in zip(*records, strict=True):
+            assert (ours.step, ours.train.samples, ours.lr) == (theirs.step, theirs.train.samples, theirs.lr)
+            assert ours.train.loss == pytest.approx(theirs.train.loss, rel=1e-12)
+            assert ours.validation is not None
+            assert theirs.validation is not None
+            assert ours.validation.loss == pytest.approx(theirs.validation.loss, rel=1e-12)
+        start = RunFolder(run).starts().records[-1]
+        assert (start.step, start.world.ranks) == (9, ranks)
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_end(
