@@ -523,6 +523,18 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
                     assert not differences(before, after), where
 
 
+def check_taking_the_state_does_not_change_the_course(strategy: type[Strategy], known: Setting) -> None:
+    one = brisk(strategy, known)
+    for hosts in (1, 2) if on_several_hosts(one) else (1,):
+        if strategy.name == "adpsgd" and hosts > 1:
+            continue  # Whoever has asked another worker waits for the answer first.
+        course = Course(one, in_turn=one.pace is Pace.FREE)
+        looked = world(one, 4, hosts).run(begin, course)
+        whole = world(one, 4, hosts).run(begin, replace(course, stops=False))
+        for found, expected in zip(looked, whole, strict=True):
+            assert found is None or torch.equal(found.final, expected.final), f"{hosts} hosts"
+
+
 def _courses(strategy: type[Strategy], known: Setting) -> list[Course]:
     """A strategy with its usual options, and with each of them changed."""
     given = [known.brisk]

@@ -134,6 +134,17 @@ def test_goes_on_with_two_levels(course: Course) -> None:
     assert_goes_on(VirtualWorld(4, 2, servers=2, levels=2, server_period=3), course)
 
 
+@courses(LEVELLED)
+def test_taking_the_state_does_not_change_the_course_with_two_levels(course: Course) -> None:
+    course = replace(course, in_turn=True)
+    looked, whole = (
+        VirtualWorld(4, 2, servers=2, levels=2, server_period=3).run(begin, one)
+        for one in (course, replace(course, stops=False))
+    )
+    for found, expected in zip(looked, whole, strict=True):
+        assert torch.equal(found.final, expected.final)
+
+
 @courses([COURSES[2], COURSES[4], COURSES[10], COURSES[12]])
 def test_other_forms_of_centre_go_on_with_weights_and_optimizer(course: Course) -> None:
     """With the same workers, and with others; on servers, and in shared memory."""

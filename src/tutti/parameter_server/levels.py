@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import torch
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
 from tutti.errors import BadOption
-from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
+from tutti.parameter_server.base import Centre, Push, Receipt, Rule, Vectors
 from tutti.parameter_server.client import ServedCentre
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Flat, copy_all
@@ -33,6 +33,9 @@ HOST: Final = "host_weights"
 
 KNOWN: Final = "known_above"
 """That of the names of what the centre above knew of them."""
+
+ABOVE: Final = "weights_above"
+"""That of the names of the weights of the centre above."""
 
 
 class LevelledCentre(Centre):
@@ -46,7 +49,7 @@ class LevelledCentre(Centre):
     def __init__(
         self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule, server_period: int
     ) -> None:
-        above = rule.above(comm.hosts)
+        self._rule_above = above = rule.above(comm.hosts)
         self._comm, self._flats, self._server_period = comm, flats, server_period
         self._host = SharedCentre(comm.node, flats, rule)
         self._above = ServedCentre(comm, servers, flats, above)
@@ -56,9 +59,11 @@ class LevelledCentre(Centre):
         self._known = [comm.node.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
         self._here = [torch.zeros_like(flat.weights) for flat in flats]
         self._message = [torch.zeros_like(flat.weights) for flat in flats]
+        # What the centre above had at the last reading.
+        self._top = [flat.weights.clone() for flat in flats] if comm.rank == 0 else []
         self._above_lock = comm.node.lock()
         # The first worker of each worker's host.
-        self._hosts = comm.all_gather_objects(comm.node.broadcast_object(comm.rank))
+        self._hosts = cast("list[int]", comm.all_gather_objects(comm.node.broadcast_object(comm.rank)))
         if comm.node.rank == 0:
             copy_all(self._known, [flat.weights for flat in flats])
         comm.barrier()
@@ -95,11 +100,7 @@ class LevelledCentre(Centre):
     def _exchange_above(self) -> int:
         """Exchange this host's centre with the one above; returns the bytes sent."""
         with self._above_lock:
-            self._host.copy(self._here)
-            copy_all(self._message, self._here)
-            if not self._brings_weights:
-                for message, known in zip(self._message, self._known, strict=True):
-                    message.sub_(known)
+            self._write_message()
             answer = self._message if self._brings_weights else self._known
             receipt = self._above.exchange(self._message, answer)
             for here, new in zip(self._here, answer, strict=True):
@@ -107,13 +108,31 @@ class LevelledCentre(Centre):
             self._host.move(self._here)
         return receipt.bytes_sent
 
+    def _write_message(self) -> None:
+        """Write what this host's centre brings to the one above."""
+        self._host.copy(self._here)
+        copy_all(self._message, self._here)
+        if not self._brings_weights:
+            for message, known in zip(self._message, self._known, strict=True):
+                message.sub_(known)
+
     @override
+    @torch.no_grad()
     def read(self, into: Vectors) -> None:
-        """Read the weights of the centre above, after every host's centre has been exchanged once more."""
+        """Read the weights that the centre above would have after one more exchange with each host's.
+
+        No centre moves, so that training goes on as if nobody had looked.
+        """
         self._comm.barrier()
-        if self._comm.node.rank == 0:
-            self._exchange_above()
         self._above.read(into)
+        if self._comm.rank == 0:
+            copy_all(self._top, into)
+        for leader in sorted(set(self._hosts)):
+            if self._comm.rank == leader:
+                self._write_message()
+            for message in self._message:
+                self._comm.broadcast(message, leader)
+            self._rule_above.apply(Push(0, tuple(into), tuple(self._message), None))
 
     @override
     @torch.no_grad()
@@ -121,6 +140,8 @@ class LevelledCentre(Centre):
         self._host.overwrite(weights)
         if self._comm.node.rank == 0:
             copy_all(self._known, weights)
+        if self._comm.rank == 0:
+            copy_all(self._top, weights)
         self._above.overwrite(weights)
 
     @override
@@ -151,15 +172,20 @@ class LevelledCentre(Centre):
             (state.alone if self._comm.rank else state.joint).add(held)
             state.alone.pieces += pieces_of_all(HOST, self._flats, self._host.weights)
             state.alone.pieces += pieces_of_all(KNOWN, self._flats, self._known)
+        if self._comm.rank == 0:
+            state.alone.pieces += pieces_of_all(ABOVE, self._flats, self._top)
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on with the hosts' centres, too, if they have the same workers; else with the agreed weights."""
+        """Go on with all centres, if those of hosts have the same workers; else with the agreed weights."""
         alone, own = saved.alone, saved.own
         if alone is None or own is None or own.get("hosts") != self._hosts:
             self._host.load_state(replace(saved, own=None))
             return
+        if self._comm.rank == 0:
+            fill_all(alone.tensors, ABOVE, self._flats, self._top)
+        self._above.overwrite(self._top)
         if self._comm.node.rank == 0:
             fill_all(alone.tensors, HOST, self._flats, self._host.weights)
             fill_all(alone.tensors, KNOWN, self._flats, self._known)
