@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -137,15 +138,34 @@ def test_a_writer_that_cannot_be_started_again_costs_one_checkpoint(tmp_path: Pa
 
 
 def meet_a_bad_disk(folder: str) -> None:
-    """Save on a small disk, which fills and turns read-only meanwhile; print what is seen."""
+    """Save on a small disk, which fills, turns read-only and is changed meanwhile; print what is seen."""
     disk, seen = Path(folder), list[tuple[list[str], int]]()
+    run = disk / "run"
+    stuck, leftover = run / "step-00000007", run / ".step-00000001.of-another.unfinished"
 
-    def mount(options: str) -> None:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+    def mount(options: str, path: Path = disk) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], check=True)
+
+    def copy_as_programs_do_that_follow_links() -> None:
+        (run / "latest").unlink()
+        shutil.copytree(run / "step-00000006", run / "latest")
+
+    def move_to_another_place() -> None:
+        (run / "step-00000006").rename(disk / "moved")
+        (run / "step-00000006").symlink_to(disk / "moved")
+
+    def make_irremovable() -> None:
+        leftover.mkdir()
+        for path in (stuck, leftover):
+            mount("size=4k", path)
+
+    def make_removable() -> None:
+        for path in (stuck, leftover):
+            subprocess.run(["umount", path], check=True)
 
     def save(comm: Communicator) -> None:
         warnings: list[str] = []
-        with Saver(comm, disk / "run", 2, warnings.append) as saver:
+        with Saver(comm, run, 2, warnings.append) as saver:
             for step, prepare in enumerate(
                 [
                     lambda: None,
@@ -154,12 +174,16 @@ def meet_a_bad_disk(folder: str) -> None:
                     lambda: (disk / "data").unlink(),
                     lambda: mount("remount,ro"),
                     lambda: mount("remount,rw"),
+                    copy_as_programs_do_that_follow_links,
+                    move_to_another_place,
+                    make_irremovable,
+                    make_removable,
                 ],
                 start=1,
             ):
                 prepare()
                 saver.save(step, state_of(0, 1, step), wait=True)
-                seen.append((warnings[:], newest_step(disk / "run")))
+                seen.append((warnings[:], newest_step(run)))
                 warnings.clear()
 
     def free_bytes() -> int:
@@ -168,11 +192,12 @@ def meet_a_bad_disk(folder: str) -> None:
 
     mount("size=1m")
     VirtualWorld(1).run(save)
-    left = [path.name for path in (disk / "run").iterdir()]
+    assert (run / "latest").is_symlink()
+    left = [path.name for path in run.iterdir()]
     print(json.dumps([seen, sorted(left)]))
 
 
-def test_a_disk_that_is_full_or_read_only(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_or_read_only_or_changed(tmp_path: Path) -> None:
     program = f"from {__name__} import meet_a_bad_disk; meet_a_bad_disk({str(tmp_path)!r})"
     alone = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run(
@@ -185,9 +210,14 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path) -> None:
         f"was not written: cannot write {tmp_path}/run: No space left on device; the ones before it are kept"
     )
     read_only = f"was not written: cannot write {tmp_path}/run"
-    expected = [("", 1), (full, 1), (full, 1), ("", 4), (read_only, 4), ("", 6)]
+    stuck = (
+        "is written, but 'latest' or what should be removed is as before: cannot change "
+        f"{tmp_path}/run/step-00000007: Device or resource busy"
+    )
+    expected = [("", 1), (full, 1), (full, 1), ("", 4), (read_only, 4)]
+    expected += [("", 6), ("", 7), ("", 8), (stuck, 9), ("", 10)]
     for step, ((warnings, last), (warning, good)) in enumerate(zip(seen, expected, strict=True), start=1):
         assert len(warnings) == bool(warning)
         assert all(f"step {step} {warning}" in one for one in warnings)
         assert last == good
-    assert left == ["latest", "step-00000004", "step-00000006"]
+    assert left == ["latest", "step-00000009", "step-00000010"]

@@ -224,8 +224,8 @@ class Saver:
             return "rank 0 sees no folder for checkpoints; name one that it can write to with --out"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _seen(self._folder, session).write_bytes(b"")
             remove_unfinished(self._folder)
+            _seen(self._folder, session).write_bytes(b"")
         except OSError as error:
             return (
                 f"cannot write {self._folder}: {error.strerror}; name a folder that you may write with --out"
@@ -280,6 +280,11 @@ class Saver:
             return
         if answer.error is None:
             self.last = answer.step
+            if answer.left is not None:
+                self._warn(
+                    f"the checkpoint of step {answer.step} is written, but 'latest' or what should be removed "
+                    f"is as before: {answer.left}"
+                )
             return
         failure = (
             f"the checkpoint of step {answer.step} was not written: {answer.error}; the ones before it are "
@@ -302,8 +307,8 @@ class Saver:
 
 
 def _seen(folder: Path, session: str) -> Path:
-    """The path of a file by which ranks see that the folder is rank 0's."""
-    return folder / f".seen-{session}"
+    """The path of a file by which ranks see that the folder is rank 0's; it goes with what is unfinished."""
+    return folder / f".seen-{session}.unfinished"
 
 
 def _in_one_process(comm: Communicator) -> bool:

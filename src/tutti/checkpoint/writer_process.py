@@ -31,6 +31,7 @@ from tutti.records.checkpoints import (
     commit,
     remove,
     remove_unfinished,
+    tidy,
     unfinished_folder,
     write_file,
 )
@@ -118,10 +119,12 @@ class WriterAnswer(Record):
     Attributes:
         step: of the checkpoint.
         error: what has failed; None: the files are written, and the checkpoint is whole if this is host 0.
+        left: what could not be put in order after that; None: nothing.
     """
 
     step: int
     error: str | None
+    left: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def main() -> None:
             line = _carried_out(text, memory)
         if not line:
             child.end()
-            line = _answer(_order(text), KILLED)
+            line = _line(WriterAnswer(_order(text).step, KILLED))
         if child.ended:
             child = _Child(orders, start.patience_s)
         os.close(memory)
@@ -267,7 +270,9 @@ def _serve(connection: socket.socket) -> None:
 def _carried_out(text: bytes, memory: int, written: Callable[[], None] = lambda: None) -> bytes:
     """Carry out an order, calling `written` when the files are; returns the line of the answer."""
     order = _order(text)
-    return _answer(order, _write(order, memory, written))
+    error = _write(order, memory, written)
+    left = None if error is not None or order.host else _tidied(order)
+    return _line(WriterAnswer(order.step, error, left))
 
 
 def _order(text: bytes) -> Order:
@@ -275,8 +280,8 @@ def _order(text: bytes) -> Order:
     return decode(Order, json.loads(text))
 
 
-def _answer(order: Order, error: str | None) -> bytes:
-    return json.dumps(asdict(WriterAnswer(order.step, error))).encode() + b"\n"
+def _line(answer: WriterAnswer) -> bytes:
+    return json.dumps(asdict(answer)).encode() + b"\n"
 
 
 def _write(order: Order, memory: int, written: Callable[[], None]) -> str | None:
@@ -300,11 +305,20 @@ def _write(order: Order, memory: int, written: Callable[[], None]) -> str | None
             _tell(unfinished, order.host, files)
         else:
             files |= _of_others(order, unfinished)
-            commit(unfinished, Manifest(order.step, order.ranks, files, order.score), order.keep)
+            commit(unfinished, Manifest(order.step, order.ranks, files, order.score))
     except OSError as error:
         with suppress(OSError):
             remove(unfinished)
         return f"cannot write {error.filename or folder}: {error.strerror}"
+    return None
+
+
+def _tidied(order: Order) -> str | None:
+    """Put the checkpoints in order now that there is a new one; returns what has failed."""
+    try:
+        tidy(Path(order.folder), order.step, order.keep)
+    except OSError as error:
+        return f"cannot change {error.filename or order.folder}: {error.strerror}"
     return None
 
 

@@ -226,14 +226,12 @@ def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
     return FileEntry(size, digest.hexdigest())
 
 
-def commit(unfinished: Path, manifest: Manifest, keep: int) -> None:
+def commit(unfinished: Path, manifest: Manifest) -> None:
     """Make a checkpoint of a folder that has all of its files; see above for the steps.
 
     Args:
         unfinished: the folder, beside the checkpoints.
         manifest: of it.
-        keep: how many of the last checkpoints are kept, and the best one. Those of later steps are removed:
-            the run has gone on from an earlier one, so they are of a course that was given up.
 
     Raises:
         OSError: something cannot be written.
@@ -244,45 +242,84 @@ def commit(unfinished: Path, manifest: Manifest, keep: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     flush_folder(unfinished)
-    if final.exists():  # [3]
+    if final.exists() or final.is_symlink():  # [3]
         # It counts until the new one is there.
         before = final.with_name(final.name + _BEFORE)
         remove(before)
         final.rename(before)
     unfinished.rename(final)
     flush_folder(folder)
-    link = folder / f".{LATEST}{_UNFINISHED}"  # [4]
-    link.unlink(missing_ok=True)
-    link.symlink_to(final.name)
-    link.rename(folder / LATEST)
+
+
+def tidy(folder: Path, step: int, keep: int) -> None:
+    """Move `latest` to a new checkpoint, and remove those that are not kept, as many as can be.
+
+    Args:
+        folder: of the checkpoints.
+        step: of the new one.
+        keep: how many of the last checkpoints are kept, and the best one. Those of later steps are removed:
+            the run has gone on from an earlier one, so they are of a course that was given up.
+
+    Raises:
+        OSError: something is left.
+    """
+    latest, link = folder / LATEST, folder / f".{LATEST}{_UNFINISHED}"
+    link.unlink(missing_ok=True)  # [4]
+    link.symlink_to(step_folder(folder, step).name)
+    if latest.is_dir() and not latest.is_symlink():  # Programs that copy folders make one of it.
+        remove(latest)
+    link.rename(latest)
     flush_folder(folder)
-    _remove_old(folder, final, keep)  # [5]
+    failure: OSError | None = None
+    for path in _not_kept(present(folder), step, keep):  # [5]
+        try:
+            remove(path)
+        except OSError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def remove(path: Path) -> None:
     """Remove a checkpoint, which is none any more as soon as that begins."""
     gone = path.with_name(f".{path.name.lstrip('.')}.removed{_UNFINISHED}")
+    _delete(gone)
     with suppress(FileNotFoundError):
-        shutil.rmtree(gone)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(path.rename(gone))
+        _delete(path.rename(gone))
 
 
 def remove_unfinished(folder: Path, but: Path | None = None) -> None:
-    """Remove what writers have left that were killed, all `but` one."""
+    """Remove what writers have left that were killed, all `but` one.
+
+    What cannot be removed stays until the next time: the writer of a job that was just killed may live on
+    another host for seconds, and it harms nobody.
+    """
     for path in folder.glob(f".*{_UNFINISHED}"):
-        if path != but and path.is_dir() and not path.is_symlink():
+        if path != but:
+            with suppress(OSError):
+                _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, or a link that somebody has put in its place."""
+    with suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
-def _remove_old(folder: Path, written: Path, keep: int) -> None:
-    found = present(folder)
-    whole = [path for path in found[: found.index(written) + 1] if not path.name.endswith(_BEFORE)]
+def _not_kept(found: list[Path], step: int, keep: int) -> list[Path]:
+    """Return the checkpoints that are to go after that of a step was written."""
+    whole = [
+        path
+        for path in found
+        if (match := _NAME.fullmatch(path.name)) and not match[2] and int(match[1]) <= step
+    ]
     scores = {path: _score(path) for path in whole}
-    top = max(whole, key=lambda path: scores[path])
-    for path in found:
-        if path not in whole[-keep:] and (path != top or scores[top] == -math.inf):
-            remove(path)
+    top = max(whole, key=lambda path: scores[path], default=None)
+    kept = {*whole[-keep:], *([top] if top is not None and scores[top] > -math.inf else [])}
+    return [path for path in found if path not in kept]
 
 
 def _score(path: Path) -> float:
