@@ -101,7 +101,8 @@ def write_with_a_stopped_child(comm: Communicator, folder: Path) -> None:
     folder.mkdir()
     writer = Writer(patience_s=0.0)
     for _ in range(2):
-        writer.give(Order(str(folder), "attempt", files, 0, 1, 1, 1, None, 3), memory)
+        inode = folder.stat().st_ino
+        writer.give(Order(str(folder), inode, "attempt", files, 0, 1, 1, 1, None, 3), memory)
         assert writer.poll(None) == WriterAnswer(1, None)
         assert newest_step(folder) == 1
         [process] = psutil.Process().children()
@@ -178,13 +179,19 @@ def meet_a_bad_disk(folder: str) -> None:
                     move_to_another_place,
                     make_irremovable,
                     make_removable,
+                    put_another_in_its_place,
                 ],
                 start=1,
             ):
                 prepare()
+                there = run if step < 11 else disk / "renamed"
                 saver.save(step, state_of(0, 1, step), wait=True)
-                seen.append((warnings[:], newest_step(run)))
+                seen.append((warnings[:], newest_step(there)))
                 warnings.clear()
+
+    def put_another_in_its_place() -> None:
+        run.rename(disk / "renamed")
+        run.mkdir()
 
     def free_bytes() -> int:
         found = os.statvfs(disk)
@@ -192,8 +199,9 @@ def meet_a_bad_disk(folder: str) -> None:
 
     mount("size=1m")
     VirtualWorld(1).run(save)
-    assert (run / "latest").is_symlink()
-    left = [path.name for path in run.iterdir()]
+    assert list(run.iterdir()) == []
+    assert (disk / "renamed/latest").is_symlink()
+    left = [path.name for path in (disk / "renamed").iterdir()]
     print(json.dumps([seen, sorted(left)]))
 
 
@@ -211,11 +219,12 @@ def test_a_disk_that_is_full_or_read_only_or_changed(tmp_path: Path) -> None:
     )
     read_only = f"was not written: cannot write {tmp_path}/run"
     stuck = (
-        "is written, but 'latest' or what should be removed is as before: cannot change "
+        "is written, but what it replaces is still there: cannot change "
         f"{tmp_path}/run/step-00000007: Device or resource busy"
     )
     expected = [("", 1), (full, 1), (full, 1), ("", 4), (read_only, 4)]
-    expected += [("", 6), ("", 7), ("", 8), (stuck, 9), ("", 10)]
+    another = f"was not written: cannot write {tmp_path}/run: it was removed, and another one is in its place"
+    expected += [("", 6), ("", 7), ("", 8), (stuck, 9), ("", 10), (another, 10)]
     for step, ((warnings, last), (warning, good)) in enumerate(zip(seen, expected, strict=True), start=1):
         assert len(warnings) == bool(warning)
         assert all(f"step {step} {warning}" in one for one in warnings)

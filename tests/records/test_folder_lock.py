@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,22 @@ def test_a_folder_that_is_removed_under_its_lock_stays_removed(tmp_path: Path) -
     assert (folder.path / LOCK).exists(), "it belongs to the other"
     other.__exit__()
     assert not (folder.path / LOCK).exists()
+
+
+def test_nothing_is_written_into_a_folder_that_has_taken_the_place_of_the_locked_one(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
+    with FolderLock(folder.path) as lock:
+        writing = replace(folder, lock=lock)
+        writing.write_config({})
+        # Who takes that for a stale one does no harm.
+        (folder.path / LOCK).unlink()
+        writing.write_weights(b"weights")
+        shutil.rmtree(folder.path)
+        RunFolder.create(folder.path, "mlp", "digits")
+        for write in (lambda: writing.write_weights(b"others"), lambda: writing.write_config({})):
+            with pytest.raises(BadRunFolder, match="was removed or renamed while the run went on"):
+                write()
+        assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 
 def test_folders_without_a_name_of_their_own_are_never_shared(

@@ -103,6 +103,7 @@ class Saver:
         self._comm, self._folder, self._keep, self._warn = comm, folder, keep, warn
         self._one_process = _in_one_process(comm)
         self._host = comm if self._one_process else comm.node
+        self._opened: int | None = None
         self.last: int | None = None
         self._duties = self._find_duties()
         self._beside = self._duties.beside(comm.rank)
@@ -197,6 +198,9 @@ class Saver:
         if self._writer is not None:
             self._writer.close()
         self._snapshot.close()
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
 
     def _find_duties(self) -> _Duties:
         """Find out who sees the folder (collective)."""
@@ -224,6 +228,8 @@ class Saver:
             return "rank 0 sees no folder for checkpoints; name one that it can write to with --out"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # As long as it is open no other gets its number.
+            self._opened = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             remove_unfinished(self._folder)
             _seen(self._folder, session).write_bytes(b"")
         except OSError as error:
@@ -236,6 +242,7 @@ class Saver:
         writing = self._duties.writing
         return Order(
             folder=str(self._folder),
+            inode=None if self._opened is None else os.fstat(self._opened).st_ino,
             attempt=f"{self._duties.session}-{self._attempts}",
             files=files,
             host=writing.index(self._comm.rank),
@@ -282,8 +289,8 @@ class Saver:
             self.last = answer.step
             if answer.left is not None:
                 self._warn(
-                    f"the checkpoint of step {answer.step} is written, but 'latest' or what should be removed "
-                    f"is as before: {answer.left}"
+                    f"the checkpoint of step {answer.step} is written, but what it replaces is still there: "
+                    f"{answer.left}"
                 )
             return
         failure = (

@@ -12,6 +12,7 @@ when it has not done in time what even a slow disk would have, its parent does i
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import select
@@ -91,6 +92,7 @@ class Order(Record):
 
     Attributes:
         folder: where the checkpoints are.
+        inode: the number of this folder: another one in its place is of another run; None: not on host 0.
         attempt: names the attempt to write it, equally on all hosts.
         files: those that this host writes.
         host: this host's number.
@@ -102,6 +104,7 @@ class Order(Record):
     """
 
     folder: str
+    inode: int | None
     attempt: str
     files: list[MemoryStretch]
     host: int
@@ -291,6 +294,8 @@ def _write(order: Order, memory: int, written: Callable[[], None]) -> str | None
     failure, files = None, dict[str, FileEntry]()
     try:
         if order.host == 0:
+            if folder.stat().st_ino != order.inode:
+                raise OSError(errno.ESTALE, "it was removed, and another one is in its place", str(folder))
             remove_unfinished(folder, but=unfinished)
         unfinished.mkdir(exist_ok=True)
         for file in order.files:
@@ -318,7 +323,7 @@ def _tidied(order: Order) -> str | None:
     try:
         tidy(Path(order.folder), order.step, order.keep)
     except OSError as error:
-        return f"cannot change {error.filename or order.folder}: {error.strerror}"
+        return f"cannot change {error.filename2 or error.filename or order.folder}: {error.strerror}"
     return None
 
 

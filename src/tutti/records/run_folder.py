@@ -43,7 +43,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -158,9 +158,14 @@ class RunFolder:
     """A run folder. Made by `create` and `open`.
 
     Every method raises `BadRunFolder` for a file that cannot be read or written.
+
+    Attributes:
+        path: of the folder.
+        lock: that of the job that writes it; None: whoever has it does not hold the job's lock.
     """
 
     path: Path
+    lock: FolderLock | None = field(default=None, compare=False)
 
     @classmethod
     def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
@@ -240,6 +245,7 @@ class RunFolder:
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch to the history."""
+        self._refuse_lost()
         with refusing(self.path / HISTORY):
             append_line(self.path / HISTORY, record)
 
@@ -339,8 +345,9 @@ class RunFolder:
                     raise
 
     def release_weights(self) -> None:
-        """Free the reserved room, of a run that will have no weights."""
-        _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
+        """Free the reserved room, of a run that will have no weights; its next job finds it else."""
+        with suppress(OSError):
+            _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
 
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
@@ -386,10 +393,19 @@ class RunFolder:
             if self.path.is_dir() and not any(self.path.iterdir()):
                 self.path.rmdir()
 
+    def _refuse_lost(self) -> None:
+        """Raise BadRunFolder if the folder of this path is not the one that was locked."""
+        if self.lock is not None and self.lock.lost:
+            raise BadRunFolder(
+                f"cannot write {self.path}: it was removed or renamed while the run went on; name a folder "
+                "that stays with --out"
+            )
+
     def _write_json(self, name: str, values: object) -> None:
         self._write(name, to_json(values, indent=2).encode() + b"\n")
 
     def _write(self, name: str, content: bytes) -> Path:
+        self._refuse_lost()
         path = self.path / name
         with refusing(path):
             replace_file(path, content)
@@ -424,21 +440,34 @@ class FolderLock:
         self.problem: str | None = None
         self._path = folder / LOCK
         with refusing(self._path):
-            self._file = self._take()
+            # As long as it is open no other folder gets its number.
+            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._file = self._take()
+            except BaseException:
+                os.close(self._folder)
+                raise
         _locks.add(self._file)
 
     def __enter__(self) -> FolderLock:
         return self
 
+    @property
+    def lost(self) -> bool:
+        """True if the folder at this path is another one by now, or there is none."""
+        return not _is_at(self._path.parent, self._folder)
+
     def __exit__(self, *_: object) -> None:
         # Still locked: whoever opens the file before it is gone looks whether it still is the folder's.
-        if _is_at(self._path, self._file):
-            self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # A file that nobody has locked says nothing.
+            if _is_at(self._path, self._file):
+                self._path.unlink(missing_ok=True)
         _locks.discard(self._file)
         # A forked process may have the file open too.
         if self.problem is None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         os.close(self._file)
+        os.close(self._folder)
 
     def _take(self) -> int:
         while True:
@@ -531,7 +560,7 @@ def _is_at(path: Path, file: int) -> bool:
     """Tell whether `path` still is the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -279,6 +279,7 @@ def _run_folder(
     else:
         folder = RunFolder(job.resume.folder)
     with FolderLock(folder.path) as lock:
+        folder = replace(folder, lock=lock)
         if lock.problem is not None:
             print(
                 f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
