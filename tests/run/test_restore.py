@@ -28,6 +28,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
+from tutti.training.loggers.base import Logbook
 
 INPUTS = torch.rand(150, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
@@ -188,9 +189,12 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
 ) -> None:
     config = replace(config_of(place, ""), out=str(tmp_path / "run"), checkpoint="1 step")
     asked = iter([False] * 20)
+    told: list[Logbook] = []
     with monkeypatch.context() as patch:
         patch.setattr(saving, "stop_requested", lambda: next(asked, True))
+        patch.setattr(Logbook, "stop", lambda book: told.append(book))
         outcome = train(config, 2)
+    assert told
     assert outcome.stopped is not None
     assert outcome.summary is None
     assert not RunFolder(tmp_path / "run").finished

@@ -53,15 +53,18 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def logged(folder: RunFolder, *names: str, finished: bool = True) -> None:
+def logged(folder: RunFolder, *names: str, finished: bool = True, stopped: bool = False) -> None:
     """Log a whole run, or one that fails after its last epoch."""
     try:
         with Logbook(loggers_of(folder, names), CONFIG) as book:
             for one in HISTORY:
                 book.epoch(one)
-            if not finished:
+            if stopped:
+                book.stop()
+            elif finished:
+                book.finish(SUMMARY)
+            else:
                 raise KeyError("on purpose")
-            book.finish(SUMMARY)
     except KeyError:
         assert not finished
 
@@ -188,6 +191,9 @@ def test_mlflow_goes_on_with_the_run_of_a_folder_and_doubles_no_epoch(
     logged(folder, "mlflow", finished=False)
     (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
     assert run.info.status == "FAILED"
+    logged(folder, "mlflow", stopped=True)
+    (run,) = runs_in(f"sqlite:///{mlruns / 'mlflow.db'}")
+    assert run.info.status == "KILLED"
     # With another option; the last epoch has other figures now, and there is one more.
     monkeypatch.setitem(CONFIG, "threads", 2)
     monkeypatch.setattr(f"{__name__}.HISTORY", [HISTORY[0], record(2, loss=0.375), record(3)])

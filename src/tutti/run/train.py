@@ -229,6 +229,7 @@ def _run(
                     f"that, then 'tutti train --resume {saver.folder}' goes on from the checkpoint before, "
                     "if there is one"
                 )
+            book.stop()
             if speaks:
                 print(summary_lines.stopped(trainer.stopped, saver.step, path), flush=True)
             return replace(outcome, stopped=trainer.stopped)

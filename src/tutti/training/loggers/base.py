@@ -17,7 +17,7 @@ from tutti.records.run_folder import RunFolder
 class Logger(ABC):
     """A place for the figures of a run. Only rank 0 has one, so that a job is one run there.
 
-    The calls come in the order `begin`, `epoch`..., `end`.
+    The calls come in the order `begin`, `epoch`..., and `end` or `stop`.
 
     Args:
         folder: the run's.
@@ -52,6 +52,10 @@ class Logger(ABC):
         """The run has ended; if it has failed, there is no summary."""
         return
 
+    def stop(self) -> None:
+        """The run has stopped, to go on another time: it begins again then."""
+        self.end(None)
+
 
 class Logbook:
     """All loggers of a run, which are open as long as the block lasts.
@@ -63,6 +67,7 @@ class Logbook:
     def __init__(self, loggers: Mapping[str, Logger], config: Json) -> None:
         self._loggers, self._config = dict(loggers), config
         self._summary: Summary | None = None
+        self._stopped = False
 
     def __enter__(self) -> Logbook:
         for name, logger in self._loggers.items():
@@ -80,7 +85,10 @@ class Logbook:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._each(lambda logger: logger.end(self._summary if error is None else None))
+        if self._stopped and error is None:
+            self._each(lambda logger: logger.stop())
+        else:
+            self._each(lambda logger: logger.end(self._summary if error is None else None))
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
@@ -89,6 +97,10 @@ class Logbook:
     def finish(self, summary: Summary) -> None:
         """Keep the summary, which the loggers get when the block is left."""
         self._summary = summary
+
+    def stop(self) -> None:
+        """Note that the run has stopped, which the loggers are told when the block is left."""
+        self._stopped = True
 
     def _each(self, call: Callable[[Logger], None]) -> None:
         for name, logger in list(self._loggers.items()):

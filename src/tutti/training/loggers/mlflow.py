@@ -100,12 +100,18 @@ class MlFlow(Logger):
 
     def end(self, summary: Summary | None) -> None:
         """Write the figures of the test part, and how the run ended."""
-        if self._client is None or not self._run:
-            return
-        if summary is not None:
+        if summary is not None and self._run:
             self._write(evaluation_figures("test", summary.test))
-        with _quiet():
-            self._client.set_terminated(self._run, "FAILED" if summary is None else "FINISHED")
+        self._terminate("FAILED" if summary is None else "FINISHED")
+
+    def stop(self) -> None:
+        """Write that somebody has stopped the run."""
+        self._terminate("KILLED")
+
+    def _terminate(self, status: str) -> None:
+        if self._client is not None and self._run:
+            with _quiet():
+                self._client.set_terminated(self._run, status)
 
     def _earlier(self, place: Path) -> Run | None:
         """Return the run of this folder that a file names; None: there is none, or it is not here any more.
