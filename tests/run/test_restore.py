@@ -225,6 +225,15 @@ class Growing(LRScheduler):
         for group in self.optimizer.param_groups:
             group["weight_decay"] = group["weight_decay"] * 1.5 + 0.01
         return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
+
+class Longer(Growing):
+    def __init__(self, optimizer, total_steps):
+        self.by = 1 + 9 / total_steps
+        super().__init__(optimizer)
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] *= self.by
+        return [group["lr"] / self.by for group in self.optimizer.param_groups]
 """
 
 
@@ -237,6 +246,25 @@ def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Pa
     train(replace(config, out=str(tmp_path / "whole")), 2)
     run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
     assert apart(run, tmp_path / "whole") == 0
+
+
+def test_what_a_schedule_of_the_users_has_changed_is_that_of_the_longer_run(
+    place: Path, tmp_path: Path
+) -> None:
+    """Whichever options of the optimizer it changes: they grow from the first value, not from the last."""
+    (place / "grow.py").write_text(MULTIPLIED)
+    config = config_of(place, "", schedule=f"{place}/grow.py:Longer", optimizer="adamw")
+    longer = replace(config, epochs=4)
+    outcome = train(replace(longer, out=str(tmp_path / "longer")), 2)
+    train(replace(config, out=str(tmp_path / "whole")), 2)
+    run = resumed(tmp_path / "whole", tmp_path / "run", 2, longer)
+    assert RunFolder(run).history().records[-1].lr == outcome.history[-1].lr
+    decays = [
+        json.loads((sorted((one / FOLDER).glob("step-*"))[-1] / "rank-00000.json").read_text())
+        for one in (run, tmp_path / "longer")
+    ]
+    groups = [one["shared"]["training"]["schedule"]["options"] for one in decays]
+    assert groups[0] == groups[1]
 
 
 def test_a_run_goes_on_in_another_precision(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from tutti.data import Batch, Batches, DataSet, Part, Queue, open_data
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
+from tutti.optim.sharded import announce
 from tutti.records.run import Evaluation
 from tutti.run import summary_lines
 from tutti.run.config import Options, TrainConfig
@@ -362,7 +364,8 @@ def assemble(
     updates = replace(updates, lr=build_schedule(job, optimizer, updates.updates))
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
-        load_optimizer(optimizer, portion.module, saved, updates.updates, foreign)
+        stepped = load_optimizer(optimizer, portion.module, saved, updates, foreign)
+        updates = replace(updates, stepped=stepped)
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     compute = portion.compute
     workers = Workers(portion.peers, replica, worker, optimizer, compute, compute is not None, comm)
@@ -370,17 +373,21 @@ def assemble(
 
 
 def load_optimizer(
-    optimizer: Optimizer, module: nn.Module, saved: Saved, updates: int, foreign: bool = False
-) -> None:
+    optimizer: Optimizer, module: nn.Module, saved: Saved, updates: Schedule, foreign: bool = False
+) -> int:
     """Give an optimizer, whose schedule is made already, the state of a checkpoint.
 
     Args:
         optimizer: of the model.
         module: the model.
         saved: has the state.
-        updates: how many the run makes. If it was to make others, the schedule sets its options anew.
+        updates: of the run. If it was to make others, its schedule is stepped from the beginning, and what
+            that sets stays.
         foreign: the strategy is somebody else's, so its worker may step the optimizer itself, in place: what
             the optimizer gets must not lie in a file.
+
+    Returns:
+        How often the schedule was stepped here.
 
     Raises:
         BadCheckpoint: it has other param groups.
@@ -388,11 +395,35 @@ def load_optimizer(
     training = saved.part("training")
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]
-    if training.shared["updates"] != updates or schedule["state"] is None:
-        kept = OF_SCHEDULES
+    stepped = 0
+    if training.shared["updates"] != updates.updates or schedule["state"] is None:
+        kept = set(OF_SCHEDULES)
+        if updates.lr is not None:
+            stepped = schedule["made"]
+            kept |= _set_by(updates.lr, optimizer, stepped)
         options = [{name: value for name, value in group.items() if name not in kept} for group in options]
     names = {parameter: name for name, parameter in module.named_parameters()}
     optim.state.load(optimizer, names, saved, options, copy=foreign)
+    return stepped
+
+
+def _set_by(schedule: LRScheduler, optimizer: Optimizer, steps: int) -> set[str]:
+    """Step a schedule; returns the names of the options of param groups that it sets."""
+    found, before = set[str](), deepcopy(optim.state.options_of(optimizer))
+    announce(optimizer)
+    for _ in range(steps):
+        schedule.step()
+        after = deepcopy(optim.state.options_of(optimizer))
+        for old, new in zip(before, after, strict=True):
+            found |= {name for name, value in new.items() if name not in old or not _equal(old[name], value)}
+        before = after
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)
 
 
 def resolved(

@@ -84,6 +84,7 @@ class Schedule:
         lr: a learning-rate scheduler of torch, stepped after each update; where each rank makes its own,
             after each round of them.
         balance: splits each update over the ranks by their speeds.
+        stepped: how often `lr` was stepped before.
     """
 
     batches: Batches
@@ -91,6 +92,7 @@ class Schedule:
     steps: int | None = None
     lr: LRScheduler | None = None
     balance: SpeedBalance | None = None
+    stepped: int = 0
 
     @property
     def updates(self) -> int:

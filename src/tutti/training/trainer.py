@@ -131,7 +131,7 @@ class Trainer:
         self._now = perf_counter if self._seconds_per_sample is None else self.comm.clock
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
-        self._step, self._steps, self._scheduled, self._lr = 0, 0, 0, math.nan
+        self._step, self._steps, self._scheduled, self._lr = 0, 0, schedule.stepped, math.nan
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
         self._history: list[EpochRecord] = []
