@@ -13,8 +13,8 @@ import pytest
 from tutti.data import sources
 from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
-from tutti.data.formats.npz import read_npz
 from tutti.errors import BadData
+from tutti.records.npz import read_npz
 
 
 @pytest.mark.parametrize("name", ["a-idx", "a-idx.gz"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tutti.data import DataSet, Part, Scale
-from tutti.data.opening import pixel_scale
+from tutti.data.scale import pixel_scale
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -79,5 +79,5 @@ def test_samples_are_taken_where_the_data_set_lies():
 
 
 def test_a_data_set_knows_how_much_memory_it_takes():
-    part = Part(torch.zeros(4, 2, dtype=torch.uint8), torch.zeros(4))
-    assert DataSet("some", part, part, None, None, ()).nbytes == 2 * (8 + 16)
+    one, other = (Part(torch.zeros(4, 2, dtype=torch.uint8), torch.zeros(4)) for _ in range(2))
+    assert DataSet("some", one, other, None, None, ()).nbytes == 2 * (8 + 16)

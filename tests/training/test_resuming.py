@@ -32,7 +32,7 @@ EPOCHS, MIDDLE = 3, 10
 
 
 def doubles(part: Part) -> Part:
-    return replace(part, inputs=part.inputs.double())
+    return replace(part, stored_inputs=part.inputs.double())
 
 
 TRAIN, VALIDATION = doubles(blobs(205)), doubles(blobs(61, seed=4))

@@ -42,10 +42,12 @@ class EvaluateCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         other_data = "data" in given or bool(dotted)
         here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
-        here |= {"weights": None, "parallel": None, "parallel_options": {}}
+        here |= {"weights": None, "parallel": None, "parallel_options": {}, "predictions": False}
         trained = TrainConfig.read(
             RunFolder.open(own.folder, finished=own.weights is None).path, own.trust, replaced={*here, *given}
         )
+        if other_data:
+            here["split"] = None
         if other_data and own.part == "train":
             here["validation"] = 0.0
         if not _fits(trained):

@@ -4,5 +4,19 @@ from tutti.data.batches import Batch, Batches, Queue, Round
 from tutti.data.builtin import BUILT_IN
 from tutti.data.opening import open_data
 from tutti.data.parts import DataSet, Part, Scale
+from tutti.data.pool import Pool, divided, open_pool
 
-__all__ = ["BUILT_IN", "Batch", "Batches", "DataSet", "Part", "Queue", "Round", "Scale", "open_data"]
+__all__ = [
+    "BUILT_IN",
+    "Batch",
+    "Batches",
+    "DataSet",
+    "Part",
+    "Pool",
+    "Queue",
+    "Round",
+    "Scale",
+    "divided",
+    "open_data",
+    "open_pool",
+]

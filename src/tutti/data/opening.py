@@ -13,7 +13,8 @@ from torch import Tensor
 from tutti.comm.base import Communicator
 from tutti.data.arrays import Array, samples_per_chunk, stored_dtype
 from tutti.data.contents import Contents
-from tutti.data.parts import PIXEL_MAX, DataSet, Part, Scale
+from tutti.data.parts import DataSet, Part, Scale
+from tutti.data.scale import pixel_scale
 from tutti.data.sources import read_source
 from tutti.data.splits import Indices, split
 from tutti.errors import BadData, UserError
@@ -133,27 +134,3 @@ def _fill(inputs: Tensor, targets: Tensor, pieces: _Pieces) -> Scale:
             y[start : start + len(chunk)] = wanted[chunk]
             start += len(chunk)
     return pixel_scale(x[: len(pieces[0][1])]) if x.dtype == np.uint8 else Scale()
-
-
-def pixel_scale(inputs: Array) -> Scale:
-    """Return the scale that gives 8-bit inputs mean 0 and deviation 1, exact, per channel if there are any.
-
-    Args:
-        inputs: of shape (samples, ...); of four dimensions, the second is the channel.
-    """
-    channels = inputs.shape[1] if inputs.ndim == 4 else 1
-    total, squares = np.zeros(channels), np.zeros(channels)
-    # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
-    step = max(1, (1 << 16) * len(inputs) // inputs.size)
-    for start in range(0, len(inputs), step):
-        chunk = inputs[start : start + step]
-        for channel in range(channels):
-            values = (chunk[:, channel] if channels > 1 else chunk).astype(np.float64).reshape(-1)
-            total[channel] += values.sum()
-            squares[channel] += values @ values
-    count = inputs.size / channels
-    mean = total / count
-    variance = squares / count - mean**2
-    # A channel that never varies has no deviation to divide by; it becomes 0.
-    std = np.where(variance > 0, np.sqrt(np.maximum(variance, 0)), PIXEL_MAX)
-    return Scale(tuple((mean / PIXEL_MAX).tolist()), tuple((std / PIXEL_MAX).tolist()))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from tutti.replica import stretch_like
+
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
+
+PROBED: Final = 1000
+"""Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +64,22 @@ class Part:
     """One part of a data set. All ranks of the host see the same memory: do not write to it.
 
     Attributes:
-        inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as stored.
-        targets: class numbers, int64, of shape (samples,), or (samples, ...) where each position has one; or
-            float values of shape (samples, ...).
+        stored_inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as
+            stored.
+        stored_targets: class numbers, int64, of shape (samples,), or (samples, ...) where each position has
+            one; or float values of shape (samples, ...).
         scale: turns stored inputs into the model's.
+        rows: the stored samples that are this part's, int64, in its order; the others are those of other
+            parts. None: all.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    stored_inputs: Tensor
+    stored_targets: Tensor
     scale: Scale = field(default_factory=Scale)
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.stored_inputs if self.rows is None else self.rows)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Copy the inputs, as the model sees them, and the targets of some samples.
@@ -77,23 +88,63 @@ class Part:
             indices: positions in this part, of shape (count,), int64.
         """
         indices = indices.to(self.device)
-        inputs = self.scale.apply(self.inputs.index_select(0, indices))
-        return inputs, self.targets.index_select(0, indices)
+        if self.rows is not None:
+            indices = self.rows.index_select(0, indices)
+        inputs = self.scale.apply(self.stored_inputs.index_select(0, indices))
+        return inputs, self.stored_targets.index_select(0, indices)
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs of its samples, as they are stored: a copy, if it has rows."""
+        return self.stored_inputs if self.rows is None else self.stored_inputs.index_select(0, self.rows)
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of its samples: a copy, if it has rows."""
+        return self.stored_targets if self.rows is None else self.stored_targets.index_select(0, self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input, such as (1, 28, 28)."""
+        return tuple(self.stored_inputs.shape[1:])
 
     @property
     def device(self) -> torch.device:
         """The memory that holds the samples."""
-        return self.inputs.device
+        return self.stored_inputs.device
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that it takes, in bytes."""
-        return self.inputs.nbytes + self.targets.nbytes
+    def stretch(self, positions: slice) -> Part:
+        """Return the part of the samples at some positions, whose tensors are storages of their own.
 
-    def on(self, device: str) -> Part:
-        """Copy it to the memory of a device, such as "cuda"."""
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
-        return replace(self, inputs=inputs, targets=targets, scale=self.scale.on(device))
+        A view would be pickled with all that it is a view of.
+        """
+        if self.rows is not None:
+            rows = self.rows[positions]
+            inputs, targets = (
+                stored.index_select(0, rows) for stored in (self.stored_inputs, self.stored_targets)
+            )
+        else:
+            inputs, targets = (
+                _stretch(stored, positions) for stored in (self.stored_inputs, self.stored_targets)
+            )
+        return Part(inputs, targets, self.scale)
+
+    def fingerprint(self) -> str:
+        """Return what tells its samples from others: their shapes, all targets and some inputs."""
+        targets = self.targets
+        some = torch.linspace(0, len(self) - 1, min(len(self), PROBED), dtype=torch.float64).long()
+        some = some.to(self.device)
+        inputs = self.stored_inputs[some if self.rows is None else self.rows[some]]
+        found = hashlib.sha256(repr([(len(self), *self.shape), tuple(targets.shape)]).encode())
+        for tensor in (targets.cpu(), inputs.cpu()):
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+
+def _stretch(samples: Tensor, positions: slice) -> Tensor:
+    each = samples[:1].numel()
+    span = slice(positions.start * each, positions.stop * each)
+    return stretch_like(samples.view(-1), span, samples[positions])
 
 
 @dataclass(frozen=True)
@@ -119,7 +170,7 @@ class DataSet:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input as the model sees it, such as (1, 28, 28)."""
-        return tuple(self.train.inputs.shape[1:])
+        return self.train.shape
 
     @property
     def parts(self) -> list[Part]:
@@ -128,8 +179,9 @@ class DataSet:
 
     @property
     def nbytes(self) -> int:
-        """The memory that its parts take, in bytes."""
-        return sum(part.nbytes for part in self.parts)
+        """The memory that its parts take, in bytes; what several see counts once."""
+        stored = {id(x): x.nbytes for part in self.parts for x in (part.stored_inputs, part.stored_targets)}
+        return sum(stored.values())
 
     def with_parts(self, change: Callable[[Part], Part]) -> DataSet:
         """Return it with each part changed, in the order of `parts`."""
@@ -138,5 +190,19 @@ class DataSet:
         return replace(self, train=train, validation=validation, test=test)
 
     def on(self, device: str) -> DataSet:
-        """Copy it to the memory of a device, such as "cuda"."""
-        return self.with_parts(lambda part: part.on(device))
+        """Copy it to the memory of a device, such as "cuda"; what several parts see is copied once."""
+        copies: dict[int, Tensor] = {}
+
+        def copied(stored: Tensor) -> Tensor:
+            if id(stored) not in copies:
+                copies[id(stored)] = stored.to(device)
+            return copies[id(stored)]
+
+        return self.with_parts(
+            lambda part: Part(
+                copied(part.stored_inputs),
+                copied(part.stored_targets),
+                part.scale.on(device),
+                None if part.rows is None else part.rows.to(device),
+            )
+        )

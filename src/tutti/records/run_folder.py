@@ -19,6 +19,7 @@
     profile-rank0.json    the operators of rank 0, with --profile; the longest are in profile-rank0.txt
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
+    predictions.npz       its outputs for the validation part, with --predictions: `Predictions`
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
     log.txt               what the run has printed, where it is a job of a farm
     error.txt             why it has failed, likewise
@@ -74,6 +75,7 @@ HISTORY: Final = "history.jsonl"
 CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
 WEIGHTS: Final = "weights.safetensors"
+PREDICTIONS: Final = "predictions.npz"
 SEAL: Final = "config.seal"
 RANKS: Final = "ranks"
 TRACE: Final = "trace.json"
@@ -138,7 +140,7 @@ RECORDS: Final[dict[type[Record], str]] = {
 }
 """The files that hold one record each."""
 
-FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
+FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, PREDICTIONS, *RECORDS.values())
 """The files that every run may have."""
 
 _FURTHER: Final = (STARTS, MLFLOW, "trace*.json", "trace*.json.gz", "profile-rank*", "usage*.jsonl")
@@ -214,7 +216,7 @@ class RunFolder:
     def begin_again(self) -> None:
         """Remove the records of a run that goes on from a checkpoint: they are written again up to there."""
         with refusing(self.path):
-            for name in (HISTORY, CSV, RECORDS[Summary]):
+            for name in (HISTORY, CSV, PREDICTIONS, RECORDS[Summary]):
                 (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
             (self.path / RANKS).mkdir(exist_ok=True)
@@ -352,6 +354,10 @@ class RunFolder:
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
         self._write(WEIGHTS, content)
+
+    def write_predictions(self, content: bytes) -> None:
+        """Write the outputs of the final weights, as a file of `tutti.records.predictions.Predictions`."""
+        self._write(PREDICTIONS, content)
 
     @property
     def weights(self) -> Path:

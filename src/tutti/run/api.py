@@ -55,6 +55,8 @@ class TrainOptions(TypedDict, total=False):
     model_options: Options
     data_options: Options
     validation: float
+    split: str | None
+    predictions: bool
     validate: str
     strategy_options: Options
     parallel: str | None

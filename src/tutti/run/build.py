@@ -23,14 +23,14 @@ from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
-from tutti.data import Batch, Batches, DataSet, Part, Queue, open_data
+from tutti.data import Batch, Batches, DataSet, Part, Pool, Queue, divided, open_data, open_pool
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.optim.sharded import announce
 from tutti.records.run import Evaluation
 from tutti.run import summary_lines
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import Options, TrainConfig, split_of
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import OBJECT, named_or_given
 from tutti.run.train_job import PARTS
@@ -96,13 +96,29 @@ def reseed(seed: int, rank: int) -> None:
     torch.manual_seed(mixed[2])
 
 
-def open_config_data(job: Job, comm: Communicator) -> DataSet:
-    """The data set of the configuration (collective); only one rank of each host reads it."""
+def open_config_data(job: Job, comm: Communicator, pool: Pool | None = None) -> DataSet:
+    """The data set of the configuration (collective); only one rank of each host reads it.
+
+    Args:
+        job: has the configuration.
+        comm: all ranks.
+        pool: the samples, if they are in memory already.
+
+    Raises:
+        UserError: the data or the split cannot be used.
+    """
     config, options = job.config, job.config.data_options
-    given = named_or_given(job, "data") if comm.node.rank == 0 else None
-    if callable(given) and not isinstance(given, Dataset):
-        given, options = call_with_options(given, options, "data set", config.data), {}
-    return open_data(given, comm, config.validation, config.seed, options)
+    given: object = None
+    if pool is None and comm.node.rank == 0:
+        given = named_or_given(job, "data")
+        if callable(given) and not isinstance(given, Dataset):
+            given, options = call_with_options(given, options, "data set", config.data), {}
+    # Where samples are asked for by their numbers, they stay in their stored order.
+    if pool is None and config.split is None and not config.predictions:
+        return open_data(given, comm, config.validation, config.seed, options)
+    pool = pool or open_pool(given, comm, options)
+    place = None if config.split is None else split_of(config.split)
+    return divided(pool, comm, config.validation, config.seed, place)
 
 
 def outputs_for(dataset: DataSet) -> int:

@@ -122,6 +122,16 @@ class TrainConfig:
     )
     data_options: Options = option({}, "arguments of the data's factory")
     validation: float = option(0.1, "share of the training samples kept for validation, 0 to below 1")
+    split: str | None = option(
+        None,
+        "train on one of the splits in a file, FILE:NUMBER, such as splits.npz:0; what it holds out is the "
+        "validation part, and there is no test part",
+    )
+    predictions: bool = option(
+        False,
+        "write what the final weights give for each sample of the validation part to predictions.npz in the "
+        "run folder",
+    )
     validate: str = option(
         "pause",
         lambda: (
@@ -329,13 +339,27 @@ class TrainConfig:
         return config
 
 
-OF_LONG_RUNS: Final = ("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep")
+OF_LONG_RUNS: Final = (
+    *("weights", "stop", "restore_best", "time_limit", "checkpoint", "keep", "predictions"),
+)
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
 
 def flag(name: str) -> str:
     """Spell a field as the command line does: batch_size is --batch-size."""
     return "--" + name.replace("_", "-")
+
+
+def split_of(text: str) -> tuple[str, int]:
+    """Return the file and the number of a split.
+
+    Raises:
+        BadOption: the text names none.
+    """
+    file, colon, number = text.rpartition(":")
+    if not (file and colon and number.isdecimal()):
+        raise BadOption(f"--split is '{text}'; give a file of splits and the number of one: splits.npz:0")
+    return file, int(number)
 
 
 def type_name(of: Field[Any]) -> str:
@@ -367,6 +391,13 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield "both --epochs and --steps are given; give one of them"
     if c.stop is not None:
         StopRule.parse(c.stop)
+    if c.split is not None:
+        split_of(c.split)
+        if c.validation != TrainConfig.validation:
+            yield (
+                f"--split {c.split} says which samples are held out, and so does --validation "
+                f"{c.validation}; give one of them"
+            )
     if c.time_limit is not None:
         seconds_of(c.time_limit, "--time-limit")
     Every.parse(c.checkpoint, "--checkpoint")

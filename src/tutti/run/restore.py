@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
 from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
-from tutti.data import DataSet, Part
+from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
@@ -23,9 +22,6 @@ from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Strategy
 from tutti.training.run_parts import Schedule
-
-PROBED: Final = 1000
-"""Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
 def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
@@ -65,15 +61,7 @@ def facts_of(config: TrainConfig, dataset: DataSet) -> Json:
 def fingerprint(dataset: DataSet) -> Json:
     """Return what tells the samples of a data set from others: their number, targets and some inputs."""
     parts = {"train": dataset.train, "validation": dataset.validation}
-    return {name: _fingerprint(part) for name, part in parts.items() if part is not None}
-
-
-def _fingerprint(part: Part) -> str:
-    some = torch.linspace(0, len(part) - 1, min(len(part), PROBED), dtype=torch.float64).long()
-    found = hashlib.sha256(repr([tuple(part.inputs.shape), tuple(part.targets.shape)]).encode())
-    for tensor in (part.targets.cpu(), part.inputs[some.to(part.inputs.device)].cpu()):
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    return {name: part.fingerprint() for name, part in parts.items() if part is not None}
 
 
 def saved_for(

@@ -21,6 +21,7 @@ MAY_DIFFER: Final = frozenset(
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
         *("weights", "strategy", "strategy_options", "balance", "validate", "precision", "layout"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
+        "predictions",
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""

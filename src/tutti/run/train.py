@@ -55,6 +55,7 @@ from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective
 from tutti.training.loggers import logger_names, loggers_of
 from tutti.training.loggers.base import Logbook
+from tutti.training.prediction import predict, predictions_of
 from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.weights import weights_to_bytes
@@ -108,6 +109,11 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write) as sampler:
             task = prepare_task(job, open_config_data(job, comm))
+            if config.predictions and task.dataset.validation is None:
+                raise BadOption(
+                    "--predictions is for the validation part, and there is none; give --validation a share, "
+                    "or --split"
+                )
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
             outcome = work_or_serve(
@@ -235,6 +241,10 @@ def _run(
             return replace(outcome, stopped=trainer.stopped)
         heart.doing(TESTING)
         test = task.evaluate(data.test, parts.workers.comm)
+        if config.predictions and data.validation is not None:
+            outputs = predict(task.module, data.validation, parts.workers.comm, task.objective.arithmetic)
+            if folder is not None and outputs is not None:
+                folder.write_predictions(predictions_of(data.validation, outputs).as_bytes())
         best = None if trainer.restored is None else trainer.restored.epoch
         summary = replace(
             Summary.of(history, test, task.parameters, start.world),

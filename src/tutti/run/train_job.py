@@ -76,6 +76,10 @@ class TrainJob(Job):
                 raise BadOption(
                     f"{option} writes into the run folder, but there is none; name one with out=..."
                 )
+        if self.config.predictions and not self.write:
+            raise BadOption(
+                "--predictions writes into the run folder, but there is none; name one with out=..."
+            )
         for name in ("time_limit", "checkpoint"):
             if getattr(self.config, name) != getattr(TrainConfig, name) and not self.write:
                 raise BadOption(

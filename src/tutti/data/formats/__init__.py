@@ -6,14 +6,13 @@ A format is known by the first bytes of a file, not by its name.
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Final, Protocol
 
 from tutti.data.contents import Contents
 from tutti.errors import BadData
-from tutti.records.untrusted import open_file
+from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
 
@@ -50,30 +49,6 @@ def read_start(path: Path, count: int = 4) -> bytes:
     if not start:
         raise BadData(f"{path} is empty (0 bytes); copy or download it again")
     return start
-
-
-def open_data_file(path: Path) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-        BadData: it cannot be opened, or is a pipe or a device.
-    """
-    try:
-        return open_file(path)
-    except OSError as error:
-        raise BadData(
-            f"{path} cannot be read: {error.strerror}; check the path and its permissions"
-        ) from error
-
-
-def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
-    """Refuse data that this machine's memory does not hold."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > memory:
-        raise BadData(
-            f"{path} holds {nbytes:,} bytes of data, and this machine has {memory:,} bytes of memory; give a "
-            "part of it, or a factory of a data set that reads samples when they are needed"
-        )
 
 
 def nearest(path: Path) -> str:

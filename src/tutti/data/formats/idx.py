@@ -19,8 +19,9 @@ import numpy as np
 
 from tutti.data.arrays import Array
 from tutti.data.contents import PARTS, Contents, pair_up
-from tutti.data.formats import listed, nearest, open_data_file, read_start, refuse_larger_than_memory
+from tutti.data.formats import listed, nearest, read_start
 from tutti.errors import BadData
+from tutti.records.npz import open_data_file, refuse_larger_than_memory
 from tutti.registry import part
 
 _IDX_NAME = re.compile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +14,6 @@ from tutti.comm.base import Communicator, cut
 from tutti.records.json_lines import to_json
 from tutti.records.run import Evaluation
 from tutti.registry import part
-from tutti.replica import stretch_like
 from tutti.state import State, Values
 from tutti.training.background import BackgroundEvaluator, Sums
 from tutti.training.evaluation import Tally, evaluate
@@ -33,10 +31,8 @@ class Background(Validation):
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
-        inputs, targets = (_stretch(whole, mine) for whole in (task.part.inputs, task.part.targets))
-        share = replace(task.part, inputs=inputs, targets=targets)
         alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
-        evaluation = partial(evaluate, task.replica.module, share, alone, task.objective)
+        evaluation = partial(evaluate, task.replica.module, task.part.stretch(mine), alone, task.objective)
         self._evaluator = BackgroundEvaluator(task.replica, evaluation)
 
     @override
@@ -86,9 +82,3 @@ class Background(Validation):
     @override
     def close(self) -> None:
         self._evaluator.close()
-
-
-def _stretch(samples: Tensor, mine: slice) -> Tensor:
-    """Some of the samples, a storage of their own: a view would be pickled with all that it is a view of."""
-    each = samples[:1].numel()
-    return stretch_like(samples.view(-1), slice(mine.start * each, mine.stop * each), samples[mine])

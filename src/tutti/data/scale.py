@@ -1,0 +1,67 @@
+"""The scale of 8-bit inputs, from sums of whole numbers: exact, whatever the samples and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.data.arrays import Array
+from tutti.data.parts import PIXEL_MAX, Scale
+
+
+def pixel_scale(inputs: Array) -> Scale:
+    """Return the scale that gives 8-bit inputs mean 0 and deviation 1, exact, per channel if there are any.
+
+    Args:
+        inputs: of shape (samples, ...); of four dimensions, the second is the channel.
+    """
+    channels = _channels(inputs)
+    total = np.zeros((channels, 2))
+    for _, chunk in _chunks(inputs):
+        for channel in range(channels):
+            values = chunk[:, channel].reshape(-1)
+            total[channel] += values.sum(), values @ values
+    return scale_of(total, inputs.size // channels)
+
+
+def pixel_sums(inputs: Array) -> NDArray[np.int64]:
+    """Return the sum of the values of each sample and that of their squares, of shape (samples, channels, 2).
+
+    Args:
+        inputs: as for `pixel_scale`.
+    """
+    sums = np.empty((len(inputs), _channels(inputs), 2), np.int64)
+    for start, chunk in _chunks(inputs):
+        place = sums[start : start + len(chunk)]
+        place[..., 0] = chunk.sum(2)
+        place[..., 1] = np.einsum("scv,scv->sc", chunk, chunk)
+    return sums
+
+
+def scale_of(total: NDArray[np.int64] | NDArray[np.float64], count: int) -> Scale:
+    """Return the scale of inputs.
+
+    Args:
+        total: the sum of the values of each channel and that of their squares, of shape (channels, 2).
+        count: the number of values of one channel.
+    """
+    mean, squares = total.T / count
+    variance = squares - mean**2
+    # A channel that never varies has no deviation to divide by; it becomes 0.
+    std = np.where(variance > 0, np.sqrt(np.maximum(variance, 0)), PIXEL_MAX)
+    return Scale(tuple((mean / PIXEL_MAX).tolist()), tuple((std / PIXEL_MAX).tolist()))
+
+
+def _channels(inputs: Array) -> int:
+    return inputs.shape[1] if inputs.ndim == 4 else 1
+
+
+def _chunks(inputs: Array) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield some samples at a time, with the number of the first, of shape (samples, channels, values)."""
+    # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
+    step = max(1, (1 << 16) * len(inputs) // inputs.size)
+    for start in range(0, len(inputs), step):
+        chunk = inputs[start : start + step]
+        yield start, chunk.astype(np.float64).reshape(len(chunk), _channels(inputs), -1)

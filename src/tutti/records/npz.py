@@ -1,0 +1,145 @@
+"""NPZ files, which are archives of NumPy arrays by key: written whole, and read with care. Needs no torch.
+
+Nothing is unpickled, and no file makes the reader take more memory than it has itself.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.typing import NDArray
+
+from tutti.errors import BadData
+from tutti.records.untrusted import open_file
+
+Array = NDArray[Any]
+
+_NPY_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
+"""The readers of an array's header, by the version of its format."""
+
+_DAMAGED = (
+    *(zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, KeyError, TypeError),
+    *(NotImplementedError, RuntimeError, MemoryError, OverflowError, struct.error, SyntaxError, TokenError),
+)
+"""The errors of zipfile and NumPy for archives that are none, or were made to harm."""
+
+
+def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """Return the content of an NPZ file: the same for the same arrays."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def keys_of(path: Path) -> list[str]:
+    """Read the keys of the arrays in an NPZ file.
+
+    Raises:
+        BadData: the file is missing, truncated or no NPZ file.
+    """
+    try:
+        with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except _DAMAGED as error:
+        raise _damaged(path, error) from error
+
+
+def read_npz(path: Path, keys: Iterable[str] | None = None) -> dict[str, Array]:
+    """Read the arrays in an NPZ file by key. Nothing is unpickled.
+
+    Args:
+        path: of the file.
+        keys: which arrays, as far as the file has them; None: all.
+
+    Raises:
+        BadData: the file is missing, empty, truncated, no NPZ file, or holds Python objects.
+    """
+    arrays: dict[str, Array] = {}
+    try:
+        # numpy leaves a file that it opened itself open when it is no whole archive.
+        with open_data_file(path) as raw, zipfile.ZipFile(raw) as archive:
+            _refuse_false_sizes(path, archive)
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                for key in file.files if keys is None else set(keys) & set(file.files):
+                    arrays[key] = _npz_array(path, key, file)
+    except _DAMAGED as error:
+        raise _damaged(path, error) from error
+    return arrays
+
+
+def open_data_file(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        BadData: it cannot be opened, or is a pipe or a device.
+    """
+    try:
+        return open_file(path)
+    except OSError as error:
+        raise BadData(
+            f"{path} cannot be read: {error.strerror}; check the path and its permissions"
+        ) from error
+
+
+def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
+    """Refuse data that this machine's memory does not hold."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if nbytes > memory:
+        raise BadData(
+            f"{path} holds {nbytes:,} bytes of data, and this machine has {memory:,} bytes of memory; give a "
+            "part of it, or a factory of a data set that reads samples when they are needed"
+        )
+
+
+def _damaged(path: Path, error: Exception) -> BadData:
+    size, said = path.stat().st_size, str(error)[:200]
+    return BadData(f"{path} is truncated or damaged ({size:,} bytes): {said}; copy it again")
+
+
+def _refuse_false_sizes(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse an archive whose arrays do not fit into memory, or say that they are larger than they are.
+
+    NumPy makes room for what an array says before it reads it.
+    """
+    refuse_larger_than_memory(path, sum(member.file_size for member in archive.infolist()))
+    for member in archive.infolist():
+        with archive.open(member) as file:
+            reader = _NPY_HEADERS.get(read_magic(file)) if member.filename.endswith(".npy") else None
+            if reader is None:
+                continue
+            shape, _, dtype = reader(file)
+            nbytes = math.prod(shape) * dtype.itemsize
+            if not dtype.hasobject and file.tell() + nbytes != member.file_size:
+                raise BadData(
+                    f"{path} is damaged in its array '{member.filename.removesuffix('.npy')}': its header "
+                    f"asks for {nbytes:,} bytes, and {member.file_size - file.tell():,} are there; copy it "
+                    "again"
+                )
+
+
+def _npz_array(path: Path, key: str, file: Any) -> Array:
+    try:
+        value = file[key]
+    except ValueError as error:
+        if "pickle" not in str(error):
+            raise BadData(f"{path} is damaged in its array '{key}': {error}; copy it again") from error
+        raise BadData(
+            f"{path} holds Python objects in its array '{key}', which are not loaded because unpickling "
+            f"runs code; save it as numbers: array.astype('float32') or array.astype('int64')"
+        ) from error
+    if not isinstance(value, np.ndarray):
+        raise BadData(f"{path} holds a file '{key}' that is no NumPy array; write it with numpy.savez")
+    return value

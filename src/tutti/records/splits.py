@@ -1,0 +1,147 @@
+"""Splits of a data set's samples into those to train on and those held out, in one file. Needs no torch.
+
+    train-0, test-0      of split 0: the numbers of its samples, int64, ascending
+    train-1, test-1      of split 1
+    ...
+    fingerprint          of the data that they are of
+
+Nothing in it is pickled, and the same splits make the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tutti.errors import BadData
+from tutti.records.npz import keys_of, npz_bytes, read_npz
+from tutti.records.run_folder import refusing, replace_file
+
+Indices = NDArray[np.int64]
+
+_FINGERPRINT = "fingerprint"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of one split, by their numbers.
+
+    Attributes:
+        train: those to train on, ascending; one may be there several times, as in a bootstrap sample.
+        test: those held out, ascending, each once.
+    """
+
+    train: Indices
+    test: Indices
+
+    @classmethod
+    def of(cls, train: ArrayLike, test: ArrayLike, samples: int, what: str) -> Split:
+        """Check a split.
+
+        Args:
+            train: the samples to train on, in any order.
+            test: those held out, in any order.
+            samples: how many there are.
+            what: such as "split 3 of splits.npz", for messages.
+
+        Raises:
+            BadData: a part is empty or holds what is no number of a sample; a sample is held out twice, or
+                trained on though it is held out.
+        """
+        parts = {
+            name: _numbers(part, f"{name} part", what) for name, part in (("train", train), ("test", test))
+        }
+        for name, part in parts.items():
+            if not len(part):
+                raise BadData(f"the {name} part of {what} is empty; give each part at least one sample")
+            if part[0] < 0 or part[-1] >= samples:
+                wrong = part[0] if part[0] < 0 else part[-1]
+                raise BadData(
+                    f"the {name} part of {what} has sample {wrong:,}, and the data have {samples:,} samples, "
+                    f"0 to {samples - 1:,}; split the data that you train on"
+                )
+        both = np.intersect1d(parts["train"], parts["test"])
+        if len(both):
+            raise BadData(
+                f"{what} has {len(both):,} samples in both parts, the first of them {both[0]:,}; take them "
+                "out of one: what a model has been trained on cannot test it"
+            )
+        twice = parts["test"][1:][parts["test"][1:] == parts["test"][:-1]]
+        if len(twice):
+            raise BadData(f"the test part of {what} has sample {twice[0]:,} twice; give each once")
+        return cls(parts["train"], parts["test"])
+
+
+def _numbers(part: ArrayLike, name: str, what: str) -> Indices:
+    """Return the numbers of a part, sorted."""
+    found = np.asarray(part)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise BadData(
+            f"the {name} of {what} has the shape {found.shape} and type {found.dtype}; give the numbers of "
+            "its samples, as whole numbers in one dimension"
+        )
+    return np.sort(found.astype(np.int64))
+
+
+def write_splits(path: Path, splits: Sequence[Split], fingerprint: str) -> None:
+    """Write splits, numbered from 0.
+
+    Args:
+        path: of the file.
+        splits: of one data set.
+        fingerprint: of that data set: `tutti.data.pool.PoolOutline.fingerprint`.
+
+    Raises:
+        BadRunFolder: the file cannot be written.
+    """
+    arrays = {
+        f"{name}-{number}": part
+        for number, split in enumerate(splits)
+        for name, part in (("train", split.train), ("test", split.test))
+    }
+    with refusing(path):
+        replace_file(path, npz_bytes({**arrays, _FINGERPRINT: np.array(fingerprint)}))
+
+
+def count_splits(path: Path) -> int:
+    """Count the splits in a file.
+
+    Raises:
+        BadData: it cannot be read.
+    """
+    return sum(re.fullmatch(r"train-\d+", key) is not None for key in keys_of(path))
+
+
+def read_split(path: Path, number: int, samples: int, fingerprint: str) -> Split:
+    """Read one split of a data set.
+
+    Args:
+        path: of the file.
+        number: of the split, from 0.
+        samples: how many the data set has.
+        fingerprint: of the data set.
+
+    Raises:
+        BadData: the file cannot be read, has no such split, is of other data, or the split is none of these
+            samples.
+    """
+    names = f"train-{number}", f"test-{number}"
+    arrays = read_npz(path, [*names, _FINGERPRINT])
+    if _FINGERPRINT not in arrays:
+        raise BadData(f"{path} has no array '{_FINGERPRINT}', so it is no file of splits")
+    if any(name not in arrays for name in names):
+        count = count_splits(path)
+        there = f"it has {count}, numbered from 0" if count else "it has none"
+        raise BadData(f"{path} has no split {number}; {there}")
+    if str(arrays[_FINGERPRINT]) != fingerprint:
+        raise BadData(
+            f"the splits in {path} are of other data; give the data that they were made of, with the same "
+            "options"
+        )
+    train, test = (arrays[name] for name in names)
+    return Split.of(train, test, samples, f"split {number} of {path}")

@@ -1,0 +1,69 @@
+"""The outputs of a model for the samples of a part, over all ranks: each sample once, in order.
+
+    pass      0     │ 1     │ 2     │ 3     │ 4     │ 5   │      always of the same samples
+    ranks     r0    │ r0    │ r0    │ r1    │ r1    │ r1  │      goes to rank 0
+
+A sample's output may depend on the others of its pass, by rounding; passes depend on no number of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Communicator, cut
+from tutti.data.parts import Part
+from tutti.records.predictions import Predictions
+from tutti.training.evaluation import evaluating
+from tutti.training.precision import Arithmetic
+
+PASS: Final = 250
+"""The samples of one forward pass."""
+
+
+def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
+    """Compute the outputs for every sample of a part (collective).
+
+    All ranks make the same number of passes, as in `tutti.training.evaluation.evaluate`.
+
+    Args:
+        module: the model; all ranks have the same weights.
+        part: the samples.
+        comm: all ranks that take part.
+        arithmetic: how the model computes; it was prepared by it.
+
+    Returns:
+        On rank 0 the outputs, of shape (samples, ...), in the order of the part; None on the others.
+    """
+    shares = cut(-(-len(part) // PASS), comm.size)
+    mine, longest = shares[comm.rank], shares[0]
+    found: list[Tensor] = []
+    # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
+    with evaluating(module), torch.no_grad():
+        for number in range(mine.start, mine.start + longest.stop):
+            counts = number < mine.stop
+            start, stop = (number * PASS, min((number + 1) * PASS, len(part))) if counts else (0, 1)
+            inputs, _ = part.take(torch.arange(start, stop, device=part.device))
+            outputs = arithmetic.forward(module, arithmetic.inputs(inputs))
+            if counts:
+                found.append(outputs.cpu())
+    if comm.rank:
+        for outputs in found:
+            comm.send(outputs.reshape(-1), 0)
+        return None
+    for rank, share in enumerate(shares[1:], start=1):
+        for number in range(share.start, share.stop):
+            count = min(PASS, len(part) - number * PASS)
+            outputs = found[0].new_empty(count, *found[0].shape[1:])
+            comm.recv(outputs.view(-1), rank)
+            found.append(outputs)
+    return torch.cat(found)
+
+
+def predictions_of(part: Part, outputs: Tensor) -> Predictions:
+    """Return the outputs for the samples of a part with their numbers in the source and their targets."""
+    rows = torch.arange(len(part)) if part.rows is None else part.rows
+    return Predictions(*(np.asarray(one.cpu()) for one in (rows, outputs, part.targets)))
