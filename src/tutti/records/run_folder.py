@@ -140,10 +140,18 @@ RECORDS: Final[dict[type[Record], str]] = {
 }
 """The files that hold one record each."""
 
-FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, PREDICTIONS, *RECORDS.values())
+FILES: Final = (CONFIG, SEAL, HISTORY, CSV, WEIGHTS, *RECORDS.values())
 """The files that every run may have."""
 
-_FURTHER: Final = (STARTS, MLFLOW, "trace*.json", "trace*.json.gz", "profile-rank*", "usage*.jsonl")
+_FURTHER: Final = (
+    PREDICTIONS,
+    STARTS,
+    MLFLOW,
+    "trace*.json",
+    "trace*.json.gz",
+    "profile-rank*",
+    "usage*.jsonl",
+)
 
 LOCK: Final = ".lock"
 LOG: Final = "log.txt"

@@ -1,0 +1,129 @@
+"""Runs on a split of a file: nothing of what is held out is trained on, and it is predicted in the end."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tutti
+from tutti.cli.main import main
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data.pool import PoolOutline
+from tutti.data.sources import read_source
+from tutti.errors import BadOption
+from tutti.records.predictions import Predictions
+from tutti.records.run_folder import PREDICTIONS
+from tutti.records.splits import Split, write_splits
+from tutti.run import evaluate
+from tutti.run.config import TrainConfig
+from tutti.run.train_job import EvaluateJob
+
+X = np.random.default_rng(0).integers(0, 256, (90, 4, 3), dtype=np.uint8)
+Y = (X.reshape(90, -1).sum(1) // 40 % 3).astype(np.int64)
+HELD = np.flatnonzero(np.arange(90) % 4 == 1)
+KEPT = np.setdiff1d(np.arange(90), HELD)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> tuple[str, str]:
+    """A file of samples, with a test part, and a split of it."""
+    np.savez(tmp_path / "data.npz", x_train=X, y_train=Y, x_test=X[:7], y_test=Y[:7])
+    outline = PoolOutline.of(read_source(tmp_path / "data.npz", {}))
+    write_splits(
+        tmp_path / "splits.npz",
+        [Split.of(HELD, KEPT, 90, ""), Split.of(KEPT, HELD, 90, "")],
+        outline.fingerprint,
+    )
+    return str(tmp_path / "data.npz"), f"{tmp_path}/splits.npz:1"
+
+
+def train(given: Any, out: Path | None = None, **options: Any) -> tutti.Result:
+    options = {"threads": 1, "workers": 1, "epochs": 2, "batch_size": 20, "lr": 0.01} | options
+    return tutti.train(net, given, out=None if out is None else str(out), quiet=True, **options)
+
+
+def test_a_run_on_a_split_is_the_run_on_its_training_samples(data: tuple[str, str], tmp_path: Path) -> None:
+    file, place = data
+    ours = train(file, tmp_path / "run", split=place, predictions=True, checkpoint="5 steps", strategy="solo")
+    alone = train((X[KEPT], Y[KEPT]), validation=0.0, strategy="solo")
+    theirs = alone.model.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.model.state_dict().items())
+    assert ours.summary.test is None
+
+    found = Predictions.read(tmp_path / "run" / PREDICTIONS)
+    assert found.rows.tolist() == HELD.tolist()
+    assert found.targets.tolist() == Y[HELD].tolist()
+    seen = X[KEPT] / 255.0
+    inputs = torch.from_numpy((X[HELD] / 255.0 - seen.mean()) / seen.std()).float()
+    with torch.no_grad():
+        wanted = ours.model.eval()(inputs.unsqueeze(1)).numpy()
+    # Products of 12 and of 8 numbers in float32, of inputs that are rounded too.
+    assert np.abs(found.outputs - wanted).max() <= 64 * np.finfo(np.float32).eps * np.abs(wanted).max()
+    validated = ours.summary.validation
+    assert validated is not None
+    assert validated.metrics["accuracy"] == (found.outputs.argmax(1) == found.targets).mean()
+    assert validated.samples == len(HELD)
+
+    before = (tmp_path / "run" / PREDICTIONS).read_bytes()
+    train(file, resume=tmp_path / "run" / "checkpoints" / "step-00000005")
+    assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before
+
+    job = EvaluateJob(replace(ours.config, workers="auto"), str(tmp_path / "run"), "validation")
+    (again,) = VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))
+    assert again == validated
+
+
+def test_several_ranks_predict_what_each_strategy_leaves(data: tuple[str, str], tmp_path: Path) -> None:
+    file, place = data
+    for strategy in ("sync", "easgd"):
+        out = tmp_path / strategy
+        found = train(
+            file, out, split=place, predictions=True, strategy=strategy, workers=2, restore_best=True
+        )
+        predicted = Predictions.read(out / PREDICTIONS)
+        assert predicted.rows.tolist() == HELD.tolist()
+        assert found.summary.validation is not None
+        right = (predicted.outputs.argmax(1) == predicted.targets).mean()
+        assert found.summary.validation.metrics["accuracy"] == right
+
+
+def test_a_share_of_the_samples_is_predicted_by_their_numbers(data: tuple[str, str], tmp_path: Path) -> None:
+    ours = train(data[0], tmp_path / "run", predictions=True, validation=0.3)
+    plain = train(data[0], validation=0.3)
+    theirs = plain.model.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.model.state_dict().items())
+    assert plain.summary.test == ours.summary.test is not None
+    found = Predictions.read(tmp_path / "run" / PREDICTIONS)
+    assert len(found.rows) == 27 == len(set(found.rows.tolist()))
+    assert found.targets.tolist() == Y[found.rows].tolist()
+
+
+def test_what_does_not_go_together_is_refused(data: tuple[str, str], tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(BadOption, match=r"and so does --validation 0\.3; give one"):
+        TrainConfig(split="a.npz:0", validation=0.3)
+    for wrong in ("a.npz", "a.npz:", ":1", "a.npz:-1", "a.npz:x"):
+        with pytest.raises(BadOption, match="give a file of splits and the number of one"):
+            TrainConfig(split=wrong)
+    with pytest.raises(BadOption, match="predictions writes into the run folder"):
+        train(data[0], predictions=True)
+    with pytest.raises(BadOption, match="predictions is for the validation part, and there is none"):
+        train(data[0], tmp_path / "run", predictions=True, validation=0.0)
+    assert main(["train", "mlp", "--data", data[0], "--split", data[1].replace(":1", ":2"), "-n", "1"]) == 2
+    assert "has no split 2; it has 2, numbered from 0" in capsys.readouterr().err
+
+
+def test_verify_follows_a_run_on_a_split(data: tuple[str, str], capfd: Any) -> None:
+    words = ["verify", "mlp", "--data", data[0], "--split", data[1], "-n", "2", "--dtype", "float64"]
+    assert main([*words, "--steps", "3"]) == 0
+    assert "67 train, 23 validation" in capfd.readouterr().out
