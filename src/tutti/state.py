@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadCheckpoint
-from tutti.replica import Flat, view_like
+from tutti.replica import Flat, local, view_like
 
 Values: TypeAlias = dict[str, Any]
 """A tree of named values: None, truth values, numbers, texts, tensors, and lists and dictionaries of them.
@@ -181,9 +181,10 @@ def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> Tenso
 
 
 def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
-    """Return a whole tensor as a piece; it shares the tensor's memory where that is dense."""
+    """Return a tensor as a piece, of a DTensor this rank's part; it shares memory that is dense."""
+    tensor = local(tensor.detach())
     order = order_of(tensor)
-    dense = tensor.detach().contiguous(memory_format=_ORDERS[order])
+    dense = tensor.contiguous(memory_format=_ORDERS[order])
     return TensorPiece(name, 0, dense.as_strided((dense.numel(),), (1,)), tuple(tensor.shape), order)
 
 

@@ -72,11 +72,15 @@ class Found:
 
 def run(comm: Communicator, config: Run) -> Found:
     """Train."""
-    payload = pickle.dumps(
-        TrainJob(TrainConfig.from_json(config), quiet=True, write=False, bring_weights=True)
+    return found_by(
+        comm, TrainJob(TrainConfig.from_json(config), quiet=True, write=False, bring_weights=True)
     )
+
+
+def found_by(comm: Communicator, job: TrainJob) -> Found:
+    """Do a job that brings its weights."""
     try:
-        outcome = work(comm, payload)
+        outcome = work(comm, pickle.dumps(job))
     except UserError as error:
         return Found([], None, {}, f"{type(error).__name__}: {error}")
     assert outcome.weights is not None

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
-from tests.comm.ranks import World
-from tests.model_parallel.resuming import goes_on
 from tests.model_parallel.runs import (
     CNN,
     LENET,
@@ -82,13 +78,3 @@ def test_ranks_that_use_different_layers_are_told_so_and_what_to_do(way: str) ->
 def test_layers_that_no_rank_uses_are_no_difference() -> None:
     config: Run = {"model": "tests.model_parallel.models:residual", "model_options": {}, "steps": 2}
     assert not on_ranks(2, {"run": MLP | SHARDED | config})["run"].refused
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("way", [SHARDED, PLANNED])
-def test_another_worker_goes_on_from_the_state_of_its_part(ranks: int, way: Run) -> None:
-    with World(ranks) as world:
-        for found in world.run(goes_on, pickle.dumps(MLP | way)):
-            assert found
-            assert not any(found)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,11 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
 from tutti.errors import BadOption
+from tutti.model_parallel.places import APART, PORTION, PartPlaces
 from tutti.optim.clipping import clip_values, scale_for, squared_norm
 from tutti.records.pipeline import PipelineRecord
 from tutti.replica import Replica, local
-from tutti.state import Saved, State
+from tutti.state import Held, Saved, State, Values
 from tutti.strategies.base import Clip, NormShare, Strategy, Worker
 from tutti.strategies.placement import place
 from tutti.training.losses import Loss
@@ -127,6 +128,18 @@ class Portion(ABC):
         Args:
             of: what is taken of each tensor: its values, or its gradient as far as this team has added to it.
         """
+
+    def to_whole(self, state: State) -> State:
+        """What a trainer of this portion knows, by the names and places of the whole model (collective)."""
+        return state
+
+    def to_portion(self, saved: Saved) -> Saved:
+        """What a trainer of this portion goes on from, of what `to_whole` has returned on all ranks.
+
+        Raises:
+            BadCheckpoint: later on, what is looked up cannot be divided as this model is.
+        """
+        return saved
 
     def record(self) -> PipelineRecord | None:
         """The record of a pipeline; None of other portions (collective)."""
@@ -254,6 +267,24 @@ class TeamPortion(Portion):
         self.module, self.peers, self.data = module, ranks.data, ranks.data
         self.parameters, self.ranks, self._group = count_of(module), ranks, group
         self.gradients = Gradients(module, ranks.team, counts)
+
+    @property
+    @abstractmethod
+    def places(self) -> PartPlaces:
+        """The places of this rank's parts in the whole model."""
+
+    @override
+    def to_whole(self, state: State) -> State:
+        joint, own = self.places.to_whole(state.joint)
+        names = [piece.name for piece in own.pieces if math.prod(piece.shape) > 1]
+        every = cast("list[list[str]]", self.ranks.team.all_gather_objects(names))
+        about: Values = {APART: sorted({name for names in every for name in names})}
+        alone = Held([*own.pieces, *state.alone.pieces], {**own.numbers, **state.alone.numbers})
+        return replace(state, joint=joint, alone=alone, shared={**state.shared, PORTION: about})
+
+    @override
+    def to_portion(self, saved: Saved) -> Saved:
+        return replace(saved, joint=self.places.to_portion(saved.joint))
 
     @override
     def place(self, strategy: Strategy) -> Replica:

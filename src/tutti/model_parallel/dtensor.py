@@ -6,11 +6,13 @@ RowwiseParallel and others.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -20,15 +22,33 @@ from tutti.errors import BadModel, BadOption
 from tutti.load_object import load_object
 from tutti.model_parallel.base import Gradients, LayoutRanks, Of, TeamPortion, taken, values_of
 from tutti.model_parallel.group import TeamMesh
-from tutti.optim.state import add_whole
+from tutti.model_parallel.places import PartPlace, PartPlaces
+from tutti.optim.state import held_by
 from tutti.replica import Replica, local
-from tutti.state import Held, Saved, State, find, name_of, whole_piece
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Strategy, Worker
-from tutti.strategies.local_steps import OWN
 
 
 class DTensorPortion(TeamPortion):
     """One rank's portion of a model that torch.distributed divides."""
+
+    @cached_property
+    @override
+    def places(self) -> PartPlaces:
+        return PartPlaces({name: self._place(name, p) for name, p in self.module.named_parameters()})
+
+    def _place(self, name: str, parameter: nn.Parameter) -> PartPlace:
+        ranks, data = self.ranks, parameter.data
+        # Only what the trainer lays out is divided over the teams, too.
+        saves = not isinstance(data, DTensor) or ranks.data.rank == 0
+        if not _divided(parameter):
+            return PartPlace.whole(name, parameter, saves and ranks.team.rank == 0)
+        assert isinstance(data, DTensor), "it is divided"
+        (placement,) = data.placements
+        dim = cast("Shard", placement).dim
+        length, part = data.shape[dim], local(data)
+        start = min(ranks.team.rank * -(-length // ranks.team.size), length)
+        return replace(PartPlace.along(name, part, dim, length, start), saves=saves)
 
     @override
     def place(self, strategy: Strategy) -> Replica:
@@ -55,11 +75,12 @@ class DTensorWorker(Worker):
         gradients: Gradients,
     ) -> None:
         super().__init__()
-        self._named = dict(module.named_parameters())
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._data, self._optimizer, self._clip, self._gradients = data, optimizer, clip, gradients
         for group in optimizer.param_groups:
             # The loops over all parameters at once refuse DTensors among plain tensors.
             group["foreach"] = False
+        self._divide_state()
 
     @override
     def step(self) -> None:
@@ -71,32 +92,20 @@ class DTensorWorker(Worker):
             self._optimizer.step()
             self._optimizer.zero_grad()
 
-    @property
-    @override
-    def anew(self) -> tuple[str, ...]:
-        return ("the state of the optimizer",)
-
     @override
     def state(self) -> State:
-        """Return this rank's part of the parameters, and of what the optimizer keeps for them."""
-        alone = Held()
-        for name, parameter in self._named.items():
-            alone.pieces.append(whole_piece(name_of(OWN, name), local(parameter.detach())))
-            kept = self._optimizer.state.get(parameter, {})
-            parts = {key: local(value) if isinstance(value, Tensor) else value for key, value in kept.items()}
-            add_whole(alone, name, parts)
-        return State(alone=alone)
+        """Return what the optimizer keeps for this rank's parts of the parameters."""
+        return State(joint=held_by(self._optimizer, self._names))
 
     @override
-    @torch.no_grad()
     def load_state(self, saved: Saved) -> None:
-        """Go on from the parts that this rank had; the optimizer has its state, but as ordinary tensors."""
-        if saved.alone is None:
-            return
-        for name, parameter in self._named.items():
-            part = local(parameter.detach())
-            part.copy_(find(saved.alone.tensors, name_of(OWN, name), part))
-            kept = self._optimizer.state.get(parameter, {})
+        """Do nothing: the optimizer has its state."""
+
+    @torch.no_grad()
+    def _divide_state(self) -> None:
+        """Have this rank's part of an optimizer's state divided as the parameters are."""
+        for parameter in self._names:
+            part, kept = local(parameter.detach()), self._optimizer.state.get(parameter, {})
             for key, value in kept.items():
                 if isinstance(value, Tensor):
                     own = value.clone()

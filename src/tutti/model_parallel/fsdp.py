@@ -45,7 +45,8 @@ class ShardedPortion(DTensorPortion):
         self.peers, self._loss, self._arithmetic = ranks.every, workload.loss, workload.arithmetic
         *layers, whole = units(module)
         for unit in (*layers, whole):
-            fully_shard(unit, mesh=group.team)
+            # Of the whole, too, what is gathered is dropped at once: states are made between two passes.
+            fully_shard(unit, mesh=group.team, reshard_after_forward=True)
         self._check = LayerCheck(whole, layers, group)
         self.compute = self._compute
 

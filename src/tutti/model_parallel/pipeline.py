@@ -20,10 +20,11 @@ Bubble Pipeline Parallelism".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from itertools import chain, zip_longest
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +33,29 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadModel, BadOption
-from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, Workload, count_of, values_of
+from tutti.model_parallel.base import (
+    LayoutRanks,
+    Of,
+    TeamPortion,
+    Workload,
+    count_of,
+    values_of,
+)
 from tutti.model_parallel.fx_blocks import Block, blocks_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
 from tutti.model_parallel.partition import balance, boundaries, measure
+from tutti.model_parallel.places import PORTION, PartPlace, PartPlaces, buffers_in, with_buffers
 from tutti.model_parallel.schedules import PLACES_KEPT, MicrobatchPasses, check_microbatches, order, owners
 from tutti.records.pipeline import FORWARD, INPUTS, PipelineRecord, PipelineSpan, since_the_first
+from tutti.state import Saved, State, name_of, whole_piece
 from tutti.training.precision import Arithmetic
 from tutti.training.run_parts import Computed
+from tutti.training.weights import names_in_state
+
+STAGES: Final = "stages"
+"""In a state, the name of the first block of each stage and the one behind its last."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class StageDivision:
         microbatches: the number that a batch is cut into.
         owners: the rank of each stage.
         stages: the blocks of each.
+        cuts: the numbers of those blocks.
         shapes: what goes into each stage, and comes out of the last, for a microbatch: on the meta device.
     """
 
@@ -60,6 +75,7 @@ class StageDivision:
     microbatches: int
     owners: list[int]
     stages: list[list[Block]]
+    cuts: list[slice]
     shapes: list[Tensor]
 
 
@@ -70,8 +86,11 @@ def divide(
     layout: Layout,
     workload: Workload,
     comm: Communicator | None = None,
+    before: Sequence[slice] = (),
 ) -> StageDivision:
     """Divide a model, which stays as it is, into stages by what rank 0 of `comm`, if given, has measured.
+
+    Or as it was divided `before`, if that fits: the order of sums is the same then.
 
     Raises:
         BadModel: the model's operations cannot be written down, or there are fewer blocks than stages.
@@ -92,13 +111,15 @@ def divide(
             f"one tensor passes, and {len(ranks)} stages ({schedule} on {layout.team} ranks) need one each; "
             "use fewer ranks, another schedule or a deeper model"
         )
-    measures = comm is None or comm.rank == 0
-    cuts = balance(measure(blocks, inputs, arithmetic), len(ranks)) if measures else None
-    cuts = cuts if comm is None else cast("list[slice]", comm.broadcast_object(cuts))
+    cuts: list[slice] | None = [*before]
+    if len(before) != len(ranks) or before[-1].stop != len(blocks):
+        measures = comm is None or comm.rank == 0
+        cuts = balance(measure(blocks, inputs, arithmetic), len(ranks)) if measures else None
+        cuts = cuts if comm is None else cast("list[slice]", comm.broadcast_object(cuts))
     assert cuts is not None, "rank 0 has sent them"
     edges = boundaries(blocks, inputs, arithmetic)
     shapes = [*(edges[part.start] for part in cuts), edges[-1]]
-    return StageDivision(schedule, microbatches, ranks, [blocks[part] for part in cuts], shapes)
+    return StageDivision(schedule, microbatches, ranks, [blocks[part] for part in cuts], cuts, shapes)
 
 
 def need_of_rank(
@@ -152,11 +173,16 @@ class PipelinePortion(TeamPortion):
         self._division, self._arithmetic = division, workload.arithmetic
         names, count = list(module.state_dict()), count_of(module)
         stages = [Stage(blocks, workload.arithmetic) for blocks in division.stages]
+        self._known = {tensor: name for name, tensor in _named_tensors(module)}
+        self._in_state = names_in_state(module)
         self._layers, state = [list(stage.layers) for stage in stages], state_by_stage(module, stages)
         ranks, group = LayoutRanks.of(comm, layout.team), TeamMesh(comm, layout.team)
         owners, shapes, team = division.owners, division.shapes, ranks.team
         own = {number: stages[number] for number, rank in enumerate(owners) if rank == team.rank}
         self._names, self._state = names, {number: state[number] for number in own}
+        used = {tensor for stage in stages for tensor in (*stage.parameters(), *stage.buffers())}
+        unused = {name: tensor for tensor, name in self._known.items() if tensor not in used}
+        self._unused = unused if 0 in own else {}
         super().__init__(_Pipe(own, owners, shapes, team), ranks, lambda _: True, group)
         self.parameters = count
         _give_back(stage for number, stage in enumerate(stages) if number not in own)
@@ -172,6 +198,51 @@ class PipelinePortion(TeamPortion):
         for part in cast("list[dict[str, Tensor]]", self.ranks.team.all_gather_objects(own)):
             found |= part
         return {name: found[name] for name in self._names if name in found}
+
+    @cached_property
+    @override
+    def places(self) -> PartPlaces:
+        # A tied parameter may have another name where only some of its layers are.
+        named = {name: (self._known[p], p) for name, p in self.module.named_parameters()}
+        return PartPlaces({name: PartPlace.whole(whole, p) for name, (whole, p) in named.items()})
+
+    @override
+    def to_whole(self, state: State) -> State:
+        known, training, data = self._buffer_names, state.shared["training"], self.ranks.data
+        found = super().to_whole(state)
+        if data.rank == 0:
+            for name, tensor in self._unused.items():
+                if isinstance(tensor, nn.Parameter):
+                    found.joint.pieces.append(whole_piece(name_of("weights", name), tensor))
+        rest = {name: tensor for name, tensor in self._unused.items() if not isinstance(tensor, nn.Parameter)}
+        own = [{known[name]: x for name, x in held.items()} | rest for held in buffers_in(state.shared)]
+        groups = [[self.places.whole_name(name) for name in names] for names in training["groups"]]
+        # Not views: these would be sent with all that they are views of.
+        mine = [{name: x.clone() for name, x in held.items()} for held in own], groups
+        every = cast(
+            "list[tuple[list[dict[str, Tensor]], list[list[str]]]]", self.ranks.team.all_gather_objects(mine)
+        )
+        buffers = [reduce(dict.__or__, held) for held in zip(*(held for held, _ in every), strict=True)]
+        order = {name: number for number, name in enumerate(self._known.values())}
+        merged = [
+            sorted((name for names in parts for name in names), key=order.__getitem__)
+            for parts in zip_longest(*(groups for _, groups in every), fillvalue=[])
+        ]
+        about = {**found.shared[PORTION], STAGES: [[cut.start, cut.stop] for cut in self._division.cuts]}
+        shared = {**with_buffers(found.shared, buffers), PORTION: about}
+        shared["training"] |= {"groups": merged, "names": self._in_state}
+        return replace(found, shared=shared)
+
+    @override
+    def to_portion(self, saved: Saved) -> Saved:
+        known = self._buffer_names
+        held = [{own: buffers[name] for own, name in known.items()} for buffers in buffers_in(saved.shared)]
+        return replace(super().to_portion(saved), shared=with_buffers(saved.shared, held))
+
+    @property
+    def _buffer_names(self) -> dict[str, str]:
+        """The names of this rank's buffers in the whole model, by those in its portion."""
+        return {name: self._known[buffer] for name, buffer in self.module.named_buffers()}
 
     @override
     def record(self) -> PipelineRecord:
@@ -276,7 +347,7 @@ class _Pipe(nn.Module):
 
 
 def _add(module: nn.Module, name: str, layer: nn.Module | Tensor) -> None:
-    """Add a layer under a name with dots, so that its parameters have the names of the whole model."""
+    """Add a layer under a name with dots, so that its tensors have the names of the whole model."""
     *path, last = name.split(".")
     for part in path:
         inner = module._modules.get(part)
@@ -288,6 +359,12 @@ def _add(module: nn.Module, name: str, layer: nn.Module | Tensor) -> None:
         module.add_module(last, layer)
     elif isinstance(layer, nn.Parameter):
         module.register_parameter(last, layer)
+    else:
+        module.register_buffer(last, layer)
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return chain(module.named_parameters(), module.named_buffers())
 
 
 def _sized(shape: Tensor, samples: int) -> Tensor:

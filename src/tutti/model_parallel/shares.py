@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -51,10 +50,14 @@ class Cut:
         """The length of the whole."""
         return sum(self.widths)
 
+    @property
+    def start(self) -> int:
+        """Where the part of this rank begins."""
+        return sum(self.widths[: self.team.rank])
+
     def own(self, whole: Tensor) -> Tensor:
         """The part of this rank, a view."""
-        ends, rank = tuple(accumulate(self.widths)), self.team.rank
-        return whole.narrow(self.dim, ends[rank] - self.widths[rank], self.widths[rank])
+        return whole.narrow(self.dim, self.start, self.widths[self.team.rank])
 
     def gather(self, own: Tensor) -> Tensor:
         """The whole of all ranks' parts (collective)."""

@@ -20,7 +20,7 @@ from tutti.records.run_folder import CONFIG
 from tutti.records.untrusted import MOST_RANKS, read_file
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.intervals import AUTO, OFF, Every, seconds_of
+from tutti.training.intervals import AUTO, Every, seconds_of
 from tutti.training.loggers import optional_loggers
 from tutti.training.stopping import StopRule
 
@@ -412,12 +412,6 @@ def _refused_options(c: TrainConfig) -> Iterator[str]:
         yield "--servers keep the centre of whole models; leave them out, or --parallel"
     if c.parallel is not None and c.balance != "none":
         yield f"--balance {c.balance} is for ranks with whole models; leave it or --parallel out"
-    for name in ("time_limit", "checkpoint"):
-        if c.parallel is not None and getattr(c, name) not in (getattr(TrainConfig, name), OFF):
-            yield (
-                f"{flag(name)} is for runs whose state is saved, and with --parallel none is; leave it or "
-                "--parallel out"
-            )
     if c.parallel is not None and c.device == "cuda":
         yield f"--parallel {c.parallel} computes on the CPU; leave --device cuda out"
     if c.validate == "background" and c.device == "cuda":

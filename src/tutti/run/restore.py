@@ -13,14 +13,16 @@ from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
+from tutti.model_parallel.places import APART, PORTION
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
+from tutti.run.jobs import layout_of
 from tutti.run.resume import Resume
 from tutti.state import Saved
-from tutti.strategies import Strategy
+from tutti.strategies import Solo, Strategy
 from tutti.training.run_parts import Schedule
 
 
@@ -65,7 +67,7 @@ def fingerprint(dataset: DataSet) -> Json:
 
 
 def saved_for(
-    checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, called: str, dataset: DataSet
+    checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, config: TrainConfig, dataset: DataSet
 ) -> Saved:
     """Return what this worker goes on from.
 
@@ -73,11 +75,11 @@ def saved_for(
         checkpoint: of the earlier run.
         comm: the workers.
         strategy: of this run.
-        called: what the configuration calls it: a class of the user's by its file or package.
+        config: of this run.
         dataset: of this run.
 
     Raises:
-        BadCheckpoint: it was made of other data.
+        BadCheckpoint: it was made of other data, or has something that only goes on in its own layout.
     """
     before = checkpoint.facts["data"]
     others = [name for name, found in fingerprint(dataset).items() if before.get(name) != found]
@@ -87,13 +89,31 @@ def saved_for(
             "with the data that the run began with"
         )
     saved = checkpoint.saved(comm.rank, comm.size)
-    config = TrainConfig.from_json(checkpoint.facts["config"])
-    same = config.strategy in (strategy.name, called) and config.strategy_options == strategy.options()
-    if not same:
+    earlier = TrainConfig.from_json(checkpoint.facts["config"])
+    if layout_of(earlier, checkpoint.ranks) != layout_of(config, comm.size):
+        _refuse_apart(checkpoint, saved, earlier)
+        saved = Saved(saved.joint, None, saved.shared, None)
+    # The configuration calls a class of the user's by its file or package.
+    called = earlier.strategy in (strategy.name, config.strategy)
+    same = called and earlier.strategy_options == strategy.options()
+    # A single worker knows nothing but its optimizer's state.
+    if not same and earlier.strategy != Solo.name:
         # What another strategy's workers knew is of no use to this one's.
         shared = {name: values for name, values in saved.shared.items() if name != "worker"}
         return Saved(saved.joint, None, shared, None)
     return saved
+
+
+def _refuse_apart(checkpoint: Checkpoint, saved: Saved, earlier: TrainConfig) -> None:
+    """Refuse another layout where ranks have kept what nobody can put together."""
+    names = saved.shared.get(PORTION, {}).get(APART, [])
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise BadCheckpoint(
+            f"{checkpoint.path} has '{names[0]}'{more} of each rank's part of the model alone, which cannot "
+            f"be put together for another layout; resume as the run was, with -n {checkpoint.ranks} "
+            f"--parallel {earlier.parallel}"
+        )
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:

@@ -19,7 +19,8 @@ AUTO: Final = "auto"
 MAY_DIFFER: Final = frozenset(
     {
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
-        *("weights", "strategy", "strategy_options", "balance", "validate", "precision", "layout"),
+        *("weights", "strategy", "strategy_options", "parallel", "parallel_options", "balance"),
+        *("validate", "precision", "layout"),
         *("epochs", "steps", "stop", "time_limit", "restore_best", "checkpoint", "keep", "log", "out"),
         "predictions",
     }

@@ -77,12 +77,12 @@ class Saving:
         return Agenda(self._comm, Wishes(every, end, stop, strategy.pace is Pace.FREE, strategy.period))
 
     def save(self, step: int, state: State, final: bool) -> None:
-        """Keep a state; that of the end, or of a stop, is on the disk when this returns."""
+        """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.ranking.score(last)
         self.step = step
-        self.saver.save(step, state, self._facts, score, wait=final)
+        self.saver.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=final)
         if final:
             self.lost = cast("bool", self._comm.broadcast_object(self.saver.last != step))
 
@@ -91,8 +91,8 @@ class Saving:
 def saving(
     job: TrainJob, comm: Communicator, parts: Assembly, folder: RunFolder | None
 ) -> Iterator[Saving | None]:
-    """Make what saves a run (collective); None if it has no folder, or several ranks hold one model."""
-    if not job.write or parts.config.parallel is not None:
+    """Make what saves a run (collective); None if it has no folder."""
+    if not job.write:
         yield None
         return
     path = comm.broadcast_object(None if folder is None else folder.path.absolute())

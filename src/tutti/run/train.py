@@ -21,6 +21,7 @@ from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.model_parallel.layout import portion_of
+from tutti.model_parallel.places import PORTION
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import RunStart, Summary, World, now
@@ -140,11 +141,13 @@ def _train(
 ) -> RunOutcome:
     """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
     layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
-    with closing(portion_of(layout, comm, task.module, work)) as portion:
-        saved = None
-        if checkpoint is not None:
-            saved = saved_for(checkpoint, comm, strategy, job.config.strategy, task.dataset)
-            load_model(portion.module, saved)
+    saved, before = None, None
+    if checkpoint is not None:
+        saved = saved_for(checkpoint, comm, strategy, job.config, task.dataset)
+        load_model(task.module, saved)
+        before = None if saved.own is None else saved.shared.get(PORTION)
+    with closing(portion_of(layout, comm, task.module, work, before)) as portion:
+        saved = None if saved is None else portion.to_portion(saved)
         parts = assemble(job, comm, task, strategy, portion, saved)
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if graph is not None:

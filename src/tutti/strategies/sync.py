@@ -210,7 +210,7 @@ class SyncWorker(Worker):
     @override
     def load_state(self, saved: Saved) -> None:
         """Have the reductions go on, if the slices are the same ones; the optimizer has its state."""
-        if saved.own is not None and saved.own["node_sizes"] == self._sizes:
+        if saved.own is not None and saved.own.get("node_sizes") == self._sizes:
             for reduction, values in zip(self._reductions, saved.own["reductions"], strict=True):
                 reduction.load_state(values)
 

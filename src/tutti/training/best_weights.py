@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,9 +19,12 @@ from torch import Tensor
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
-from tutti.state import Held, Saved, State, TensorPiece, fill, pieces_of
-from tutti.training.evaluation import keras_statistics
+from tutti.state import Held, Saved, State, TensorPiece, fill, find, name_of, pieces_of, whole_piece
+from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.stopping import Ranking
+
+EPOCHS: Final = "epochs"
+"""The first word of the names of kept weights, in a checkpoint; the number of the epoch follows."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,12 @@ class KeptEpoch:
     """Copies of what a model was after an epoch.
 
     Attributes:
-        pieces: this rank's slice of the weights.
-        scattered: what this rank alone holds of weights that torch.distributed has divided.
-        buffers: all, the same on every rank.
+        pieces: this rank's slice of the weights, and its parts of those that torch.distributed has divided.
+        buffers: all by name, the same on every rank that holds them.
     """
 
     pieces: list[TensorPiece]
-    scattered: list[Tensor]
-    buffers: list[Tensor]
+    buffers: dict[str, Tensor]
 
 
 class BestWeights:
@@ -54,8 +56,8 @@ class BestWeights:
     def keep(self, epoch: int) -> None:
         """Copy the weights and buffers that the replica has after an epoch (collective)."""
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
-        scattered, buffers = (list(map(torch.clone, held)) for held in (self._scattered, self._buffers))
-        self._kept[epoch] = KeptEpoch(pieces, scattered, buffers)
+        buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
+        self._kept[epoch] = KeptEpoch(pieces, buffers)
         # Ranks that see the same weights must not train on before all have their copy.
         self._comm.barrier()
 
@@ -82,24 +84,19 @@ class BestWeights:
         if self._comm.size > 1:
             for flat in self._replica.flats:
                 self._comm.all_gather(flat.weights)
-        copy_all(self._scattered, kept.scattered)
-        copy_all(self._buffers, kept.buffers)
+        load_buffers(self._replica.module, kept.buffers)
         return best
 
     def state(self) -> State:
         """Return all that is kept."""
         joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
         buffers = {str(epoch): kept.buffers for epoch, kept in self._kept.items()}
-        scattered = {str(epoch): kept.scattered for epoch, kept in self._kept.items()}
-        return State(joint, shared={"buffers": buffers}, own={"scattered": scattered})
+        return State(joint, shared={"buffers": buffers})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with what was kept; with nothing where other ranks held portions of the weights."""
-        if saved.own is None and self._replica.scattered:
-            return
+        """Go on with what was kept."""
         for epoch, buffers in saved.shared.get("buffers", {}).items():
-            scattered = [] if saved.own is None else saved.own["scattered"][epoch]
-            self._kept[int(epoch)] = KeptEpoch(list(self._read(saved, int(epoch))), scattered, buffers)
+            self._kept[int(epoch)] = KeptEpoch(list(self._read(saved, int(epoch))), buffers)
 
     def _best(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
         return self._ranking.best(record for record in history if record.epoch in self._kept)
@@ -110,24 +107,20 @@ class BestWeights:
             fill(saved.joint.tensors, _prefix(epoch), flat, vector, mine)
             for piece in pieces_of(_prefix(epoch), flat, vector, mine):
                 yield replace(piece, values=piece.values.clone())
+        for name, parameter in self._replica.scattered:
+            full, part = name_of(_prefix(epoch), name), local(parameter.detach())
+            yield whole_piece(full, torch.empty_like(part).copy_(find(saved.joint.tensors, full, part)))
 
     def _pieces(self, epoch: int) -> Iterator[TensorPiece]:
         """The pieces of the weights that this rank keeps, under the names that they are kept by."""
         for flat in self._replica.flats:
             yield from pieces_of(_prefix(epoch), flat, flat.weights, self._mine(flat))
+        for name, parameter in self._replica.scattered:
+            yield whole_piece(name_of(_prefix(epoch), name), local(parameter.detach()))
 
     def _mine(self, flat: Flat) -> slice:
         return cut(len(flat.weights), self._comm.size)[self._comm.rank]
 
-    @property
-    def _scattered(self) -> list[Tensor]:
-        return [local(parameter.detach()) for _, parameter in self._replica.scattered]
-
-    @property
-    def _buffers(self) -> list[Tensor]:
-        module = self._replica.module
-        return [*module.buffers(), *keras_statistics(module)]
-
 
 def _prefix(epoch: int) -> str:
-    return f"epochs/{epoch}"
+    return f"{EPOCHS}/{epoch}"

@@ -458,15 +458,15 @@ class Trainer:
         )
 
     def _weights(self) -> Iterator[TensorPiece]:
-        """Yield this rank's part of the model's parameters."""
+        """Yield this rank's part of the model's parameters, or of the portion that it has of the model."""
         laid = {parameter for flat in self.replica.flats for parameter in flat.parameters}
         for flat in self.replica.flats:
             mine = equal_slices(flat, self.comm.size)[self.comm.rank]
             yield from pieces_of("weights", flat, flat.weights, mine)
-        if self.comm.rank == 0:
-            for name, parameter in self.replica.module.named_parameters():
-                if parameter not in laid:
-                    yield whole_piece(name_of("weights", name), parameter)
+        for name, parameter in self.replica.module.named_parameters():
+            scattered = type(parameter.data) is not Tensor
+            if parameter not in laid and (scattered or self.comm.rank == 0):
+                yield whole_piece(name_of("weights", name), parameter)
 
     def _load_state(self, saved: Saved) -> None:
         """Go on from an earlier state (collective); weights and optimizer have theirs."""
