@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
+from tests.run.test_stop import TRAIN, stopped_by
 from tutti.cli.main import main
 from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord
 from tutti.records.run_folder import RunFolder
@@ -86,3 +88,22 @@ def test_a_parameter_has_its_own_name_in_a_pipeline_too(
     words = ("--parallel", "pipeline", "--lr", "1e30", "--optimizer", "sgd")
     assert train(tmp_path / "run", *words) == 2
     assert re.search(r"in gradient or weight, is '\d+\.(weight|bias)'", capfd.readouterr().err)
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(300)
+def test_a_run_that_was_asked_to_stop_goes_on_in_another_layout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert "saving, then stopping" in stopped_by(
+        signal.SIGUSR1, [*TRAIN, "-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"], run
+    )
+    # A rule that ends the run with the epoch in which it was stopped.
+    end = ("--stop", "training loss >= 0", "--restore-best")
+    assert main(["train", "--resume", str(run), "--parallel", "tensor", *end]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"resumed after step [\d,]+ on 2 ranks\n", said)
+    assert "ended early: training loss" in said
+    before = json.loads((run / "config.json").read_text())
+    assert (before["parallel"], before["parallel_options"]) == ("tensor", {"plan": None})

@@ -152,7 +152,7 @@ def test_random_numbers_and_statistics_go_on_in_the_same_layout(tmp_path: Path) 
 @pytest.mark.timeout(600)
 def test_what_cannot_be_divided_or_put_together_is_refused_by_name(tmp_path: Path) -> None:
     """Adafactor keeps means of a weight's rows and columns: of a part they are others than of the whole."""
-    factored: Run = {"optimizer": "Adafactor", "optimizer_options": {}, "clip_norm": None}
+    factored: Run = {"optimizer": "Adafactor", "optimizer_options": {}, "schedule": None}
     runs = {name: MODEL | factored | WAYS[name] for name in ("undivided", "tensor", "pipeline")}
     found = on(2, begun(tmp_path, runs))
     pairs = [("tensor", "tensor"), ("tensor", "pipeline"), ("undivided", "tensor"), ("pipeline", "undivided")]

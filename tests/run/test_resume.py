@@ -115,7 +115,7 @@ def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:
 def test_options_of_the_machine_and_of_the_end_may_differ() -> None:
     fields = TrainConfig.__dataclass_fields__
     assert set(fields) >= MAY_DIFFER
-    assert {"seed", "data", "optimizer", "lr", "batch_size", "parallel"}.isdisjoint(MAY_DIFFER)
+    assert {"seed", "data", "optimizer", "lr", "batch_size"}.isdisjoint(MAY_DIFFER)
     check_same(CONFIG, replace(CONFIG, workers="2", precision="fp64", strategy="local", epochs=3, out="x"))
 
 

@@ -33,6 +33,9 @@ NEEDS_GPU_SAMPLES: Final = (
     "most half of its memory, and no --balance queue; or leave --cuda-graph at auto"
 )
 
+UNDIVIDED: Final = "none"
+"""The layout in which each rank has the whole model, where a configuration must say so."""
+
 MOST_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
 
@@ -149,7 +152,7 @@ class TrainConfig:
     parallel: str | None = option(
         None,
         f"hold one model on several ranks: {', '.join(WAYS)}; with =N on N ranks, and data=N for N such "
-        "teams: data=2,tensor=2",
+        "teams: data=2,tensor=2; none: each rank has all of it",
     )
     parallel_options: Options = option({}, _options_of_ways)
     workers: str = option("auto", "how many ranks to train on, or auto: one for each allowed core")
@@ -261,6 +264,8 @@ class TrainConfig:
     out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
 
     def __post_init__(self) -> None:
+        if self.parallel == UNDIVIDED:
+            object.__setattr__(self, "parallel", None)
         _check(self)
 
     def as_json(self) -> dict[str, Any]:
