@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
-from tutti.records.run import Evaluation
+from tutti.records.run import Evaluation, RunStart, Summary, World
+from tutti.records.run_folder import RunFolder
+from tutti.reports.page import write_report
 from tutti.reports.results import Results, read_comparison, read_results
 from tutti.reports.runs import Run, crossing
 from tutti.reports.scaling import Row
+from tutti.reports.text import show
 
 CONFIG: Mapping[str, object] = {
     "model": "lenet",
@@ -70,6 +76,43 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     assert results.notes == [
         f"{tmp_path / 'part'} has not come to its end: shown as far as it is, up to epoch 2"
     ]
+
+
+@pytest.mark.parametrize(
+    ("best", "restored", "said"),
+    [
+        (2, True, "by its validation accuracy 80.00%; its weights were restored"),
+        (2, False, "by its validation accuracy 80.00%; the final weights are those of the last epoch, as"),
+        (3, False, "by its validation accuracy 70.00%; the final weights are its own"),
+    ],
+)
+def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_the_best(
+    tmp_path: Path, best: int, restored: bool, said: str
+) -> None:
+    rule = "validation accuracy not better for 1 epoch"
+    folder = RunFolder(tmp_path / "run")
+    write_run(folder.path, [*EPOCHS, (4.0, 0.7)], config={**CONFIG, "stop": rule})
+    folder.note_start(RunStart("2026-01-02", World(2)))
+    folder.note_start(RunStart("2026-01-03", World(3, 2), 1234, ("<momenta>",)))
+    why = "validation accuracy was not better than in epoch 2 (80.00%) for 1 epoch"
+    figure = "validation accuracy"
+    summary = replace(
+        folder.read(Summary), best_epoch=best, best_by=figure, restored=restored, ended_early=why
+    )
+    folder.write(summary)
+    results, shown = read_results([folder.path]), io.StringIO()
+    show(results, shown)
+    resumed, early, found = results.courses
+    begun = "run: on 2026-01-03, resumed after step 1,234 on 3 ranks of 2 hosts; what begins anew: <momenta>"
+    assert resumed == begun
+    assert early == f"run: ended early, after epoch 3, by --stop '{rule}': {why}"
+    assert found.startswith(f"run: epoch {best} of 3 was the best, {said}")
+    assert "\n".join(results.courses) in shown.getvalue()
+    if restored:
+        page = write_report(results, tmp_path / "report.html").read_text()
+        assert all(f"<li>{escape(one)}</li>" in page for one in results.courses)
+    folder.write(replace(folder.read(Summary), best_epoch=None, ended_early=None))
+    assert len(read_results([folder.path]).courses) == 1
 
 
 def test_the_whole_lines_of_records_that_were_cut_off_are_used(tmp_path: Path) -> None:

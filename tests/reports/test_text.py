@@ -43,7 +43,7 @@ def results(names: list[str], repeats: int = 3, target: float | None = 0.97) -> 
         )
         rows.append(row)
     comparison = Comparison("lenet", "mnist", repeats, target, tuple(row.combination for row in rows))
-    made = Results(comparison, {})
+    made = Results(comparison, {row.combination.folder: [] for row in rows})
     made.__dict__["rows"] = tuple(rows)
     return made
 

@@ -191,6 +191,7 @@ def test_a_run_ends_by_a_metric_of_ones_own_and_has_the_weights_of_the_best_epoc
         9, next(n for n in range(3, 99) if max(figures[n - 2 : n]) <= max(figures[: n - 2]))
     )
     assert result.summary.best_epoch == 1 + figures.index(max(figures))
+    assert result.summary.restored
     assert result.summary.validation == result.history[result.summary.best_epoch - 1].validation
     with pytest.raises(tutti.BadOption, match=r"^stop is 'validation hits not better.* write 'not lower'"):
         tutti.train(net(), DATA, **ONE, metrics=[hits], stop="validation hits not better for 1 epoch")

@@ -124,7 +124,8 @@ def test_an_early_end_says_why_and_which_weights_are_left() -> None:
     assert summary_lines.ending(summary) == []
     early = replace(summary, ended_early="training loss was 0.05 in epoch 5, < 0.1")
     assert summary_lines.ending(early) == ["ended early: training loss was 0.05 in epoch 5, < 0.1"]
-    best = replace(summary, best_epoch=3, validation=Evaluation(10, 0.25, {"accuracy": 0.8}))
+    assert summary_lines.ending(replace(summary, best_epoch=3)) == []
+    best = replace(summary, best_epoch=3, restored=True, validation=Evaluation(10, 0.25, {"accuracy": 0.8}))
     assert summary_lines.ending(best) == [
         "weights: those of epoch 3, the best: validation loss 0.2500  accuracy 80.00%"
     ]

@@ -231,7 +231,9 @@ class Summary(Record):
         versions: of tutti, torch and Python.
         date: when the run ended (UTC, ISO 8601).
         ended_early: why it ended before its last epoch, as a clause; None: it did not.
-        best_epoch: the epoch whose weights are the final ones; None: the last.
+        best_epoch: the best one; None: its figures say nothing of that.
+        best_by: the figure that says so, such as "validation loss".
+        restored: whether the final weights are those of the best epoch, and not of the last.
     """
 
     test: Evaluation | None
@@ -248,6 +250,8 @@ class Summary(Record):
     complete: bool = True
     ended_early: str | None = None
     best_epoch: int | None = None
+    best_by: str = ""
+    restored: bool = False
 
     @classmethod
     def of(

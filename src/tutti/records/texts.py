@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tutti.records.run import EpochRecord, Evaluation, RunStart
+from tutti.records.run import EpochRecord, Evaluation, RunStart, Summary
 
 SHARES: Final = ("accuracy", "top5")
 """Metrics that are shown as percentages."""
@@ -59,6 +60,31 @@ def resumed_text(start: RunStart) -> str:
     text = f"resumed after step {start.step:,} on {world.ranks} rank{'' if world.ranks == 1 else 's'}"
     text += f" of {world.hosts} hosts" if world.hosts > 1 else ""
     return text + (f"; what begins anew: {', '.join(anew)}" if anew else "")
+
+
+def early_text(summary: Summary, rule: str | None) -> str | None:
+    """Say by which rule a run ended early; None: it did not."""
+    if summary.ended_early is None:
+        return None
+    by = "" if rule is None else f" by --stop '{rule}'"
+    return f"ended early, after epoch {summary.epochs},{by}: {summary.ended_early}"
+
+
+def best_text(summary: Summary, history: Sequence[EpochRecord]) -> str | None:
+    """Say which epoch was the best, and whether its weights are the final ones; None: there is no other."""
+    best = next((record for record in history if record.epoch == summary.best_epoch), None)
+    if best is None or summary.epochs == 1:
+        return None
+    part, _, metric = summary.best_by.partition(" ")
+    found = best.validation if part == "validation" else best.train
+    values = {} if found is None else {"loss": found.loss, **found.metrics}
+    value = f" {metric_text(metric, values[metric])}" if metric in values else ""
+    text = f"epoch {best.epoch} of {summary.epochs} was the best, by its {summary.best_by}{value}"
+    if best.epoch == summary.epochs:
+        return f"{text}; the final weights are its own"
+    if summary.restored:
+        return f"{text}; its weights were restored"
+    return f"{text}; the final weights are those of the last epoch, as --restore-best was not given"
 
 
 def duration(seconds: float) -> str:

@@ -86,6 +86,7 @@ def _words(results: Results) -> dict[str, Any]:
         "heads": heads(comparison),
         "tables": tables,
         "note": note(results),
-        "notes": [*results.resumed, *results.notes],
+        "courses": results.courses,
+        "notes": results.notes,
         "failures": [(row.combination.name, row.error) for row in results.rows if row.error is not None],
     }

@@ -11,7 +11,6 @@ from typing import Final
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import APART, Combination, Comparison, ComparisonFolder
 from tutti.records.run_folder import CONFIG
-from tutti.records.texts import resumed_text
 from tutti.records.untrusted import printable
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
@@ -48,12 +47,14 @@ class Results:
                 yield row, repeat, run
 
     @property
-    def resumed(self) -> list[str]:
-        """A sentence for each time that a run was resumed."""
-        found = [
-            (one.combination.name, start) for one, _, run in self.each() for start in run.starts if start.step
-        ]
-        return [printable(f"{name}: on {start.time}, {resumed_text(start)}") for name, start in found]
+    def courses(self) -> list[str]:
+        """Sentences about the courses of the runs: where they were resumed, and how they ended."""
+        found: list[str] = []
+        for row, _, run in self.each():
+            # In a comparison, which is one of times, nobody asks for the best epoch of each run.
+            best = [] if row.combination.scaling != APART or run.best is None else [run.best]
+            found += (f"{row.combination.name}: {sentence}" for sentence in [*run.course, *best])
+        return [printable(sentence) for sentence in found]
 
     def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
         """Return the best row with one worker and the best one with several, as far as there are any.

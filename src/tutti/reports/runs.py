@@ -12,6 +12,7 @@ from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import STAGES, EpochRecord, RunStart, Summary
 from tutti.records.run_folder import CONFIG, RunFolder, StrategyFacts, TrainedOn
+from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import stages_by_rank
 
@@ -136,6 +137,19 @@ class Run:
             if found is not None and "accuracy" in found.metrics:
                 return found.metrics["accuracy"]
         return None
+
+    @property
+    def best(self) -> str | None:
+        """A sentence about its best epoch; None as long as there is none."""
+        return None if self.summary is None else best_text(self.summary, self.history)
+
+    @property
+    def course(self) -> list[str]:
+        """Sentences about where it was resumed, and why it ended early."""
+        found = [f"on {start.time}, {resumed_text(start)}" for start in self.starts if start.step]
+        rule = self.config.get("stop")
+        early = None if self.summary is None else early_text(self.summary, rule and str(rule))
+        return found if early is None else [*found, early]
 
     def seconds_to(self, target: float) -> float | None:
         """Return the seconds of training until the validation accuracy was `target`; None: it never was.

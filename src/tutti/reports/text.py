@@ -69,6 +69,8 @@ def show(results: Results, stream: IO[str]) -> None:
     for row in results.rows:
         if row.error is not None:
             console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
+    for sentence in results.courses:
+        console.print(sentence, markup=False)
     said = verdict(results)
     if said is not None:
         console.print(said)

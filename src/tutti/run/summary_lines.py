@@ -76,7 +76,7 @@ def result(summary: Summary, labels: Sequence[str] = ()) -> list[str]:
 def ending(summary: Summary) -> list[str]:
     """Say why a run ended early, and which epoch's weights it has; nothing of a run as long as planned."""
     lines = [] if summary.ended_early is None else [f"ended early: {summary.ended_early}"]
-    if summary.best_epoch is not None:
+    if summary.restored:
         found = "" if summary.validation is None else f": validation {figures(summary.validation)}"
         lines.append(f"weights: those of epoch {summary.best_epoch}, the best{found}")
     return lines

@@ -248,12 +248,15 @@ def _run(
             outputs = predict(task.module, data.validation, parts.workers.comm, task.objective.arithmetic)
             if folder is not None and outputs is not None:
                 folder.write_predictions(predictions_of(data.validation, outputs).as_bytes())
-        best = None if trainer.restored is None else trainer.restored.epoch
+        ranking = parts.ending.ranking
+        best = trainer.restored or ranking.best(history)
         summary = replace(
             Summary.of(history, test, task.parameters, start.world),
             validation=trainer.final,
             ended_early=trainer.ended,
-            best_epoch=best,
+            best_epoch=None if best is None else best.epoch,
+            best_by=str(ranking.quantity),
+            restored=trainer.restored is not None,
         )
         pipeline = parts.portion.record()
         if folder is not None:
