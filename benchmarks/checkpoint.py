@@ -13,10 +13,10 @@ part. All sides save the same values, in turn, each after a step of training:
 
 Of these only tutti's and the flushed one survive a power cut.
 
-    pause            the time until all ranks can go on; tutti's begins when the ranks meet and gather the state
-    extra            how much later the step after it is done than one without a checkpoint before it
-    extra CPU        the processor time that this takes a rank, other processes not counted; it is what the pause
-                     costs where all cores compute, and differs less when others use the machine
+    pause        the time until all ranks can go on; tutti's begins when the ranks meet and gather the state
+    extra        how much later the step after it is done than one without a checkpoint before it
+    extra CPU    the processor time that this takes a rank, without other processes; it is what the pause
+                 costs where all cores compute, and differs less when others use the machine
 
 The second table is of training itself: runs with a checkpoint every 10 s and runs without one, in turn. Runs
 without one differ by the machine's noise.
