@@ -51,15 +51,18 @@ class Channel:
             self._read(self._socket.recv(_PIECE))
         return self._objects.pop(0)
 
-    def received(self) -> list[object]:
-        """Return the objects that have come, without waiting."""
+    def received(self) -> list[object] | None:
+        """Return the objects that have come, without waiting; None if the other end is closed."""
+        over = False
         try:
             while True:
                 self._read(self._socket.recv(_PIECE, socket.MSG_DONTWAIT))
-        except (BlockingIOError, EOFError, ConnectionResetError):
+        except BlockingIOError:
             pass
+        except (EOFError, ConnectionResetError):
+            over = True
         found, self._objects = self._objects, []
-        return found
+        return None if over and not found else found
 
     def close(self) -> None:
         """Close this end."""

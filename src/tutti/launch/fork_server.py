@@ -55,7 +55,13 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class Branch:
-    """Fork a server like this one, on the socket that is sent with it."""
+    """Fork a server like this one, on the socket that is sent with it.
+
+    Attributes:
+        entry: the function that its ranks will run.
+    """
+
+    entry: str
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ def main(supervisor: int, control: int, idle_s: float) -> None:
     # From here on the supervisor's pidfd tells that it is gone, which leaves time to end the ranks.
     # Besides, the kernel's signal would come when only the *thread* ends that has started this process.
     outlive_parent()
-    found: Forked | None = Forked(Branch(), [control])
+    found: Forked | None = Forked(Branch(""), [control])
     parent = supervisor
     while found is not None and isinstance(found.message, Branch):
         # A rank may die before the processes that it has started: they then become children of this one, not
@@ -215,7 +221,7 @@ class ForkServerProcess:
 
     def _fork(self, start: RankPlace | Branch) -> bool:
         """Fork a rank or a server; returns True in it, False in this process."""
-        module = start.entry.partition(":")[0] if isinstance(start, RankPlace) else ""
+        module = start.entry.partition(":")[0]
         if module.startswith(_OWN):
             with suppress(ImportError):  # The rank says why.
                 import_module(module)

@@ -121,11 +121,11 @@ class ForkServer(RankForker):
         """Tell whether a server made now for such ranks would be the same, and this one still runs."""
         return self._made_for == _circumstances(threads, crowded) and self.clear(0.0)
 
-    def branch(self) -> RankForker:
-        """Have a server like this one forked, whose ranks begin and end without those of others."""
+    def branch(self, entry: str) -> RankForker:
+        """Have a server like this one forked, whose ranks run `entry`, and begin and end without others."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._send(Branch(), [theirs.fileno()])
+            self._send(Branch(entry), [theirs.fileno()])
         return RankForker(control)
 
     @override

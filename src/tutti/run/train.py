@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,23 @@ def captured_by(
     return GraphedPass(replica, batches, objective, CudaRecorder())
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """The surroundings of a run: what it shares with others, where it is one of many.
+
+    Attributes:
+        follower: is told how the run goes, on each rank.
+        open_data: opens the data of the configuration (collective).
+        sampled: the run has its cores and its memory sampled; else somebody does it for all.
+        kept: what has been written stays also if the run fails in its first epoch.
+    """
+
+    follower: Progress = field(default_factory=Progress)
+    open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
+    sampled: bool = True
+    kept: bool = False
+
+
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks).
 
@@ -97,7 +114,20 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     Raises:
         UserError: the input is wrong.
     """
-    job = load_job(payload, TrainJob)
+    return train(comm, load_job(payload, TrainJob), Surroundings())
+
+
+def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome:
+    """Train, or serve those who train (collective).
+
+    Args:
+        comm: all ranks of the job, servers included.
+        job: the run.
+        around: what it shares with others.
+
+    Raises:
+        UserError: the input is wrong.
+    """
     config = job.config
     if job.write and job.resume is None and comm.rank == 0:
         check_writable(config.out)
@@ -108,8 +138,8 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         team = take_sides(recording.comm, config)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
-        with sampling(crew, job.write) as sampler:
-            task = prepare_task(job, open_config_data(job, comm))
+        with sampling(crew, job.write and around.sampled) as sampler:
+            task = prepare_task(job, around.open_data(job, comm))
             if config.predictions and task.dataset.validation is None:
                 raise BadOption(
                     "--predictions is for the validation part, and there is none; give --validation a share, "
@@ -122,7 +152,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
                 team,
                 task.module,
                 strategy,
-                lambda: _train(job, team, task, strategy, sampler, recording, checkpoint),
+                lambda: _train(job, team, task, strategy, around, sampler, recording, checkpoint),
             )
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
@@ -135,6 +165,7 @@ def _train(
     comm: Communicator,
     task: Task,
     strategy: Strategy,
+    around: Surroundings,
     sampler: Sampler | None,
     recording: Recording,
     checkpoint: Checkpoint | None,
@@ -161,7 +192,7 @@ def _train(
             start = replace(start, step=checkpoint.step, anew=tuple(anew(saved, parts.workers.worker)))
             if comm.rank == 0 and not job.quiet:
                 print(resumed_text(start), flush=True)
-        return _run(job, comm, parts, strategy, sampler, recording, saved, start)
+        return _run(job, comm, parts, strategy, around, sampler, recording, saved, start)
 
 
 def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
@@ -187,6 +218,7 @@ def _run(
     comm: Communicator,
     parts: Assembly,
     strategy: Strategy,
+    around: Surroundings,
     sampler: Sampler | None,
     recording: Recording,
     saved: Saved | None,
@@ -204,7 +236,7 @@ def _run(
     config = replace(parts.config, out=None)
     state: dict[str, Any] = {}
     with (
-        _run_folder(job, comm, config, task, facts, sampler, recording, start) as folder,
+        _run_folder(job, comm, config, task, facts, around, sampler, recording, start) as folder,
         saving(job, comm, parts, folder) as saver,
         # On the rank that has the run folder.
         Logbook(loggers_of(folder, logger_names(config.log)) if folder else {}, config.as_json()) as book,
@@ -218,7 +250,7 @@ def _run(
             if folder is not None:
                 folder.write_weights(weights_to_bytes(state))
 
-        progress = Several(shown, heart)
+        progress = Several(shown, heart, around.follower)
         save = None if saver is None else saver.save
         hooks = Hooks(progress, book.epoch, recording.profiler, keep, save, recording.trace)
         for record in [] if saved is None else history_of(saved):
@@ -278,6 +310,7 @@ def _run_folder(
     config: TrainConfig,
     task: Task,
     facts: StrategyFacts,
+    around: Surroundings,
     sampler: Sampler | None,
     recording: Recording,
     start: RunStart,
@@ -306,7 +339,7 @@ def _run_folder(
             )
         if job.resume is not None:
             folder.begin_again()
-        told = job.starter is not None and job.starter.send(folder.path.absolute())
+        told = around.kept or (job.starter is not None and job.starter.send(folder.path.absolute()))
         if not told and comm.size > 1:
             take_back_after_me(folder)
         try:
@@ -318,7 +351,7 @@ def _run_folder(
             folder.note_start(start)
             yield folder
         except Exception:
-            if folder.begun:
+            if folder.begun or around.kept:
                 folder.release_weights()
                 recording.rescue(folder)
             elif not told:

@@ -170,6 +170,10 @@ class Arena:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot give back {length} bytes of shared memory: {os.strerror(code)}")
 
+    def release_all(self) -> None:
+        """Give the pages of all allocations back to the system."""
+        self.release(FIRST, self._header[_NEXT_WORD] - FIRST)
+
     def words(self, offset: int, count: int) -> memoryview:
         """`count` 64-bit integers from `offset` (a multiple of 8) on, mapped for as long as they are used."""
         return memoryview(_map(self.fd, offset, count * 8)).cast("B").cast("q")

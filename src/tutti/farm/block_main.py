@@ -1,0 +1,90 @@
+"""The ranks of a block: take a job, train, say how it ended, take the next one. Runs on every rank.
+
+    coordinator ──TrainTask──► rank 0 ──broadcast──► all ranks of the block: `run.train.train`
+                ◄─EpochNote──          on a communicator of the job's own
+                ◄─TaskDone───
+
+A job that fails ends these ranks, with its exception as their report: fresh ones take over within
+milliseconds, and find nothing of what it may have left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from tutti.comm.base import Communicator
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.comm.shm.layout import HostGroup, control_bytes
+from tutti.comm.shm.memfd import FileAddress
+from tutti.farm.isolation import globals_kept, printed_to
+from tutti.farm.messages import BlockReady, EpochNote, TaskDone, TrainTask
+from tutti.launch.control_channel import Channel, own
+from tutti.launch.world import adopt
+from tutti.records.run import EpochRecord
+from tutti.run.train import Surroundings, train
+from tutti.training.progress import Progress
+
+
+def work(comm: Communicator, payload: bytes) -> None:
+    """Work on one job after the other until there are no more (entry point of the ranks)."""
+    channel = own() if comm.rank == 0 else None
+    if channel is not None:
+        channel.send(BlockReady())
+    while (task := _next(comm, channel)) is not None:
+        done = _work_on(comm, task, channel)
+        if channel is not None:
+            channel.send(done)
+
+
+def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
+    """The next task, the same on all ranks; None: there are no more."""
+    task = None
+    if channel is not None:
+        try:
+            task = channel.receive()
+        except EOFError:
+            task = None
+    return cast("TrainTask | None", comm.broadcast_object(task))
+
+
+def _work_on(comm: Communicator, task: TrainTask, channel: Channel | None) -> TaskDone:
+    follower = Progress() if channel is None else _Reporter(channel)
+    around = Surroundings(follower, sampled=False, kept=True)
+    with printed_to(task.log), globals_kept(), _communicator(comm) as ranks:
+        outcome = train(ranks, task.job, around)
+        return TaskDone(outcome.summary, outcome.stopped)
+
+
+@contextmanager
+def _communicator(comm: Communicator) -> Iterator[Communicator]:
+    """A communicator of the block's ranks for one job, all of whose memory is given back afterwards."""
+    arena, place = None, None
+    if comm.rank == 0:
+        arena = Arena.create()
+        place = arena.address, arena.allocate(control_bytes(comm.size))
+    address, block = cast("tuple[FileAddress, int]", comm.broadcast_object(place))
+    arena = arena or Arena.open(address)
+    ranks = HostCommunicator(HostGroup(arena, block, comm.rank, range(comm.size)))
+    adopt(ranks)
+    yield ranks
+    ranks.close()
+    # Nobody reads or writes any of it from here on.
+    comm.barrier()
+    if comm.rank == 0:
+        arena.release_all()
+    arena.close()
+    adopt(comm)
+
+
+class _Reporter(Progress):
+    """Tells the coordinator of each epoch."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Send the record."""
+        self._channel.send(EpochNote(record))

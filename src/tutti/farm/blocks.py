@@ -1,0 +1,452 @@
+"""The blocks of this host: groups of ranks that take one job after the other. No torch.
+
+    this process ──► fork server ─┬─► branch ──► ranks of block 0 ┐
+         ▲                        └─► branch ──► ranks of block 1 ┤
+         └── channel to rank 0 of each block, exit reports, ends ─┘
+
+The server imports torch once. A block whose job fails, or one of whose ranks dies, is dropped with all that
+it has started, and another is forked in its place; the others notice nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from tutti.errors import BadOption, TuttiError, in_one_line
+from tutti.farm.coordinator import (
+    BlockFailed,
+    Coordinator,
+    EpochOver,
+    FarmOutcome,
+    Happening,
+    JobBegan,
+    JobEnded,
+    JobOver,
+    Listener,
+    PoolEvent,
+    StopAsked,
+)
+from tutti.farm.jobs import FarmJob, JobOutcome, JobSource, blocks_for
+from tutti.farm.messages import BlockReady, EpochNote, TaskDone, TrainTask
+from tutti.launch.control_channel import Channel
+from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.exit_reports import cause
+from tutti.launch.fork_server_client import ForkServer, fork_server
+from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import Placement, share_host
+from tutti.launch.rank_processes import (
+    RankSetting,
+    note_server_message,
+    out_of_memory_kills,
+    start_ranks,
+)
+from tutti.launch.signals import SignalWatch
+from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.supervisor import CAUSE_S
+from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import CONFIG, LOG, RunFolder
+from tutti.run.resume import Resume
+from tutti.run.train_job import TrainJob
+
+ASKED: Final = "it was asked to"
+"""Why a farm stops on a signal."""
+
+TRIES: Final = 3
+"""How many times in a row a block may fail before its ranks have come together."""
+
+SERVER: Final = -1
+"""The number by which the fork server is told from blocks."""
+
+ENTRY: Final = "tutti.farm.block_main:work"
+
+
+class EndedBySignal(Exception):
+    """A signal ends everything at once."""
+
+
+def work_on(
+    folder: FarmFolder,
+    source: JobSource,
+    *,
+    block: int = 1,
+    blocks: int | None = None,
+    threads: int | None = None,
+    jobs: int | None = None,
+    job_timeout_s: float | None = None,
+    time_limit_s: float | None = None,
+    listener: Listener | None = None,
+) -> FarmOutcome:
+    """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
+
+    The source hears at once of jobs that have finished earlier; jobs that had stopped go on from their newest
+    checkpoint, and those that had failed are tried again.
+
+    Args:
+        folder: of the farm; this process alone works on it meanwhile.
+        source: the jobs.
+        block: the ranks of each block.
+        blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
+        threads: of each rank; None: what the cores allow.
+        jobs: how many the source will give, if that is known.
+        job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
+        time_limit_s: after how many seconds the farm saves and stops; None: never.
+        listener: is told of all that happens.
+
+    Returns:
+        How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
+
+    Raises:
+        BadOption: this host has no room for such blocks.
+        BadRunFolder: another process works on the farm.
+        KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
+        TuttiError: blocks do not come to work.
+    """
+    placement, count = place_blocks(block, blocks, threads, jobs)
+    with folder.lock(), SignalWatch() as signals:
+        # The farm itself looks for requests all the time.
+        stopping = Stopping(signals, StopPage())
+        stopping.page.stoppable = True
+        outcome = None
+        with ExitStack() as stack:
+            crowded = bool(placement.warnings)
+            server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
+            pool = HostPool(server, folder, placement, count, stopping)
+            stack.callback(pool.close)
+            recorder = _Recorder(folder, listener)
+            coordinator = Coordinator(
+                pool, _Remaining(folder, source), job_timeout_s, time_limit_s, recorder.note
+            )
+            with suppress(EndedBySignal):
+                pool.gather()
+                outcome = coordinator.run()
+    stopping.act()
+    assert outcome is not None, "a signal that ends everything raises"
+    return outcome
+
+
+def place_blocks(
+    block: int, blocks: int | None, threads: int | None, jobs: int | None, cores: Cores | None = None
+) -> tuple[Placement, int]:
+    """Decide how many blocks there are, and where their ranks run.
+
+    Args:
+        block: the ranks of each block.
+        blocks: as in `work_on`.
+        threads: as in `work_on`.
+        jobs: as in `work_on`.
+        cores: that may be used; by default what the kernel allows this process.
+
+    Returns:
+        The placement of all ranks, block after block, and the number of blocks.
+
+    Raises:
+        BadOption: this host has no room for such blocks.
+    """
+    cores = cores or allowed_cores()
+    if started_by().launcher is not Launcher.ALONE:
+        raise BadOption(
+            f"a farm starts its ranks itself, but {started_by().launcher.value} has started this process; "
+            "run the command without it"
+        )
+    for name, value in (("--block", block), ("--blocks", blocks), ("--threads", threads)):
+        if value is not None and value < 1:
+            raise BadOption(f"{name} is {value}; give a whole number of at least 1")
+    if blocks is None:
+        if block > cores.usable:
+            raise BadOption(
+                f"--block is {block}, but this host has {cores.usable} cores that may be used; give at most "
+                "as many, or --blocks 1 for ranks that take turns"
+            )
+        most = cores.usable // (block * (threads or 1)) or 1
+        blocks = most if jobs is None else blocks_for(jobs, most)
+    return share_host(cores, blocks * block, threads), blocks
+
+
+class _Remaining:
+    """The jobs of a source that are left: it hears at once of those that have finished earlier."""
+
+    def __init__(self, folder: FarmFolder, source: JobSource) -> None:
+        self._folder, self._source = folder, source
+
+    def next(self) -> FarmJob | None:
+        """Return the next job that is not finished."""
+        while (job := self._source.next()) is not None:
+            if self._folder.state(job.name) is not JobState.FINISHED:
+                return job
+            summary = RunFolder(self._folder.job(job.name)).read(Summary)
+            self._source.ended(job, JobOutcome(JobState.FINISHED, 0.0, summary))
+        return None
+
+    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
+        """Pass it on."""
+        return self._source.epoch(job, record)
+
+    def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
+        """Pass it on."""
+        self._source.ended(job, outcome)
+
+
+class _Recorder:
+    """Writes into the folder of the farm what happens, and tells who else wants to know."""
+
+    def __init__(self, folder: FarmFolder, listener: Listener | None) -> None:
+        self._folder, self._listener = folder, listener
+
+    def note(self, what: Happening) -> None:
+        """Note what has happened."""
+        now, folder = time.time(), self._folder
+        if isinstance(what, JobBegan):
+            folder.note(FarmEvent(now, "began", what.job.name, what.block))
+        elif isinstance(what, JobEnded):
+            outcome = what.outcome
+            if outcome.state is JobState.FAILED:
+                folder.write_error(what.job.name, what.traceback or outcome.why)
+            state, seconds = outcome.state.value, outcome.seconds
+            folder.note(FarmEvent(now, "ended", what.job.name, what.block, state, seconds, outcome.why))
+        if self._listener is not None:
+            self._listener(what)
+
+
+class Block:
+    """One block, as the process of the coordinator sees it.
+
+    Args:
+        server: forks its ranks.
+        settings: of each rank.
+    """
+
+    def __init__(self, server: ForkServer, settings: Sequence[RankSetting]) -> None:
+        self.ready = False
+        self.patience: float | None = None
+        self._kills_before = out_of_memory_kills()
+        self._stack = ExitStack()
+        stop = StopPage.make_file()
+        self.page = StopPage(stop)
+        self.channel, theirs = Channel.pair()
+        self._stack.callback(self.channel.close)
+        self.forker = server.branch(ENTRY)
+        self._stack.callback(self.forker.close)
+        try:
+            first = settings[0]._replace(channel=theirs.fileno())
+            self.ranks = start_ranks(self._stack, self.forker, ENTRY, b"", [first, *settings[1:]], stop)
+        finally:
+            theirs.close()
+            os.close(stop)
+
+    def sources(self) -> list[tuple[object, Callable[[], bool]]]:
+        """Return what is to be read when it is readable, and how; which tells whether more may come."""
+        readers = [(one.pipe, one.receive) for one in self.ranks]
+        return [
+            (self.forker.control, self._hear_server),
+            *cast("list[tuple[object, Callable[[], bool]]]", readers),
+        ]
+
+    def _hear_server(self) -> bool:
+        note_server_message(self.ranks, self.forker, self._kills_before)
+        return not all(one.ended for one in self.ranks)
+
+    def failure(self) -> TuttiError | None:
+        """Return why its ranks cannot go on; None: they can, or it is not certain yet."""
+        reports = [one.report for one in self.ranks if one.report]
+        deaths = [one.death for one in self.ranks if one.death]
+        if not (reports or deaths):
+            return None
+        error, certain = cause(reports, deaths)
+        if error is None:
+            return TuttiError("its ranks have left") if len(reports) == len(self.ranks) else None
+        # What a rank lost a peer by is known a little later.
+        self.patience = self.patience or time.monotonic() + CAUSE_S
+        over = time.monotonic() >= self.patience or all(one.ended for one in self.ranks)
+        return error if certain or over else None
+
+    def close(self) -> None:
+        """End its ranks, and all that they have started, at once."""
+        self.page.end()
+        self._stack.close()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What is to be done when something is readable."""
+
+    block: int
+    read: Callable[[], bool]
+
+
+class HostPool:
+    """The blocks of this host.
+
+    Args:
+        server: forks their ranks.
+        folder: of the farm.
+        placement: of all ranks, block after block.
+        blocks: how many there are.
+        stopping: says what signals mean.
+    """
+
+    def __init__(
+        self, server: ForkServer, folder: FarmFolder, placement: Placement, blocks: int, stopping: Stopping
+    ) -> None:
+        self.blocks = blocks
+        self._server, self._folder, self._stopping = server, folder, stopping
+        self._size, self._threads = placement.workers // blocks, placement.threads or 1
+        allowed = tuple(sorted(os.sched_getaffinity(0)))
+        self._settings = [
+            RankSetting(self._threads, placement.cores[rank] if placement.cores else allowed)
+            for rank in range(placement.workers)
+        ]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(stopping, selectors.EVENT_READ)
+        self._selector.register(server.control, selectors.EVENT_READ, _Reader(SERVER, self._hear_server))
+        self._told = False
+        self._pending: list[PoolEvent] = []
+        self._tries = [0] * blocks
+        self._blocks: dict[int, Block] = {}
+        for number in range(blocks):
+            self._start(number)
+
+    # --- what the coordinator asks for
+
+    def now(self) -> float:
+        """Return the time in seconds, by the monotonic clock."""
+        return time.monotonic()
+
+    def begin(self, block: int, job: FarmJob) -> None:
+        """Have a block work on a job."""
+        folder = self._folder.job(job.name)
+        run = RunFolder(folder)
+        self._folder.clear_error(job.name)
+        resume = Resume(folder, auto=True) if run.has(CONFIG) else None
+        if resume is None and folder.is_dir():
+            # A run that was killed while it made its folder.
+            run.remove()
+        folder.mkdir(parents=True, exist_ok=True)
+        workers = self._size - job.config.servers
+        config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
+        task = TrainJob(config, objects=job.objects, resume=resume)
+        self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG))
+
+    def wait(self, until: float | None) -> list[PoolEvent]:
+        """Return what has happened, once something has or it is `until`.
+
+        Raises:
+            EndedBySignal: all is to end at once.
+            TuttiError: a block does not come to work.
+        """
+        events, self._pending = self._pending, []
+        while not events:
+            events = self._next_events(until)
+            if until is not None and time.monotonic() >= until:
+                break
+        return events
+
+    def gather(self) -> None:
+        """Wait until the ranks of all blocks have come together: no job has to wait for torch.
+
+        Raises:
+            EndedBySignal, TuttiError: as `wait`.
+        """
+        while not all(block.ready for block in self._blocks.values()):
+            self._pending += self._next_events(None)
+
+    def ask_to_stop(self) -> None:
+        """Ask all blocks to save and stop."""
+        for block in self._blocks.values():
+            block.page.request()
+
+    def can_stop(self, block: int) -> bool:
+        """Tell whether the job of a block is where it can be stopped."""
+        return self._blocks[block].page.stoppable
+
+    def restart(self, block: int) -> None:
+        """End a block's ranks at once, whatever they do, and start others."""
+        self._drop(block)
+        self._start(block)
+
+    def close(self) -> None:
+        """End all blocks."""
+        for number in list(self._blocks):
+            self._drop(number)
+        self._selector.close()
+
+    # --- what happens
+
+    def _next_events(self, until: float | None) -> list[PoolEvent]:
+        """Wait for something, and return what it means, if it means anything."""
+        limits = [block.patience for block in self._blocks.values() if block.patience is not None]
+        limit = min(limits if until is None else [*limits, until], default=None)
+        ready = self._selector.select(None if limit is None else max(0.0, limit - time.monotonic()))
+        events: list[PoolEvent] = []
+        heard = {number for number, block in self._blocks.items() if block.patience is not None}
+        for key, _ in ready:
+            reader = cast("_Reader | None", key.data)
+            if reader is None:
+                events += self._signal()
+            elif reader.block != SERVER and key.fileobj is self._blocks[reader.block].channel:
+                events += self._hear(reader.block)
+            else:
+                heard |= {reader.block} - {SERVER}
+                if not reader.read():
+                    self._selector.unregister(key.fileobj)
+        for number in heard:
+            events += self._failure(number)
+        return events
+
+    def _signal(self) -> list[PoolEvent]:
+        if self._stopping.over():
+            raise EndedBySignal
+        told, self._told = self._told, self._stopping.page.requested
+        return [StopAsked(ASKED)] if self._told and not told else []
+
+    def _hear(self, number: int) -> list[PoolEvent]:
+        block, events = self._blocks[number], list[PoolEvent]()
+        messages = block.channel.received()
+        if messages is None:
+            self._selector.unregister(block.channel)
+            return []
+        for message in messages:
+            if isinstance(message, BlockReady):
+                block.ready, self._tries[number] = True, 0
+            elif isinstance(message, EpochNote):
+                events.append(EpochOver(number, message.record))
+            elif isinstance(message, TaskDone):
+                events.append(JobOver(number, message.summary, message.stopped or ""))
+        return events
+
+    def _hear_server(self) -> bool:
+        return self._server.next_message() is not None
+
+    def _failure(self, number: int) -> list[PoolEvent]:
+        block = self._blocks[number]
+        error = block.failure()
+        if error is None:
+            return []
+        # It may have done its job before it died.
+        events = self._hear(number) if block.channel in self._selector.get_map() else []
+        self._tries[number] += not block.ready
+        if self._tries[number] >= TRIES:
+            raise TuttiError(f"block {number} does not come to work: {error}")
+        self.restart(number)
+        return [*events, BlockFailed(number, in_one_line(str(error)), str(error))]
+
+    def _start(self, number: int) -> None:
+        first = number * self._size
+        block = Block(self._server, self._settings[first : first + self._size])
+        self._blocks[number] = block
+        for source, read in block.sources():
+            self._selector.register(source, selectors.EVENT_READ, _Reader(number, read))  # type: ignore[arg-type]
+        self._selector.register(block.channel, selectors.EVENT_READ, _Reader(number, lambda: True))
+
+    def _drop(self, number: int) -> None:
+        block = self._blocks.pop(number)
+        for source in (*(source for source, _ in block.sources()), block.channel):
+            if source in self._selector.get_map():
+                self._selector.unregister(source)  # type: ignore[arg-type]
+        block.close()

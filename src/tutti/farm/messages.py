@@ -1,0 +1,47 @@
+"""Messages between the coordinator's process and rank 0 of a block. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti.records.run import EpochRecord, Summary
+from tutti.run.train_job import TrainJob
+
+
+@dataclass(frozen=True)
+class BlockReady:
+    """The ranks of the block have come together."""
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """Train.
+
+    Attributes:
+        job: the run.
+        log: the file for all that the ranks print meanwhile.
+    """
+
+    job: TrainJob
+    log: Path
+
+
+@dataclass(frozen=True)
+class EpochNote:
+    """An epoch of the run has been trained."""
+
+    record: EpochRecord
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """The run has come to its end, or has stopped.
+
+    Attributes:
+        summary: of a finished run.
+        stopped: why it has not finished.
+    """
+
+    summary: Summary | None
+    stopped: str | None

@@ -1,0 +1,24 @@
+"""A program with a farm of two blocks that never ends: python endless.py FOLDER. It prints each epoch."""
+
+from __future__ import annotations
+
+import sys
+
+from tutti.farm.blocks import work_on
+from tutti.farm.coordinator import EpochEnded, Happening
+from tutti.farm.jobs import FarmJob, JobList
+from tutti.records.farm_folder import FarmFolder
+from tutti.run.config import TrainConfig
+
+CONFIG = TrainConfig(model="mlp", data="digits", steps=10_000_000, batch_size=512)
+
+
+def _say(what: Happening) -> None:
+    if isinstance(what, EpochEnded):
+        print("epoch", flush=True)
+
+
+if __name__ == "__main__":
+    folder = FarmFolder.begin(sys.argv[1], "test", {})
+    jobs = JobList([FarmJob(f"endless-{number}", CONFIG) for number in range(2)])
+    work_on(folder, jobs, blocks=2, listener=_say)

@@ -1,0 +1,278 @@
+"""Tests of farms on the blocks of this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+import tutti
+from tutti.errors import BadOption, BadRunFolder
+from tutti.farm.blocks import place_blocks, work_on
+from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
+from tutti.farm.jobs import FarmJob, JobList, JobOutcome
+from tutti.launch.cores import Cores
+from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.run.config import TrainConfig
+
+TINY = TrainConfig(model="mlp", model_options={"hidden": [4]}, data="digits", steps=2, batch_size=8)
+BAD = Path(__file__).with_name("misbehaving.py")
+
+
+def _job(name: str, **changed: object) -> FarmJob:
+    return FarmJob(name, TINY.changed(changed))
+
+
+def _bad(name: str, **options: object) -> FarmJob:
+    return _job(name, model=f"{BAD}:{name}", model_options=options)
+
+
+def _farm(path: Path, resume: bool = False) -> FarmFolder:
+    return FarmFolder.begin(path, "test", {}, resume=resume)
+
+
+def _work(
+    folder: FarmFolder, jobs: Sequence[FarmJob], **settings: object
+) -> tuple[dict[str, JobOutcome], list[Happening]]:
+    source, told = JobList(jobs), list[Happening]()
+    work_on(folder, source, threads=1, listener=told.append, **settings)  # type: ignore[arg-type]
+    return source.outcomes, told
+
+
+@pytest.fixture(scope="module")
+def mixed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[FarmFolder, dict[str, JobOutcome], list[Happening]]:
+    """A farm of two blocks, some of whose jobs go wrong."""
+    folder = _farm(tmp_path_factory.mktemp("farm") / "farm")
+    wrong = [_bad(name) for name in ("raising", "starving", "dying", "leaving")]
+    good = [_job(f"mlp/seed-{seed}", seed=seed) for seed in range(4)]
+    mistaken = _job("mistaken", optimizer="adamm")
+    jobs = [one for pair in zip(wrong, good, strict=True) for one in pair] + [mistaken]
+    return folder, *_work(folder, jobs, blocks=2)
+
+
+Mixed = tuple[FarmFolder, dict[str, JobOutcome], list[Happening]]
+
+
+def test_jobs_that_go_wrong_fail_alone(mixed: Mixed) -> None:
+    folder, outcomes, told = mixed
+    good = [f"mlp/seed-{seed}" for seed in range(4)]
+    assert {name: outcomes[name].state for name in good} == dict.fromkeys(good, JobState.FINISHED)
+    why = {name: one.why for name, one in outcomes.items() if one.state is JobState.FAILED}
+    assert set(why) == {"raising", "starving", "dying", "leaving", "mistaken"}
+    assert why["raising"] == "ArithmeticError: no model today"
+    assert "RuntimeError" in why["starving"]
+    assert "killed by signal 9 (SIGKILL)" in why["dying"]
+    assert "exited with code 0 before it was done" in why["leaving"]
+    assert "did you mean 'adam'" in why["mistaken"] or "did you mean 'adamw'" in why["mistaken"]
+    traceback = folder.error("raising")
+    assert traceback is not None
+    assert 'raise ArithmeticError("no model today")' in traceback
+    assert {name: folder.state(name) for name in outcomes} == {n: o.state for n, o in outcomes.items()}
+    assert [
+        sorted(one.job.name for one in told if isinstance(one, kind)) for kind in (JobBegan, JobEnded)
+    ] == [sorted(outcomes)] * 2
+    assert sorted(one.job.name for one in told if isinstance(one, EpochEnded)) == good
+
+
+def test_what_happened_is_on_record(mixed: Mixed) -> None:
+    folder, outcomes, _ = mixed
+    records = folder.events().records
+    assert sorted(one.job for one in records if one.event == "began") == sorted(outcomes)
+    ended = {one.job: one for one in records if one.event == "ended"}
+    assert {name: one.state for name, one in ended.items()} == {n: o.state.value for n, o in outcomes.items()}
+    assert "SIGKILL" in ended["dying"].why
+    assert {one.block for one in records} == {0, 1}
+
+
+def test_a_job_is_an_ordinary_run(mixed: Mixed, tmp_path: Path) -> None:
+    folder, outcomes, _ = mixed
+    alone = tutti.train(
+        "mlp", "digits", model_options={"hidden": [4]}, steps=2, batch_size=8, seed=3, workers=1, threads=1,
+        quiet=True, out=str(tmp_path / "alone"),
+    )  # fmt: skip
+    job = folder.job("mlp/seed-3")
+    ours, theirs = load_file(job / "weights.safetensors"), load_file(tmp_path / "alone/weights.safetensors")
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert outcomes["mlp/seed-3"].summary is not None
+    assert outcomes["mlp/seed-3"].summary.test == alone.summary.test
+    assert "2 steps" in (job / "log.txt").read_text()
+    assert not (job / "usage.jsonl").exists()
+
+
+def test_finished_jobs_are_taken_as_they_are_and_failed_ones_tried_again(mixed: Mixed) -> None:
+    folder, outcomes, _ = mixed
+    repaired = _job("raising")
+    again, told = _work(folder, [_job("mlp/seed-0", seed=0), repaired], blocks=1)
+    assert [one.job.name for one in told if isinstance(one, JobBegan)] == ["raising"]
+    assert again["mlp/seed-0"].summary == outcomes["mlp/seed-0"].summary
+    assert again["raising"].state is JobState.FINISHED
+    assert folder.error("raising") is None
+
+
+def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:
+    folder = _farm(tmp_path / "farm")
+    jobs = [_bad("careless", folder=str(tmp_path)), _bad("careless", folder=str(tmp_path))]
+    jobs = [FarmJob(f"job-{number}", job.config) for number, job in enumerate(jobs)]
+    outcomes, _ = _work(folder, jobs, blocks=1)
+    assert [outcome.why for outcome in outcomes.values()] == ["", ""]
+    first, second = (tmp_path / "found").read_text().splitlines()
+    # The same process, and all the same in it: the random numbers of a seed, too.
+    assert first == second
+    for name in outcomes:
+        log = (folder.job(name) / "log.txt").read_text()
+        for text in (
+            "printed by the model",
+            "printed by a child of the model",
+            "UserWarning: a warning of the model",
+        ):
+            assert log.count(text) == 1
+
+
+def test_a_job_that_hangs_is_ended(tmp_path: Path) -> None:
+    folder = _farm(tmp_path / "farm")
+    outcomes, _ = _work(folder, [_bad("hanging"), _job("next")], blocks=1, job_timeout_s=4)
+    assert "not done after 4 s" in outcomes["hanging"].why
+    assert outcomes["next"].state is JobState.FINISHED
+
+
+def test_a_block_of_several_ranks(tmp_path: Path) -> None:
+    folder = _farm(tmp_path / "farm")
+    jobs = [_bad("raising_on_rank_1"), _job("sync"), _job("served", strategy="easgd", servers=1)]
+    outcomes, _ = _work(folder, jobs, block=2, blocks=1)
+    assert outcomes["raising_on_rank_1"].why == "ArithmeticError: no model here"
+    alone = tutti.train(
+        "mlp",
+        "digits",
+        model_options={"hidden": [4]},
+        steps=2,
+        batch_size=8,
+        workers=2,
+        threads=1,
+        quiet=True,
+    )
+    summary = outcomes["sync"].summary
+    assert summary is not None
+    assert summary.test == alone.summary.test
+    assert summary.world.ranks == 2
+    assert outcomes["served"].state is JobState.FINISHED
+
+
+def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
+    longer = {"steps": None, "epochs": 12, "batch_size": 16}
+    jobs = [_job(f"job-{seed}", seed=seed, **longer) for seed in range(3)]
+    whole, stopped = _farm(tmp_path / "whole"), _farm(tmp_path / "stopped")
+    _work(whole, jobs, blocks=1)
+    source = JobList(jobs)
+
+    def interrupt(what: Happening) -> None:
+        if isinstance(what, EpochEnded) and what.record.epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = work_on(stopped, source, blocks=1, threads=1, listener=interrupt)
+    assert outcome.stopped == "it was asked to"
+    assert {name: one.state for name, one in source.outcomes.items()} == {"job-0": JobState.STOPPED}
+    assert [stopped.state(job.name) for job in jobs] == [JobState.STOPPED] + [JobState.WAITING] * 2
+    outcomes, _ = _work(_farm(tmp_path / "stopped", resume=True), jobs, blocks=2)
+    assert {one.state for one in outcomes.values()} == {JobState.FINISHED}
+    for job in jobs:
+        ours, theirs = (load_file(one.job(job.name) / "weights.safetensors") for one in (stopped, whole))
+        assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert len((stopped.job("job-0") / "starts.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    folder = _farm(tmp_path / "farm")
+
+    def interrupt(what: Happening) -> None:
+        if isinstance(what, EpochEnded):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        work_on(
+            folder,
+            JobList([_job("endless", steps=10_000_000, data_options={}), _job("other", steps=10_000_000)]),
+            blocks=2,
+            threads=1,
+            listener=interrupt,
+        )
+    assert {folder.state(name) for name in ("endless", "other")} <= {JobState.WAITING, JobState.STOPPED}
+
+
+def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("endless.py")), str(tmp_path / "farm")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "epoch\n"
+    processes = psutil.Process(program.pid).children(recursive=True)
+    # The fork server, two branches, two ranks.
+    assert len(processes) >= 5
+    program.kill()
+    program.wait()
+    program.stdout.close()
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+    # The folder's lock is free.
+    farm = _farm(tmp_path / "farm", resume=True)
+    with farm.lock():
+        assert farm.state("endless-0") is not JobState.RUNNING
+
+
+def test_one_process_works_on_a_farm(tmp_path: Path) -> None:
+    folder = _farm(tmp_path / "farm")
+    with folder.lock(), pytest.raises(BadRunFolder, match="is being written by process"):
+        work_on(folder, JobList([]))
+
+
+def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
+    folder, sizes = _farm(tmp_path / "farm"), list[tuple[int, int, int]]()
+
+    def look(what: Happening) -> None:
+        if isinstance(what, JobEnded) and int(what.job.name) in (19, 199):
+            ranks = [one for one in psutil.Process().children(recursive=True) if not one.children()]
+            rank = max(ranks, key=lambda one: one.cpu_times().user)
+            maps = len(Path(f"/proc/{rank.pid}/maps").read_text().splitlines())
+            sizes.append((rank.num_fds(), maps, rank.memory_info().rss))
+
+    jobs = [FarmJob(str(number), TINY, cost=200 - number) for number in range(200)]
+    outcomes, _ = _work_with(folder, jobs, look)
+    assert {one.state for one in outcomes.values()} == {JobState.FINISHED}
+    (files, maps, nbytes), (files_later, maps_later, nbytes_later) = sizes
+    assert files_later == files
+    assert maps_later <= maps + 10
+    assert nbytes_later < nbytes + (8 << 20)
+
+
+def _work_with(
+    folder: FarmFolder, jobs: Sequence[FarmJob], listener: object
+) -> tuple[dict[str, JobOutcome], None]:
+    source = JobList(jobs)
+    work_on(folder, source, blocks=1, threads=1, listener=listener)  # type: ignore[arg-type]
+    return source.outcomes, None
+
+
+def test_the_number_of_blocks_follows_the_cores() -> None:
+    cores = Cores(tuple((cpu,) for cpu in range(12)))
+    placement, count = place_blocks(2, None, None, None, cores)
+    assert (count, placement.ranks, placement.threads) == (6, 12, 1)
+    # Seven jobs on six blocks take two waves, as on four.
+    placement, count = place_blocks(2, None, None, 7, cores)
+    assert (count, placement.ranks, placement.threads) == (4, 8, 1)
+    assert place_blocks(1, None, 3, None, cores)[1] == 4
+    assert place_blocks(1, None, None, 3, cores)[0].threads == 4
+    with pytest.raises(BadOption, match="--block is 13, but this host has 12 cores"):
+        place_blocks(13, None, None, None, cores)
+    with pytest.raises(BadOption, match="--blocks is 0"):
+        place_blocks(1, 0, None, None, cores)
