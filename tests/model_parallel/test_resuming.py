@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.comm.ranks import World
 from tests.model_parallel.runs import CNN, MLP, TOLERANCE, Found, Run, deviation, found_by
 from tutti.comm.base import Communicator
 from tutti.comm.shm.communicator import HostCommunicator
+from tutti.exports.sources import read_from
 from tutti.records.checkpoints import FOLDER, step_folder
 from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
@@ -147,6 +150,37 @@ def test_random_numbers_and_statistics_go_on_in_the_same_layout(tmp_path: Path) 
     resumed = on(2, {name: interrupted(tmp_path / name, config) for name, config in runs.items()})
     for name, one in found.items():
         assert deviation(resumed[name], one) == 0
+
+
+@pytest.mark.timeout(600)
+def test_frozen_tied_and_unused_parameters_have_their_names_everywhere(tmp_path: Path) -> None:
+    ways = [
+        *(("tied", *pair) for pair in pairwise(["tensor", "pipeline", "sharded", "tensor"])),
+        ("ResidualNet", "pipeline", "sharded"),
+        ("ResidualNet", "sharded", "pipeline"),
+        ("Encoder", "pipeline", "undivided"),
+    ]
+
+    def config(model: str, way: str) -> Run:
+        other: Run = {"model": f"tests.model_parallel.models:{model}", "model_options": {}, "lr": 0.01}
+        return MODEL | other | WAYS[way]
+
+    found = on(2, begun(tmp_path, {f"{model} {way}": config(model, way) for model, way, _ in ways}))
+    after = {f"{model} {before}": config(model, after) for model, before, after in ways}
+    resumed = on(2, {name: interrupted(tmp_path / name, config) for name, config in after.items()})
+    for name, one in found.items():
+        assert deviation(resumed[name], one) < TOLERANCE
+    # Of a run in its middle, whose state has the same names and shapes as one of the undivided model.
+    whole, parts = (
+        read_from(step_folder(tmp_path / name / FOLDER, 7))
+        for name in ("ResidualNet sharded", "ResidualNet pipeline")
+    )
+    assert [*whole.weights] == [*parts.weights]
+    assert whole.optimizer is not None
+    assert parts.optimizer is not None
+    assert [*whole.optimizer["state"]] == [*parts.optimizer["state"]]
+    for one, other in zip(whole.weights.values(), parts.weights.values(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.timeout(600)

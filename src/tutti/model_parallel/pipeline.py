@@ -50,6 +50,7 @@ from tutti.model_parallel.places import PORTION, PartPlace, PartPlaces, buffers_
 from tutti.model_parallel.schedules import PLACES_KEPT, MicrobatchPasses, check_microbatches, order, owners
 from tutti.records.pipeline import FORWARD, INPUTS, PipelineRecord, PipelineSpan, since_the_first
 from tutti.state import Saved, State, name_of, whole_piece
+from tutti.training.best_weights import prefix_of
 from tutti.training.precision import Arithmetic
 from tutti.training.run_parts import Computed
 from tutti.training.weights import names_in_state
@@ -211,9 +212,14 @@ class PipelinePortion(TeamPortion):
         known, training, data = self._buffer_names, state.shared["training"], self.ranks.data
         found = super().to_whole(state)
         if data.rank == 0:
-            for name, tensor in self._unused.items():
-                if isinstance(tensor, nn.Parameter):
-                    found.joint.pieces.append(whole_piece(name_of("weights", name), tensor))
+            # They have been in all epochs what they are now.
+            prefixes = ["weights", *(prefix_of(epoch) for epoch in state.shared["best"].get("buffers", {}))]
+            found.joint.pieces += [
+                whole_piece(name_of(prefix, name), tensor)
+                for name, tensor in self._unused.items()
+                if isinstance(tensor, nn.Parameter)
+                for prefix in prefixes
+            ]
         rest = {name: tensor for name, tensor in self._unused.items() if not isinstance(tensor, nn.Parameter)}
         own = [{known[name]: x for name, x in held.items()} | rest for held in buffers_in(state.shared)]
         groups = [[self.places.whole_name(name) for name in names] for names in training["groups"]]

@@ -104,23 +104,24 @@ class BestWeights:
     def _read(self, saved: Saved, epoch: int) -> Iterator[TensorPiece]:
         for flat in self._replica.flats:
             vector, mine = torch.zeros_like(flat.weights), self._mine(flat)
-            fill(saved.joint.tensors, _prefix(epoch), flat, vector, mine)
-            for piece in pieces_of(_prefix(epoch), flat, vector, mine):
+            fill(saved.joint.tensors, prefix_of(epoch), flat, vector, mine)
+            for piece in pieces_of(prefix_of(epoch), flat, vector, mine):
                 yield replace(piece, values=piece.values.clone())
         for name, parameter in self._replica.scattered:
-            full, part = name_of(_prefix(epoch), name), local(parameter.detach())
+            full, part = name_of(prefix_of(epoch), name), local(parameter.detach())
             yield whole_piece(full, torch.empty_like(part).copy_(find(saved.joint.tensors, full, part)))
 
     def _pieces(self, epoch: int) -> Iterator[TensorPiece]:
         """The pieces of the weights that this rank keeps, under the names that they are kept by."""
         for flat in self._replica.flats:
-            yield from pieces_of(_prefix(epoch), flat, flat.weights, self._mine(flat))
+            yield from pieces_of(prefix_of(epoch), flat, flat.weights, self._mine(flat))
         for name, parameter in self._replica.scattered:
-            yield whole_piece(name_of(_prefix(epoch), name), local(parameter.detach()))
+            yield whole_piece(name_of(prefix_of(epoch), name), local(parameter.detach()))
 
     def _mine(self, flat: Flat) -> slice:
         return cut(len(flat.weights), self._comm.size)[self._comm.rank]
 
 
-def _prefix(epoch: int) -> str:
+def prefix_of(epoch: int | str) -> str:
+    """Return what the names of the weights of an epoch begin with."""
     return f"{EPOCHS}/{epoch}"
