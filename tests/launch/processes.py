@@ -42,3 +42,13 @@ def shared_memory_files() -> set[str]:
     """What lies in /dev/shm, but for what MPI programs and process pools that run meanwhile put there."""
     others = ("sm_segment", "tutti-mpi-", "sem.mp-")
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)}
+
+
+def left_in_shared_memory(before: set[str], patience_s: float = PATIENCE_S) -> set[str]:
+    """The files that are in /dev/shm since then; those of tests that run meanwhile go away again."""
+    deadline = time.monotonic() + patience_s
+    left = shared_memory_files() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left &= shared_memory_files()
+    return left

@@ -10,16 +10,20 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tutti.comm.base import Communicator
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch import stop_request
 from tutti.launch.launcher import started_by
 from tutti.launch.placement import place_ranks
 from tutti.launch.start import start
 from tutti.launch.stop_request import stop_requested, stoppable
+
+if TYPE_CHECKING:
+    # It imports torch, which takes seconds: the supervisor does without.
+    from tutti.comm.base import Communicator
 
 
 def work(comm: Communicator, payload: bytes) -> object:

@@ -17,8 +17,9 @@ from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 import psutil
 import pytest
 
-from tests.launch.processes import lives, shared_memory_files, wait_for_files, wait_until_gone
+from tests.launch.processes import left_in_shared_memory, shared_memory_files, wait_for_files, wait_until_gone
 from tests.launch.test_mpirun import needs_mpirun
+from tests.preloaded import interpreter
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch import stop_request
 from tutti.launch.mpirun import command_line, find_mpirun, settings
@@ -180,7 +181,11 @@ def test_a_thread_can_be_in_a_section_without_any_handlers() -> None:
 
 @dataclass
 class Job:
-    """A run of `stopping.py`, and what it needs to be asked to stop."""
+    """A run of `stopping.py`, and what it needs to be asked to stop.
+
+    Attributes:
+        forked: it comes with torch imported, as it needs torch itself.
+    """
 
     folder: Path
     where: str
@@ -188,12 +193,14 @@ class Job:
     options: Sequence[str] = ()
     launcher: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    forked: bool = False
 
     def start(self) -> None:
         self.folder.mkdir()
+        python = interpreter() if self.forked else [sys.executable]
         with (self.folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
-                [*self.launcher, sys.executable, PROGRAM, self.folder, self.where, *self.options],
+                [*self.launcher, *python, PROGRAM, self.folder, self.where, *self.options],
                 stdout=stderr,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
@@ -207,7 +214,10 @@ class Job:
 
     def family(self) -> list[psutil.Process]:
         own = psutil.Process(self.process.pid)
-        return [own, *own.children(recursive=True)]
+        found = {own, *own.children(recursive=True)}
+        if self.forked:
+            found |= {psutil.Process(int(path.read_text())) for path in self.folder.glob("loading-?")}
+        return [own, *found - {own}]
 
     @property
     def said(self) -> str:
@@ -231,7 +241,7 @@ def running() -> Iterator[list[Job]]:
     yield jobs
     for job in jobs:
         job.close()
-    assert shared_memory_files() <= before
+    assert left_in_shared_memory(before) == set()
 
 
 def end_with(job: Job, *acts: int | str) -> int:
@@ -249,7 +259,6 @@ def end_with(job: Job, *acts: int | str) -> int:
     return code
 
 
-@pytest.mark.serial
 def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, running: list[Job]) -> None:
     cases: dict[str, tuple[str, str, list[int | str], int, bool]] = {
         "Ctrl-C": ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
@@ -271,7 +280,6 @@ def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, r
         assert ("the ranks have not stopped within 1 s; they are ended" in job.said) == (job.where == "stuck")
 
 
-@pytest.mark.serial
 def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, running: list[Job]) -> None:
     """As systemd and Slurm send it, in any order."""
     signals = [SIGTERM, SIGTERM, SIGUSR1]
@@ -287,7 +295,6 @@ def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, runni
         assert job.saved
 
 
-@pytest.mark.serial
 def test_one_rank_alone_saves_and_stops_or_is_ended(tmp_path: Path, running: list[Job]) -> None:
     cases: list[tuple[str, str, list[int | str], int, bool]] = [
         ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
@@ -297,7 +304,7 @@ def test_one_rank_alone_saves_and_stops_or_is_ended(tmp_path: Path, running: lis
         ("saving", "training", [SIGTERM, "saving", SIGTERM], -SIGTERM, False),
     ]
     for number, (where, *_) in enumerate(cases):
-        running.append(Job(tmp_path / str(number), where, ranks=1, options=["-n", "1"]))
+        running.append(Job(tmp_path / str(number), where, ranks=1, options=["-n", "1"], forked=True))
         running[-1].start()
     for job, (_, moment, acts, code, saved) in zip(running, cases, strict=True):
         job.wait_for(moment)
@@ -307,38 +314,26 @@ def test_one_rank_alone_saves_and_stops_or_is_ended(tmp_path: Path, running: lis
 
 @needs_mpirun
 @pytest.mark.mpi
-@pytest.mark.serial
-@pytest.mark.parametrize(
-    ("where", "moment", "acts", "code", "saved"),
-    [
+def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(tmp_path: Path, running: list[Job]) -> None:
+    cases: list[tuple[str, str, list[int | str], int, bool]] = [
         ("training", "training", ["Ctrl-C"], EXIT_INTERRUPTED, True),
         ("training", "training", [SIGTERM], EXIT_INTERRUPTED, True),
         ("loading", "loading", [SIGUSR1], 128 + SIGUSR1, False),
         ("saving", "training", [SIGTERM, "saving", SIGTERM], 128 + SIGTERM, False),
-    ],
-)
-def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(
-    where: str,
-    moment: str,
-    acts: list[int | str],
-    code: int,
-    saved: bool,
-    tmp_path: Path,
-    running: list[Job],
-) -> None:
-    job = Job(tmp_path / "job", where, options=["localhost:2"])
-    running.append(job)
-    job.start()
-    job.wait_for(moment)
-    segments = segments_of(job)
-    assert end_with(job, *acts) == code
-    assert job.saved == saved
-    assert [path for path in segments if path.exists()] == []
+    ]
+    for number, (where, *_) in enumerate(cases):
+        running.append(Job(tmp_path / str(number), where, options=["localhost:2"]))
+        running[-1].start()
+    for job, (_, moment, acts, code, saved) in zip(running, cases, strict=True):
+        job.wait_for(moment)
+        segments = segments_of(job)
+        assert end_with(job, *acts) == code
+        assert job.saved == saved
+        assert [path for path in segments if path.exists()] == []
 
 
 @needs_mpirun
 @pytest.mark.mpi
-@pytest.mark.serial
 @pytest.mark.parametrize(("where", "code"), [("training", EXIT_INTERRUPTED), ("loading", 128 + SIGUSR1)])
 def test_under_the_users_mpirun_sigusr1_asks_the_ranks(
     where: str, code: int, tmp_path: Path, running: list[Job]
@@ -347,7 +342,7 @@ def test_under_the_users_mpirun_sigusr1_asks_the_ranks(
     command = command_line(found, hosts, [], [])
     launcher = command[: command.index("-P") - 1]
     environment = settings(found, hosts, os.environ)
-    job = Job(tmp_path / "job", where, launcher=launcher, environment=environment)
+    job = Job(tmp_path / "job", where, launcher=launcher, environment=environment, forked=True)
     running.append(job)
     job.start()
     job.wait_for(where)
@@ -372,15 +367,16 @@ def segments_of(job: Job) -> list[Path]:
     return list(files)
 
 
-@pytest.mark.serial
 def test_at_any_moment_a_run_has_saved_or_says_that_it_was_ended(tmp_path: Path, running: list[Job]) -> None:
     """Moments at random, from the start of the interpreter to the end: what holds, holds at all of them."""
     moments = random.Random(os.getpid())
+    began = time.monotonic()
     for number in range(4):
-        job = Job(tmp_path / str(number), moments.choice(["training", "ending"]))
-        running.append(job)
-        job.start()
-        time.sleep(moments.uniform(0.0, 3.0))
+        running.append(Job(tmp_path / str(number), moments.choice(["training", "ending"])))
+        running[-1].start()
+    # A few at a time come further in as long.
+    for job, moment in zip(running, sorted(moments.uniform(0.0, 5.0) for _ in running), strict=True):
+        time.sleep(max(0.0, began + moment - time.monotonic()))
         signum = moments.choice([SIGTERM, SIGUSR1])
         family = job.family() if job.process.poll() is None else []
         job.process.send_signal(signum)
@@ -392,4 +388,3 @@ def test_at_any_moment_a_run_has_saved_or_says_that_it_was_ended(tmp_path: Path,
         assert code in ({EXIT_INTERRUPTED} if job.saved else {*ended, 0}), (signum, job.where, job.said)
         assert code != 0 or job.where == "ending"
         assert wait_until_gone(one.pid for one in family) == []
-        assert not any(map(lives, (one.pid for one in family)))
