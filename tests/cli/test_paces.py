@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,14 @@ from tutti.records.run_folder import RunFolder
 SMALL = ("--model.hidden", "16", "--epochs", "4", "--lr", "0.01", "--batch-size", "128")
 
 
-def test_a_run_from_a_queue_with_validation_beside_it(tmp_path: Path) -> None:
+def test_a_run_from_a_queue_with_validation_beside_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = ["train", *SMALL, "--strategy", "downpour", "--balance", "queue", "--validate", "background"]
-    command = [sys.executable, "-m", "tutti.cli.main", *words, "-n", "2", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "staleness: mean " in done.stdout
-    assert "validation (background): held training up for " in done.stdout
+    assert main([*words, "-n", "2", "--out", str(tmp_path / "run")]) == 0
+    said = capfd.readouterr().out
+    assert "staleness: mean " in said
+    assert "validation (background): held training up for " in said
     records = RunFolder.open(tmp_path / "run").history().records
     assert [record.epoch for record in records] == [1, 2, 3, 4]
     for record in records:

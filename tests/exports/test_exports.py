@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import random
-import subprocess
-import sys
+import resource
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from io import BytesIO
+from contextlib import ExitStack, redirect_stderr, suppress
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 
 import tutti
 from tests.exports.trained import CASES, TARGETS, Network, optimizer_of, train
+from tests.forked import ForkedRanks
 from tests.torch_backend.process_groups import Ranks
 from tutti.checkpoint.reading import open_checkpoint
 from tutti.checkpoint.saver import Saver
@@ -412,16 +411,16 @@ def test_a_checkpoint_of_a_loop_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_disk_without_room(run: Path, tmp_path: Path, form: str) -> None:
     (tmp_path / "room").mkdir()
-    command = f"ulimit -f 1; exec {sys.executable} -m tutti export {run} --to {form} --out {tmp_path}/room/a"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "cannot write" in done.stderr
+
+    def export(_: object) -> tuple[int, str]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+        with redirect_stderr(StringIO()) as said:
+            return main(["export", str(run), "--to", form, "--out", f"{tmp_path}/room/a"]), said.getvalue()
+
+    with ForkedRanks(lambda rank: rank, [0]) as process:
+        ((code, said),) = process.run(export)
+    assert code == 2, said
+    assert "cannot write" in said
     assert [*(tmp_path / "room").iterdir()] == []
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.preloaded import interpreter
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
@@ -13,7 +14,7 @@ def test_the_benchmark_of_a_gpu_writes_both_tables_on_the_cpu(tmp_path: Path) ->
     sizes = "--device cpu --rounds 1 --models mlp cnn --batch 4 --steps 1 --widths 8 --batches 4"
     found = tmp_path / "RESULTS.md"
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *sizes.split(), "--out", str(found)],
+        [*interpreter(), str(SCRIPT), *sizes.split(), "--out", str(found)],
         capture_output=True,
         text=True,
         check=False,

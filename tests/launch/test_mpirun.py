@@ -20,6 +20,7 @@ import pytest
 
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
+from tests.preloaded import interpreter
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadData, OutputClosed, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import guard, mpirun
@@ -254,7 +255,7 @@ def under_mpirun(*arguments: str) -> subprocess.CompletedProcess[str]:
     found = find_mpirun()
     hosts = (Host("localhost", 2),)
     command = command_line(found, hosts, [], [])
-    command[command.index("-P") :] = [str(HERE / "in_mpi.py"), *arguments]
+    command[command.index(sys.executable) :] = [*interpreter(), str(HERE / "in_mpi.py"), *arguments]
     return subprocess.run(
         command,
         env={**os.environ, **settings(found, hosts, os.environ)},

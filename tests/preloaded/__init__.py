@@ -26,6 +26,11 @@ def interpreter() -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub.py")), _server()]
 
 
+def command() -> list[str]:
+    """What is to be started in place of `tutti`, before the command's own words."""
+    return [*interpreter(), str(Path(__file__).with_name("command.py"))]
+
+
 @cache
 def _server() -> str:
     """The path of the server's socket; one server serves all tests of this process, and ends with it."""

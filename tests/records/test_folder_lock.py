@@ -11,17 +11,20 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from tests.forked import ForkedRanks
 from tests.launch.processes import wait_for_files
+from tutti.cli.main import main
 from tutti.errors import BadRunFolder
 from tutti.records.run_folder import LOCK, FolderLock, RunFolder, check_writable, refuse_locked
 
-TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "100000", "-n", "1", "--out"]
+TRAIN = ["train", "mlp", "--epochs", "100000", "-n", "1", "--out"]
 
 HOLD = """
 import os, sys, time
@@ -39,6 +42,7 @@ with FolderLock(folder):
 TAKE_TURNS = """
 import os, sys
 from pathlib import Path
+from tutti.cli.main import main
 from tutti.errors import BadRunFolder
 from tutti.records.run_folder import FolderLock
 folder, turns = Path(sys.argv[1]), 0
@@ -166,19 +170,21 @@ def test_folders_without_a_name_of_their_own_are_never_shared(
     assert made == ["name", "name-2", "name-3"]
 
 
-@pytest.mark.serial
-def test_a_second_command_with_the_folder_of_the_first_is_refused(tmp_path: Path) -> None:
+def test_a_second_command_with_the_folder_of_the_first_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
-    with (tmp_path / "said").open("w") as said:
-        first = subprocess.Popen([*TRAIN, folder], stdout=said, stderr=said)
-    try:
+
+    def train(_: object) -> None:
+        with redirect_stdout(StringIO()):
+            main([*TRAIN, str(folder)])
+
+    with ForkedRanks(lambda rank: rank, [0]) as forked:
+        forked.start(train)
         wait_for_files([folder / "history.jsonl"])
-        second = subprocess.run([*TRAIN, folder], capture_output=True, text=True, timeout=60, check=False)
-        assert second.returncode == 2
-        assert f"run folder {folder} is being written by process {first.pid} on host" in second.stderr
-        first.kill()
-        first.wait()
+        assert main([*TRAIN, str(folder)]) == 2
+        first = forked.processes[0].pid
+        assert f"run folder {folder} is being written by process {first} on host" in capsys.readouterr().err
+        forked.kill(0)
+        forked.processes[0].join()
         refuse_locked(folder)
-    finally:
-        first.kill()
-        first.wait()

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import tutti
+from tests.preloaded import interpreter
+from tutti.cli.main import main
 from tutti.errors import BadModel, UserError
 from tutti.run.pickled_arguments import name_of
 
@@ -215,20 +216,20 @@ def test_objects_are_named_so_that_they_can_be_found_again_where_that_is_possibl
     assert name_of(lambda: 3).startswith("object:test_objects")
 
 
-def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, out = tmp_path / "script.py", tmp_path / "out"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=100
+        [*interpreter(), str(script), str(out)], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plan: 2 ranks") == 1
     assert done.stdout.endswith("samples 91 ranks 2\n")
     assert json.loads((out / "config.json").read_text())["model"] == "object:Net"
-    again = [sys.executable, "-m", "tutti.cli.main", "train", "--config", str(out), "-n", "1"]
-    refused = subprocess.run(again, capture_output=True, text=True, timeout=60)
-    assert refused.returncode == 2
-    assert "was a Python object of a script" in refused.stderr
+    assert main(["train", "--config", str(out), "-n", "1"]) == 2
+    assert "was a Python object of a script" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

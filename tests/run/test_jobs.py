@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.mpirun import needs_mpirun
+from tests.preloaded import command
 from tutti.cli.main import main
 from tutti.errors import PeerLost
 from tutti.launch.mpirun import command_line, find_mpirun, settings
@@ -149,12 +150,12 @@ def make():
 def test_under_the_users_mpirun_a_run_that_fails_in_its_first_epoch_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text(RAISING)
     model, out = f"{tmp_path / 'raising.py'}:make", tmp_path / "run"
-    program = [sys.executable, "-m", "tutti", "train", model, "--out", str(out), "--batch-size", "8"]
+    program = [*command(), "train", model, "--out", str(out), "--batch-size", "8"]
     found, hosts = find_mpirun(), (Host("localhost", 2),)
-    command = command_line(found, hosts, [], [])
+    launcher = command_line(found, hosts, [], [])
     environment = {**os.environ, **settings(found, hosts, os.environ)}
     done = subprocess.run(
-        [*command[: command.index(sys.executable)], *program],
+        [*launcher[: launcher.index(sys.executable)], *program],
         env=environment,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,

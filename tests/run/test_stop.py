@@ -13,20 +13,21 @@ import pytest
 
 from tests.launch.processes import wait_for_files
 from tests.mpi.mpirun import needs_mpirun
+from tests.preloaded import command
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.launch.placement import Host
 from tutti.records.run_folder import LOCK
 
-TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "100000"]
+TRAIN = ["train", "mlp", "--epochs", "100000"]
 
 
-def stopped_by(signum: int, command: list[str], folder: Path, **environment: str) -> str:
+def stopped_by(signum: int, words: list[str], folder: Path, **environment: str) -> str:
     """Ask a run to stop in its second epoch; return what it has said, once it has ended as it should."""
     said = folder.with_suffix(".txt")
     with said.open("w") as file:
         run = subprocess.Popen(
-            [*command, "--out", folder],
+            [*words, "--out", folder],
             stdout=file,
             stderr=file,
             stdin=subprocess.DEVNULL,
@@ -46,9 +47,8 @@ def stopped_by(signum: int, command: list[str], folder: Path, **environment: str
     return said.read_text()
 
 
-@pytest.mark.serial
 def test_ctrl_c_saves_and_the_way_to_go_on_is_named(tmp_path: Path) -> None:
-    said = stopped_by(signal.SIGINT, [*TRAIN, "-n", "2"], tmp_path / "run")
+    said = stopped_by(signal.SIGINT, [sys.executable, "-m", "tutti", *TRAIN, "-n", "2"], tmp_path / "run")
     assert said.count("tutti: saving, then stopping; Ctrl-C again ends at once\n") == 1
     way = f"as it was asked to; go on with it by: tutti train --resume {tmp_path}/run"
     assert re.search(rf"stopped after step [\d,]+, {re.escape(way)}\n", said)
@@ -56,11 +56,15 @@ def test_ctrl_c_saves_and_the_way_to_go_on_is_named(tmp_path: Path) -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
-@pytest.mark.serial
 def test_sigusr1_to_the_users_mpirun_reaches_workers_and_servers(tmp_path: Path) -> None:
     found, hosts = find_mpirun(), (Host("localhost", 3),)
     launcher = command_line(found, hosts, [], [])
-    command = [*launcher[: launcher.index("-P") - 1], *TRAIN, "--servers", "1", "--strategy", "downpour"]
-    said = stopped_by(signal.SIGUSR1, command, tmp_path / "run", **settings(found, hosts, os.environ))
+    program = [*command(), *TRAIN, "--servers", "1", "--strategy", "downpour"]
+    said = stopped_by(
+        signal.SIGUSR1,
+        [*launcher[: launcher.index("-P") - 1], *program],
+        tmp_path / "run",
+        **settings(found, hosts, os.environ),
+    )
     assert said.count("tutti: saving, then stopping\n") == 1
     assert ", as it was asked to" in said

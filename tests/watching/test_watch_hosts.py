@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.hosts import Hosts, why_not
 from tests.mpi.mpirun import MPIRUN, SETTINGS, needs_mpirun
 from tests.mpi.mpirun import run as run_command
+from tests.preloaded import command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -20,7 +21,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.run import recording
 from tutti.training.progress import Progress
 
-TRAIN = [sys.executable, "-m", "tutti", "train", "mlp", "--epochs", "1", "--model.hidden", "16"]
+TRAIN = ["train", "mlp", "--epochs", "1", "--model.hidden", "16"]
 
 
 @pytest.fixture
@@ -37,8 +38,12 @@ def hosts() -> Iterator[Hosts]:
 @needs_mpirun
 def test_ranks_of_an_mpi_job_are_sampled_and_leave_signs(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2", *TRAIN, "--out", str(out)]
-    done = run_command(words, {**SETTINGS, "OMPI_MCA_btl": "self,sm"}, timeout_s=200)
+    words = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    done = run_command(
+        [*words, *command(), *TRAIN, "--out", str(out)],
+        {**SETTINGS, "OMPI_MCA_btl": "self,sm"},
+        timeout_s=200,
+    )
     assert done.returncode == 0, done.stderr
     assert [beat.state for beat in RunFolder(out).heartbeats().records] == [FINISHED, FINISHED]
     assert [rank.rank for rank in RunFolder(out).usage().records[-1].ranks] == [0, 1]
@@ -54,7 +59,7 @@ def test_each_host_that_sees_the_folder_is_sampled_and_its_ranks_leave_signs(
     out = tmp_path / "run"
     left_out = ("--allow-run-as-root", "--oversubscribe")
     settings = shlex.join([word for word in hosts.mpirun_arguments if word not in left_out])
-    train = [*TRAIN, "--hosts", "a:1,b:2", "--out", str(out)]
+    train = [sys.executable, "-m", "tutti", *TRAIN, "--hosts", "a:1,b:2", "--out", str(out)]
     done = hosts.run(["env", f"TUTTI_MPIRUN_ARGS={settings}", *train])
     assert done.returncode == 0, done.stderr
     assert [(beat.rank, beat.host) for beat in RunFolder(out).heartbeats().records] == [
