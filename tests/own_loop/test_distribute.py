@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tests.own_loop.entries import Worlds, job
+from tests.preloaded import interpreter
 from tutti import strategies
+from tutti.cli.main import main
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
@@ -143,15 +144,15 @@ def test_example_differs_from_the_plain_loop_in_the_lines_that_the_readme_shows(
 
 
 @pytest.mark.timeout(180)
-def test_example_on_two_ranks_prints_what_the_plain_loop_prints() -> None:
-    def run(*command: str) -> str:
-        return subprocess.run(
-            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-
-    plain = run("examples/plain_loop.py").strip()
+def test_example_on_two_ranks_prints_what_the_plain_loop_prints(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    subprocess.run([*interpreter(), "examples/plain_loop.py"], stdin=subprocess.DEVNULL, check=True)
+    plain = capfd.readouterr().out.strip()
     assert re.fullmatch(r"\d+ of 397 correct", plain)
-    assert run("-m", "tutti.cli.main", "run", "-n", "2", "examples/own_loop.py").count(plain) == 2
+    assert main(["run", "-n", "2", "examples/own_loop.py"]) == 0
+    assert capfd.readouterr().out.count(plain) == 2
 
 
 def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> None:
