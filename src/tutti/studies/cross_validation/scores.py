@@ -1,0 +1,287 @@
+"""The scores of a cross-validation, from what each fold's model predicts for the samples that it never saw.
+
+    fold 0    held out: 3 7 8     score 0.91   ┐ mean and standard deviation over the folds
+    fold 1    held out: 0 2 5     score 0.88   │
+    fold 2    held out: 1 4 6     score 0.93   ┘
+    all       0 1 2 3 4 5 6 7 8   score 0.907    out of fold: each prediction counts once
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import metrics
+
+from tutti.errors import BadData, UnknownName
+from tutti.records.predictions import Predictions
+from tutti.records.run_folder import refusing, replace_file
+
+Array = NDArray[Any]
+
+NO_LABEL: Final = -100
+"""The class number of a sample that has no label, as in `tutti.data.targets`."""
+
+TOP: Final = 5
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of predictions.
+
+    Attributes:
+        function: of outputs and targets, one row for each sample, or for each label where every position of a
+            sample has one.
+        better: whether "higher" or "lower" is.
+        share: it is a share of the samples, so that differences are told in points of 100.
+    """
+
+    function: Callable[[Array, Array], float]
+    better: str
+    share: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one candidate over all folds.
+
+    Attributes:
+        metric: its name.
+        folds: the score of each; NaN where there is none.
+        samples: how many each holds out.
+        out_of_fold: over all predictions together.
+        per_class: the share of the samples of each class that are predicted right; NaN for a class without
+            samples. Empty without classes.
+        confusion: of shape (classes, classes): rows are the true classes. None without classes.
+    """
+
+    metric: str
+    folds: tuple[float, ...]
+    samples: tuple[int, ...]
+    out_of_fold: float
+    per_class: tuple[float, ...] = ()
+    confusion: NDArray[np.int64] | None = None
+
+    @property
+    def known(self) -> list[float]:
+        """The scores of the folds that have one."""
+        return [score for score in self.folds if math.isfinite(score)]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the folds that have a score; NaN if none has."""
+        return float(np.mean(self.known)) if self.known else math.nan
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over the folds that have a score; NaN for fewer than two."""
+        return float(np.std(self.known, ddof=1)) if len(self.known) > 1 else math.nan
+
+    @property
+    def missing(self) -> list[int]:
+        """The folds that have no score."""
+        return [number for number, score in enumerate(self.folds) if not math.isfinite(score)]
+
+
+def score_folds(
+    folds: Sequence[Predictions | None],
+    metric: str = "auto",
+    classes: int | None = None,
+    amounts: bool = False,
+) -> Scores:
+    """Score the predictions of all folds.
+
+    Args:
+        folds: the predictions of each; None of a fold that has none.
+        metric: a name in `MEASURES`; "auto" is accuracy for classes, mae for amounts.
+        classes: how many there are; None: as many as the outputs are, or as are seen.
+        amounts: a model with a single output approaches the class number itself, and gives no logit.
+
+    Raises:
+        UnknownName: there is no such metric.
+        BadData: no fold has predictions, or those of two do not fit each other.
+    """
+    there = [found for found in folds if found is not None]
+    if not there:
+        raise BadData("no fold has predictions, so there is nothing to score; train at least one")
+    shapes = {(found.outputs.shape[1:], found.targets.shape[1:], found.targets.dtype.kind) for found in there}
+    if len(shapes) > 1:
+        raise BadData(f"the predictions of the folds have different shapes: {sorted(map(str, shapes))}")
+    labels = there[0].targets.dtype.kind in "iu"
+    name = ("accuracy" if labels else "mae") if metric == "auto" else metric
+    if name not in MEASURES:
+        raise UnknownName("metric", name, MEASURES)
+    measure = MEASURES[name].function
+    flat = [None if found is None else _labelled(found, amounts) for found in folds]
+    pooled = [one for one in flat if one is not None]
+    outputs, targets = (np.concatenate(part) for part in zip(*pooled, strict=True))
+    confusion = _confusion(outputs, targets, classes) if labels else None
+    return Scores(
+        name,
+        tuple(math.nan if one is None else _score(measure, *one) for one in flat),
+        tuple(0 if found is None else len(found.rows) for found in folds),
+        _score(measure, outputs, targets),
+        () if confusion is None else _per_class(confusion),
+        confusion,
+    )
+
+
+def score_lines(
+    candidates: Mapping[str, Scores], labels: Sequence[str] = ()
+) -> Iterator[tuple[str, str, str, int, float]]:
+    """Yield the lines of the table of scores: candidate, metric, what of, samples, score.
+
+    Args:
+        candidates: the scores by the name of what was trained.
+        labels: the classes' names.
+    """
+    for name, scores in candidates.items():
+        for number, (score, samples) in enumerate(zip(scores.folds, scores.samples, strict=True)):
+            yield name, scores.metric, f"fold {number}", samples, score
+        total = sum(scores.samples)
+        yield name, scores.metric, "mean", total, scores.mean
+        yield name, scores.metric, "standard deviation", total, scores.deviation
+        yield name, scores.metric, "out of fold", total, scores.out_of_fold
+        if scores.confusion is not None:
+            counts = scores.confusion.sum(1)
+            for label, (score, count) in enumerate(zip(scores.per_class, counts, strict=True)):
+                called = f"class {labels[label]}" if label < len(labels) else f"class {label}"
+                yield name, "accuracy", called, int(count), score
+
+
+def write_scores(path: Path, candidates: Mapping[str, Scores], labels: Sequence[str] = ()) -> None:
+    """Write the scores of all candidates as a table; a score that there is none of is an empty cell.
+
+    Args:
+        path: of the CSV file.
+        candidates: the scores by the name of what was trained.
+        labels: the classes' names.
+
+    Raises:
+        BadRunFolder: the file cannot be written.
+    """
+    header = "name", "metric", "of", "samples", "score"
+    lines = ((*line, _cell(score)) for *line, score in score_lines(candidates, labels))
+    write_table(path, [header, *lines])
+
+
+def write_table(path: Path, lines: Sequence[Sequence[object]]) -> None:
+    """Write a CSV file: whole, or not at all.
+
+    Raises:
+        BadRunFolder: it cannot be written.
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    with refusing(path):
+        replace_file(path, text.getvalue().encode())
+
+
+def _cell(score: float) -> str:
+    return repr(score) if math.isfinite(score) else ""
+
+
+def _score(measure: Callable[[Array, Array], float], outputs: Array, targets: Array) -> float:
+    """Return a figure; NaN where no sample has a label, or an output is no finite number."""
+    if not len(targets) or not np.isfinite(outputs).all():
+        return math.nan
+    return float(measure(outputs, targets))
+
+
+def _labelled(found: Predictions, amounts: bool) -> tuple[Array, Array]:
+    """Return outputs and targets of what has a label; of a label for each position one row for each."""
+    outputs, targets = found.outputs, found.targets
+    if targets.dtype.kind not in "iu":
+        return outputs, targets
+    if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
+        outputs = np.moveaxis(outputs, 1, -1).reshape(-1, outputs.shape[1])
+    else:
+        # A single output: of a logit the sign tells the class, of an amount the nearest whole number.
+        single = outputs.reshape(targets.shape).ravel()
+        right = np.maximum(np.rint(single), 0) if amounts else (single > 0).astype(single.dtype)
+        outputs = np.where(np.isfinite(single), right, np.nan)[:, None]
+    kept = targets.ravel() != NO_LABEL
+    return outputs[kept], targets.ravel()[kept]
+
+
+def _predicted(outputs: Array, targets: Array) -> Array:
+    """Return the class that each output means; of float targets, whether each flag is set."""
+    if targets.dtype.kind == "f":
+        return (outputs > 0).reshape(targets.shape)
+    if outputs.shape[1] == 1:
+        return outputs[:, 0].astype(np.int64)
+    found: Array = outputs.argmax(1)
+    return found
+
+
+def _confusion(outputs: Array, targets: Array, classes: int | None) -> NDArray[np.int64]:
+    """Count the samples of each class by the class that is predicted; there may be more than `classes`."""
+    finite = np.isfinite(outputs).all(1)
+    targets, found = targets[finite], _predicted(outputs[finite], targets[finite])
+    most = max(classes or 2, outputs.shape[1], *(int(part.max(initial=0)) + 1 for part in (targets, found)))
+    if not len(targets):
+        return np.zeros((most, most), np.int64)
+    counts: NDArray[np.int64] = metrics.confusion_matrix(targets, found, labels=range(most))
+    return counts
+
+
+def _per_class(confusion: NDArray[np.int64]) -> tuple[float, ...]:
+    return tuple(
+        int(row[label]) / int(row.sum()) if row.any() else math.nan for label, row in enumerate(confusion)
+    )
+
+
+def _accuracy(outputs: Array, targets: Array) -> float:
+    return float((_predicted(outputs, targets) == targets).mean())
+
+
+def _balanced_accuracy(outputs: Array, targets: Array) -> float:
+    right = _predicted(outputs, targets) == targets
+    return float(np.mean([right[targets == label].mean() for label in np.unique(targets)]))
+
+
+def _f1(outputs: Array, targets: Array) -> float:
+    found = metrics.f1_score(targets, _predicted(outputs, targets), average="macro", zero_division=0.0)
+    return float(found)
+
+
+def _top5(outputs: Array, targets: Array) -> float:
+    if outputs.ndim != 2 or outputs.shape[1] == 1:
+        raise BadData("metric 'top5' needs one score for each class; choose another")
+    count = min(TOP, outputs.shape[1])
+    best = np.argsort(-outputs, axis=1, kind="stable")[:, :count]
+    return float((best == targets[:, None]).any(1).mean())
+
+
+def _of_amounts(function: Callable[..., float]) -> Callable[[Array, Array], float]:
+    """Return a figure of scikit-learn, over all numbers of all samples."""
+
+    def figure(outputs: Array, targets: Array) -> float:
+        rows = len(targets)
+        wanted = targets.reshape(rows, -1).astype(np.float64)
+        if targets.dtype.kind in "iu" and outputs.shape[1] > 1:
+            wanted = np.eye(outputs.shape[1])[targets]
+        return float(function(wanted, outputs.reshape(rows, -1).astype(np.float64)))
+
+    return figure
+
+
+MEASURES: Final[dict[str, Measure]] = {
+    "accuracy": Measure(_accuracy, "higher", share=True),
+    "balanced_accuracy": Measure(_balanced_accuracy, "higher", share=True),
+    "f1": Measure(_f1, "higher"),
+    "top5": Measure(_top5, "higher", share=True),
+    "mae": Measure(_of_amounts(metrics.mean_absolute_error), "lower"),
+    "mse": Measure(_of_amounts(metrics.mean_squared_error), "lower"),
+    "r2": Measure(_of_amounts(metrics.r2_score), "higher"),
+}
+"""The figures by name. Those that `tutti.training.metrics` has, too, are the same."""

@@ -1,0 +1,152 @@
+"""Scores of folds are those that tutti's own metrics give, and each prediction counts once."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score, r2_score
+
+from tutti.errors import BadData, UnknownName
+from tutti.records.predictions import Predictions
+from tutti.studies.cross_validation.scores import MEASURES, score_folds, write_scores
+from tutti.training.losses import LOSSES
+from tutti.training.metrics import METRICS, NEAREST, labelled
+
+RANDOM = np.random.default_rng(0)
+
+
+def predictions(outputs, targets, start=0):
+    return Predictions(np.arange(start, start + len(outputs)), np.asarray(outputs), np.asarray(targets))
+
+
+def scores_of_ours(found, metric, ignored=None):
+    outputs, targets = labelled(torch.from_numpy(found.outputs), torch.from_numpy(found.targets), ignored)
+    return metric.sum(outputs, targets).item() / len(targets)
+
+
+CASES = {
+    "classes": (RANDOM.normal(size=(40, 7)), RANDOM.integers(0, 7, 40), ("accuracy", "top5", "mae", "mse")),
+    "positions": (RANDOM.normal(size=(9, 6, 4)), RANDOM.integers(0, 6, (9, 4)), ("accuracy",)),
+    "a logit": (RANDOM.normal(size=(30, 1)), RANDOM.integers(0, 2, 30), ("accuracy",)),
+    "flags": (RANDOM.normal(size=(30, 3)), RANDOM.integers(0, 2, (30, 3)).astype(np.float32), ("accuracy",)),
+    "amounts": (RANDOM.normal(size=(30, 1)), RANDOM.normal(size=30), ("mae", "mse")),
+    "several amounts": (RANDOM.normal(size=(30, 2, 3)), RANDOM.normal(size=(30, 2, 3)), ("mae", "mse")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_the_metrics_of_training(case):
+    outputs, targets, names = CASES[case]
+    for name in names:
+        found = predictions(outputs, targets)
+        score = score_folds([found], name)
+        assert score.folds[0] == pytest.approx(scores_of_ours(found, METRICS[name]), rel=1e-12)
+        assert score.out_of_fold == score.folds[0]
+        assert MEASURES[name].better == METRICS[name].better
+
+
+def test_samples_without_a_label_count_in_no_score():
+    outputs, targets, _ = CASES["positions"]
+    targets = np.where(RANDOM.random(targets.shape) < 0.3, -100, targets)
+    found = predictions(outputs, targets)
+    assert score_folds([found]).folds[0] == pytest.approx(
+        scores_of_ours(found, METRICS["accuracy"], -100), rel=1e-12
+    )
+    assert score_folds([found]).confusion.sum() == (targets >= 0).sum()
+
+
+def test_a_model_that_approaches_the_class_number_means_the_nearest():
+    outputs, targets = RANDOM.normal(2, 2, (30, 1)), RANDOM.integers(0, 5, 30)
+    found = predictions(outputs, targets)
+    scores = score_folds([found], amounts=True)
+    assert scores.folds[0] == pytest.approx(scores_of_ours(found, NEAREST), rel=1e-12)
+    assert LOSSES["mse"].amounts
+    assert sum(scores.confusion.diagonal()) == round(scores.folds[0] * 30)
+
+
+def test_each_prediction_counts_once_out_of_fold():
+    outputs, targets = np.eye(3)[[0, 1, 2, 0, 1, 2, 1]], np.array([0, 1, 1, 0, 2, 2, 0])
+    folds = [predictions(outputs[:5], targets[:5]), None, predictions(outputs[5:], targets[5:], 5)]
+    scores = score_folds(folds, classes=3)
+    assert scores.folds[0] == 0.6
+    assert math.isnan(scores.folds[1])
+    assert scores.folds[2] == 0.5
+    assert scores.missing == [1]
+    assert scores.samples == (5, 0, 2)
+    assert scores.out_of_fold == 4 / 7
+    assert scores.mean == pytest.approx(0.55)
+    assert scores.deviation == pytest.approx(math.sqrt(2) * 0.05)
+    assert scores.confusion.tolist() == [[2, 1, 0], [0, 1, 1], [0, 1, 1]]
+    assert scores.per_class == (2 / 3, 1 / 2, 1 / 2)
+
+
+def test_figures_of_scikit_learn_are_these():
+    outputs, targets, _ = CASES["classes"]
+    found, chosen = [predictions(outputs, targets)], outputs.argmax(1)
+    assert score_folds(found, "f1").folds[0] == f1_score(targets, chosen, average="macro")
+    assert score_folds(found, "balanced_accuracy").folds[0] == pytest.approx(
+        balanced_accuracy_score(targets, chosen)
+    )
+    outputs, targets, _ = CASES["amounts"]
+    scores = score_folds([predictions(outputs, targets)], "r2")
+    assert scores.folds[0] == pytest.approx(r2_score(targets, outputs[:, 0]))
+    assert scores.confusion is None
+    assert score_folds([predictions(outputs, targets)]).metric == "mae"
+
+
+def test_outputs_that_are_no_numbers_have_no_score():
+    outputs = np.eye(3)
+    broken = outputs.copy()
+    broken[1, 1] = np.nan
+    scores = score_folds([predictions(outputs, [0, 1, 2]), predictions(broken, [0, 1, 2], 3)])
+    assert scores.folds[0] == 1.0
+    assert scores.missing == [1]
+    assert math.isnan(scores.out_of_fold)
+    assert scores.confusion.sum() == 5
+    assert scores.mean == 1.0
+    assert math.isnan(scores.deviation)
+    assert score_folds([predictions(np.full((2, 1), np.nan), [0, 1])]).confusion.sum() == 0
+
+
+def test_what_cannot_be_scored_is_refused():
+    with pytest.raises(BadData, match="no fold has predictions"):
+        score_folds([None, None])
+    with pytest.raises(BadData, match="different shapes"):
+        score_folds([predictions(np.eye(3), [0, 1, 2]), predictions(np.eye(2), [0, 1])])
+    with pytest.raises(UnknownName, match="did you mean 'accuracy'"):
+        score_folds([predictions(np.eye(3), [0, 1, 2])], "acuracy")
+    with pytest.raises(BadData, match="top5"):
+        score_folds([predictions(np.zeros((3, 1)), [0, 1, 0])], "top5")
+
+
+def test_scores_are_written_as_a_table(tmp_path):
+    scores = score_folds([predictions(np.eye(2)[[0, 1, 1]], [0, 1, 0]), None], classes=2)
+    write_scores(tmp_path / "scores.csv", {"lenet/cosine": scores}, ("cat", "dog"))
+    rows = list(csv.reader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert rows == [
+        ["name", "metric", "of", "samples", "score"],
+        ["lenet/cosine", "accuracy", "fold 0", "3", repr(2 / 3)],
+        ["lenet/cosine", "accuracy", "fold 1", "0", ""],
+        ["lenet/cosine", "accuracy", "mean", "3", repr(2 / 3)],
+        ["lenet/cosine", "accuracy", "standard deviation", "3", ""],
+        ["lenet/cosine", "accuracy", "out of fold", "3", repr(2 / 3)],
+        ["lenet/cosine", "accuracy", "class cat", "2", "0.5"],
+        ["lenet/cosine", "accuracy", "class dog", "1", "1.0"],
+    ]
+
+
+def test_predictions_are_read_as_they_were_written(tmp_path):
+    found = predictions(np.eye(3, dtype=np.float32), [0, 1, 2])
+    (tmp_path / "p.npz").write_bytes(found.as_bytes())
+    again = Predictions.read(tmp_path / "p.npz")
+    assert again.as_bytes() == found.as_bytes()
+    np.savez(tmp_path / "q.npz", rows=found.rows, outputs=found.outputs[:2], targets=found.targets)
+    with pytest.raises(BadData, match="do not belong together"):
+        Predictions.read(tmp_path / "q.npz")
+    np.savez(tmp_path / "r.npz", rows=found.rows)
+    with pytest.raises(BadData, match="lacks outputs and targets"):
+        Predictions.read(tmp_path / "r.npz")

@@ -1,0 +1,173 @@
+"""The corrected t-test and Holm's adjustment give published numbers, and no p where there can be none."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tutti.errors import BadData
+from tutti.studies.cross_validation.scores import Scores
+from tutti.studies.cross_validation.significance import compare, corrected_test, holm, write_comparison
+
+MOONS = {
+    "linear": (
+        "yvtxzyyzxzxyywuyzzuzvyvzzyvwzzvxvzyzzxwzyxzxztzxzzzuyyzryxzzxxzuvwyxyzywuvzyzxxxyzxzrzzzztyxztxzxxzv"
+    ),
+    "poly, degree 2": (
+        "tqoshrtzsqpoyqsftsswrvquqotnmztwntmrvnsrovtfpgmrtzujvxusnswrloxvosxmwtuqpttrtiusxusvqtuulprpwnmrrtvn"
+    ),
+    "poly, degree 3": (
+        "zstxzwyvyyxwztuyzztzvxuuzyvxxzwxtzyyzvwzwuzyxpxxzzxuzyztuuzzwxyxvtzyvzywuwzyzryvyvxztzyzzsxxzryzyxzo"
+    ),
+    "rbf": (
+        "xstxzzzzyzyzzxvxzzuzuxwxzzwxzzuyvzzzzyxzzxzxztzzzzzvzzzsxzzzxxzzuwzxyzyxvxzzzwxxzxyzszzzztywzsxzyzzv"
+    ),
+}
+"""The scores of scikit-learn's example "Statistical comparison of models using grid search": the areas under
+the curves of 10 repeats of 10 folds of 100 samples, in 25ths from a = 0 to z = 1."""
+
+
+def scores(*folds, metric="accuracy"):
+    return Scores(metric, tuple(map(float, folds)), (10,) * len(folds), math.nan)
+
+
+def moons():
+    return {name: scores(*((ord(letter) - ord("a")) / 25 for letter in text)) for name, text in MOONS.items()}
+
+
+def test_the_test_gives_the_numbers_of_scikit_learns_example():
+    found = {(one.first, one.second): one for one in compare(moons(), [10 / 90] * 100)}
+    printed = {
+        ("linear", "rbf"): 0.750,
+        ("poly, degree 3", "rbf"): 1.657,
+        ("poly, degree 2", "rbf"): 4.565,
+        ("linear", "poly, degree 3"): 1.111,
+        ("linear", "poly, degree 2"): 4.276,
+        ("poly, degree 2", "poly, degree 3"): 3.851,
+    }
+    assert {pair: round(abs(one.t), 3) for pair, one in found.items()} == printed
+    one = found["linear", "rbf"]
+    assert round(one.p / 2, 3) == 0.227  # printed of one side
+    assert (round(-one.high, 6), round(-one.low, 6)) == (-0.016445, 0.036445)
+    assert found["poly, degree 2", "rbf"].better == "rbf"
+    assert found["poly, degree 2", "rbf"].sentence.startswith("rbf is better than poly, degree 2 by ")
+    assert "p < 0.001 (adjusted for 6 comparisons)" in found["poly, degree 2", "rbf"].sentence
+    assert one.better is None
+    assert one.sentence.startswith(
+        "no difference can be told between linear and rbf: -1.00 points, 95 % interval -3.64"
+    )
+
+
+def test_the_variance_is_that_of_nadeau_and_bengio():
+    differences = [0.01, 0.03, -0.02, 0.04, 0.02]
+    t, p, error = corrected_test(differences, 0.25)
+    assert error**2 == pytest.approx((1 / 5 + 1 / 4) * np.var(differences, ddof=1), rel=1e-12)
+    assert t == pytest.approx(0.016 / error, rel=1e-12)
+    assert p == pytest.approx(2 * stats.t(4).sf(t), rel=1e-12)
+    # Without the correction it is the paired t-test.
+    plain = stats.ttest_1samp(differences, 0)
+    assert corrected_test(differences, 0)[:2] == pytest.approx((plain.statistic, plain.pvalue), rel=1e-12)
+
+
+def test_holms_adjustment_gives_known_numbers():
+    # The first is the example of the article on the method in Wikipedia; all are as statsmodels has them.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.02, 0.02, 0.5]) == pytest.approx([0.06, 0.06, 0.5])
+    assert holm([0.0001, 0.6, 0.7, 0.2, 0.049, 0.051]) == pytest.approx([0.0006, 1.0, 1.0, 0.6, 0.245, 0.245])
+    assert holm([0.04]) == [0.04]
+    assert holm([]) == []
+    found = holm([0.01, math.nan, 0.04])
+    assert found[0::2] == pytest.approx([0.02, 0.04])
+    assert math.isnan(found[1])
+
+
+def test_the_better_one_is_named_whatever_the_order_and_the_metric():
+    high, low = scores(0.9, 0.92, 0.91, 0.93, 0.9), scores(0.8, 0.81, 0.82, 0.83, 0.81)
+    for candidates in ({"cosine": high, "warm": low}, {"warm": low, "cosine": high}):
+        (one,) = compare(candidates, [0.25] * 5)
+        assert one.better == "cosine"
+        assert one.sentence.startswith("cosine is better than warm by 9.80 points, 95 % interval 8.")
+        assert "adjusted" not in one.sentence
+    of_errors = {name: scores(*one.folds, metric="mae") for name, one in (("cosine", high), ("warm", low))}
+    (one,) = compare(of_errors, [0.25] * 5)
+    assert one.better == "warm"
+    assert "warm is better than cosine by 0.098 in mae, 95 % interval 0.08" in one.sentence
+
+
+def told(one, other, **options):
+    (found,) = compare({"a": one, "b": other}, [0.25] * len(one.folds), **options)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ((0.8, 0.9, 0.7), (0.8, 0.9, 0.7), "they have the same score in each fold"),
+        ((0.8, 0.9, 0.7), (0.75, 0.85, 0.65), r"they differ by the same 5\.00 points in each fold"),
+        ((0.1 + 0.2, 0.9, 0.7), (0.3, 0.9, 0.7), "they have the same score"),
+        ((0.0, 0.0), (0.0, 0.0), "they have the same score"),
+        ((0.8,), (0.7,), "a single fold has a score of both, and a comparison needs two"),
+        ((0.8, math.nan), (0.7, 0.9), "a single fold has a score of both"),
+        ((math.nan, 0.8), (0.7, math.nan), "no fold has a score of both"),
+    ],
+)
+def test_where_nothing_can_be_told_there_is_no_p(one, other, said):
+    found = told(scores(*one), scores(*other))
+    assert all(map(math.isnan, (found.p, found.adjusted, found.t, found.low)))
+    assert found.better is None
+    assert re.search(f"nothing can be told of a and b: .*{said}", found.sentence)
+
+
+def test_folds_without_a_score_are_left_out_of_both():
+    whole, part = scores(0.8, 0.9, 0.7, 0.85), scores(0.7, 0.85, 0.65, 0.82)
+    found = told(scores(0.8, 0.9, 0.1, 0.7, 0.85), scores(0.7, 0.85, math.nan, 0.65, 0.82))
+    wanted = told(whole, part)
+    assert (found.folds, found.p, found.mean) == (4, wanted.p, wanted.mean)
+
+
+def test_two_folds_are_said_to_be_few():
+    found = told(scores(0.8, 0.9), scores(0.7, 0.7))
+    assert found.p == pytest.approx(2 * stats.t(1).sf(found.t))
+    assert found.sentence.endswith("of 2 folds only")
+
+
+def test_a_pair_without_a_test_does_not_count_in_the_adjustment():
+    candidates = {"a": scores(0.9, 0.92, 0.95), "b": scores(0.9, 0.92, 0.95), "c": scores(0.5, 0.55, 0.6)}
+    same, *others = compare(candidates, [0.5] * 3)
+    assert math.isnan(same.adjusted)
+    assert {one.pairs for one in others} == {2}
+    assert [one.adjusted for one in others] == pytest.approx([2 * one.p for one in others])
+
+
+def test_unequal_folds_count_with_the_mean_of_their_shares():
+    one, other = scores(0.8, 0.9, 0.7), scores(0.7, 0.85, 0.68)
+    (found,) = compare({"a": one, "b": other}, [0.5, 0.4, 0.6])
+    assert found.p == corrected_test([a - b for a, b in zip(one.folds, other.folds, strict=True)], 0.5)[1]
+
+
+def test_scores_that_cannot_be_compared_are_refused():
+    with pytest.raises(BadData, match="b has the scores of 3 folds, and there are 2"):
+        compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, 0.3)}, [0.5] * 2)
+    with pytest.raises(BadData, match="different metrics"):
+        compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, metric="mae")}, [0.5] * 2)
+    assert compare({"a": scores(0.1, 0.2)}, [0.5] * 2) == []
+
+
+def test_the_comparison_is_written_as_a_table(tmp_path):
+    found = compare({"a": scores(0.9, 0.92), "b": scores(0.8, 0.9), "c": scores(0.9, 0.92)}, [1.0] * 2)
+    write_comparison(tmp_path / "compare.csv", found)
+    rows = list(csv.DictReader((tmp_path / "compare.csv").read_text().splitlines()))
+    assert [(row["first"], row["second"], row["folds"]) for row in rows] == [
+        ("a", "b", "2"),
+        ("a", "c", "2"),
+        ("b", "c", "2"),
+    ]
+    assert float(rows[0]["p"]) == found[0].p
+    assert float(rows[0]["p_holm"]) == found[0].adjusted
+    assert rows[1]["p"] == rows[1]["t"] == ""
+    assert rows[1]["result"] == "nothing can be told of a and c: they have the same score in each fold"
