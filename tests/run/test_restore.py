@@ -267,6 +267,38 @@ def test_what_a_schedule_of_the_users_has_changed_is_that_of_the_longer_run(
     assert groups[0] == groups[1]
 
 
+NESTED = """
+import random
+import torch
+
+class Nested(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.base, self.norms = torch.optim.Adam(self.param_groups), [torch.zeros(())]
+        self.random = random.Random(0)
+    def step(self):
+        norm = sum(p.grad.norm() for group in self.param_groups for p in group["params"])
+        self.norms.append(self.norms[-1] + norm)
+        for group in self.base.param_groups:
+            group["lr"] = self.param_groups[0]["lr"] / float(1 + self.norms[-1] / len(self.norms))
+        self.base.step()
+"""
+
+
+def test_an_optimizer_inside_of_one_goes_on_and_what_cannot_is_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "nested.py").write_text(NESTED)
+    config = config_of(place, "", optimizer=f"{place}/nested.py:Nested", schedule="cosine")
+    train(replace(config, out=str(tmp_path / "whole")), 2)
+    lost = "'random' (Random) of the optimizer"
+    assert capsys.readouterr().err.count(lost) == 1
+    run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
+    assert apart(run, tmp_path / "whole") == 0
+    assert RunFolder(run).starts().records[-1].anew == (lost,)
+    assert apart(resumed(tmp_path / "whole", tmp_path / "on 3", 3, config), run) < 1e-12
+
+
 def test_a_run_goes_on_in_another_precision(whole_anywhere: Path, place: Path, tmp_path: Path) -> None:
     run = resumed(whole_anywhere, tmp_path / "run", 2, config_of(place, "", precision="fp32"))
     assert {value.dtype for value in weights(run).values()} == {torch.float32}

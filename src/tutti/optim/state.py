@@ -3,7 +3,7 @@
 optimizer/0.weight/exp_avg       a tensor in the parameter's shape, of which each rank may have a piece
 optimizer/0.weight/step          a counter of the parameter, or a tensor of another shape: whole
 optimizer//calls                 what an optimizer of somebody else's keeps under a name of its own
-optimizer/./calls                what it keeps in an attribute of its own: a tensor, or numbers and texts
+optimizer/./calls                what it keeps in an attribute of its own, as `attributes_of` says it
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
+from tutti.optim.attributes import attributes_of, lost_in, set_attributes
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
@@ -29,18 +30,18 @@ _UNNAMED: Final = "/"
 _ATTRIBUTES: Final = "."
 """No name of a parameter either."""
 
-_OF_TORCH: Final = frozenset(
-    {*vars(Optimizer([torch.zeros(())], {})), "_opt_called", "grad_scale", "found_inf"}
-)
-"""Attributes that any optimizer has, or gets from schedulers and a `GradScaler`."""
 
-
-def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
+def held_by(
+    optimizer: Optimizer,
+    names: Mapping[nn.Parameter, str],
+    all_names: Mapping[nn.Parameter, str] | None = None,
+) -> Held:
     """Return all that an optimizer keeps which is stepped itself.
 
     Args:
         optimizer: as the user has made it.
-        names: of the model's parameters.
+        names: of those parameters of the model whose state is returned.
+        all_names: of all; None: `names` has them.
     """
     held = Held()
     state: Mapping[Any, Any] = optimizer.state
@@ -49,35 +50,21 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
             add_whole(held, "", {str(key): value})
         elif key in names:
             add_whole(held, names[key], value)
-    add_whole(held, _ATTRIBUTES, _attributes(optimizer))
+    add_whole(held, _ATTRIBUTES, attributes_of(optimizer, all_names or names))
     return held
 
 
-def _attributes(optimizer: Optimizer) -> Values:
-    """Return what an optimizer of somebody else's knows besides its state and its param groups.
-
-    Tensors in lists are left out: they may be those of the model.
-    """
-    if is_parameterwise(optimizer):
-        return {}
-    return {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in _OF_TORCH and (_is_own(value) if isinstance(value, Tensor) else _is_numbers(value))
+def lost_of(held: Iterable[Held | Named]) -> list[str]:
+    """Name what attributes of an optimizer had that cannot be kept, and its type."""
+    start = name_of(PREFIX, _ATTRIBUTES, "") + "/"
+    found = {
+        lost
+        for one in held
+        for name, value in one.numbers.items()
+        if name.startswith(start)
+        for lost in lost_in(value, name.removeprefix(start))
     }
-
-
-def _is_own(tensor: Tensor) -> bool:
-    return tensor.is_leaf and not tensor.requires_grad and not isinstance(tensor, nn.Parameter)
-
-
-def _is_numbers(value: object) -> bool:
-    """Tell whether a value is a tree of numbers and texts."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_numbers(one) for key, one in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_numbers, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return [f"{one} of the optimizer" for one in sorted(found)]
 
 
 def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
@@ -182,8 +169,7 @@ def load(
         for name, value in other.items():
             group[name] = _in_form_of(group.get(name), value)
     state.update(kept_by_name.get("", {}))
-    for name, value in kept_by_name.get(_ATTRIBUTES, {}).items():
-        setattr(optimizer, name, _in_form_of(getattr(optimizer, name, None), value))
+    set_attributes(optimizer, names, kept_by_name.get(_ATTRIBUTES, {}))
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -19,13 +19,13 @@ from tutti.checkpoint.saver import Saver, warn_on_stderr
 from tutti.checkpoint.sharing import for_all
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
 from tutti.object_state import as_values, from_values, load_state_of, state_of
-from tutti.optim.state import options_of
+from tutti.optim.state import lost_of, options_of
 from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, LoopPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
 from tutti.records.run_folder import FolderLock
-from tutti.run.restore import load_model
+from tutti.run.restore import load_model, warn_of_lost
 from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
 from tutti.strategies.base import Pace
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
@@ -68,6 +68,7 @@ class Checkpoints:
     def __init__(self, loop: OwnLoop, folder: Path, keep: int, objects: Mapping[str, Any]) -> None:
         self._loop, self._folder, self._objects = loop, folder, objects
         self._steppers, self._process = list(loop.steppers), os.getpid()
+        self._told = False  # of what no checkpoint can have
         if folder in loop.folders:
             loop.folders[folder]()
         self._lock: FolderLock | None = None
@@ -257,6 +258,8 @@ class Checkpoints:
         shared, own = list[Values](), list[Values]()
         for number, stepper in enumerate(self._loop.steppers):
             found = stepper.state()
+            if not self._told and comm.rank == 0:
+                warn_of_lost([found.joint, found.alone])
             shared.append({"strategy": repr(stepper.strategy), "options": _options(stepper.optimizer)})
             own.append({"stepper": found.own})
             shared[-1]["stepper"] = found.shared
@@ -272,6 +275,7 @@ class Checkpoints:
             state.joint.add(_under(number, found.joint))
             state.alone.add(_under(number, found.alone))
         state.shared["steppers"], state.own["steppers"] = shared, own
+        self._told = True
         return state
 
     def _load(self, checkpoint: Checkpoint, saved: Saved) -> int:
@@ -294,6 +298,8 @@ class Checkpoints:
             stepper.load_state(part.part("stepper"), from_values(part.shared["options"]), same)
             if loop.comm.rank == 0 and isinstance(stepper, WorkerStepper) and not (same and part.own):
                 self._tell_anew(stepper.worker.anew if same else ("what the other strategy's workers knew",))
+            if loop.comm.rank == 0:
+                self._tell_anew(lost_of([part.joint] if part.alone is None else [part.joint, part.alone]))
         for name, thing in self._objects.items():
             if name not in shared["objects"]:
                 continue
@@ -310,7 +316,7 @@ class Checkpoints:
         loop.comm.barrier()
         return checkpoint.step
 
-    def _tell_anew(self, what: tuple[str, ...]) -> None:
+    def _tell_anew(self, what: Sequence[str]) -> None:
         if what:
             warn_on_stderr(f"{' and '.join(what)} cannot go on from this checkpoint, and begin anew")
 

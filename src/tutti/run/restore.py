@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
+from tutti.checkpoint.saver import warn_on_stderr
 from tutti.checkpoint.sharing import for_all
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.model_parallel.places import APART, PORTION
+from tutti.optim.state import lost_of
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
@@ -21,7 +24,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import layout_of
 from tutti.run.resume import Resume
-from tutti.state import Saved
+from tutti.state import Held, Saved
 from tutti.strategies import Solo, Strategy
 from tutti.training.run_parts import Schedule
 
@@ -169,6 +172,16 @@ def history_of(saved: Saved) -> list[EpochRecord]:
 
 def anew(saved: Saved, worker: Any) -> list[str]:
     """Return, in words, what begins anew."""
+    lost = lost_of([saved.joint] if saved.alone is None else [saved.joint, saved.alone])
     if "worker" not in saved.shared:
-        return ["all that the workers of the other strategy knew"]
-    return [] if saved.own is not None else [*worker.anew]
+        return ["all that the workers of the other strategy knew", *lost]
+    return lost if saved.own is not None else [*worker.anew, *lost]
+
+
+def warn_of_lost(held: Sequence[Held]) -> None:
+    """Warn of what an optimizer has that no checkpoint can have."""
+    if lost := lost_of(held):
+        warn_on_stderr(
+            f"checkpoints do not have {' and '.join(lost)}; a run that goes on begins anew with that. Keep "
+            "it in the optimizer's state, or in an object with state_dict() and load_state_dict()"
+        )

@@ -17,7 +17,7 @@ from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.run.build import Assembly
-from tutti.run.restore import facts_of
+from tutti.run.restore import facts_of, warn_of_lost
 from tutti.run.train_job import TrainJob
 from tutti.state import State
 from tutti.strategies import Strategy
@@ -81,6 +81,8 @@ class Saving:
         history = state.shared["training"]["history"]
         last = parse_record(history[-1], EpochRecord) if history else None
         score = None if last is None else self._parts.ending.ranking.score(last)
+        if self.step is None and self._comm.rank == 0:
+            warn_of_lost([state.joint, state.alone])
         self.step = step
         self.saver.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=final)
         if final:

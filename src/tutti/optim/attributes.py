@@ -1,0 +1,249 @@
+"""The attributes of somebody else's optimizer, as values that a checkpoint can have, and back.
+
+A dictionary with one of these keys alone stands for something else:
+
+/parameter   a parameter of the model, by its name
+/pairs       a dictionary with keys that are no texts
+/tuple       a tuple
+/deque       a deque
+/optimizer   an optimizer inside of this one: its state, the options of its param groups, its attributes
+/object      anything with state_dict() and load_state_dict(), or a random generator of torch
+/same        what has nothing to remember, such as a function, or is kept elsewhere, such as the model
+/lost        anything else, by its type
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tutti.errors import BadOption
+from tutti.object_state import load_state_of, state_of
+from tutti.optim.parameterwise import is_parameterwise
+from tutti.state import Values
+
+_OF_TORCH: Final = frozenset(
+    {*vars(Optimizer([torch.zeros(())], {})), "_opt_called", "step", "grad_scale", "found_inf"}
+    | {"_need_device_dtype_check_for_fused", "_step_supports_amp_scaling"}
+)
+"""Attributes that any optimizer has, or gets from schedulers, which wrap its `step`, and a `GradScaler`."""
+
+_WITHOUT_STATE: Final = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device)
+
+
+def attributes_of(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Values:
+    """Return what an optimizer knows besides its state and its param groups, by attribute.
+
+    Args:
+        optimizer: one that is not known to treat each parameter by itself; of others, nothing.
+        names: of all parameters of the model.
+    """
+    return _Writer(names).attributes(optimizer)
+
+
+def set_attributes(optimizer: Optimizer, names: Mapping[nn.Parameter, str], values: Values) -> None:
+    """Give an optimizer what `attributes_of` has returned of another one; what is lost begins anew."""
+    reader = _Reader({name: parameter for parameter, name in names.items()})
+    with torch.no_grad():
+        reader.set_attributes(optimizer, values)
+
+
+def lost_in(value: Any, path: str) -> Iterator[str]:
+    """Yield what an attribute had that could not be kept: the way to it, and its type."""
+    if isinstance(value, dict):
+        if value.keys() == {"/lost"}:
+            yield f"'{path}' ({value['/lost']})"
+        elif value.keys() == {"/pairs"}:
+            for _, item in value["/pairs"]:
+                yield from lost_in(item, path)
+        else:
+            for key, item in value.items():
+                inner = path if key.startswith("/") or key in ("attributes", "state") else f"{path}.{key}"
+                yield from lost_in(item, inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from lost_in(item, path)
+
+
+@dataclass
+class _Writer:
+    """Turns attributes into values.
+
+    Attributes:
+        names: of the parameters.
+        known: objects that are written already, or elsewhere, by their identity.
+    """
+
+    names: Mapping[nn.Parameter, str]
+    known: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._memory = {parameter.untyped_storage().data_ptr() for parameter in self.names}
+
+    def attributes(self, optimizer: Optimizer) -> Values:
+        if is_parameterwise(optimizer):
+            return {}
+        self.note(optimizer)
+        return {name: self.values(value) for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Note what is written elsewhere."""
+        groups = optimizer.param_groups
+        self.known |= {id(one) for one in (optimizer, optimizer.state, groups, optimizer.defaults, *groups)}
+
+    def values(self, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if id(value) in self.known:
+            return {"/same": None}
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if isinstance(value, list | tuple | deque):
+            items = [self.values(item) for item in value]
+            return items if isinstance(value, list) else {f"/{_kind(value)}": items}
+        if isinstance(value, Mapping):
+            pairs = [[self.values(key), self.values(item)] for key, item in value.items()]
+            if all(isinstance(key, str) and not key.startswith("/") for key in value):
+                return dict(pairs)
+            return {"/pairs": pairs}
+        return self.thing(value)
+
+    def tensor(self, value: Tensor) -> Any:
+        if isinstance(value, nn.Parameter) and value in self.names:
+            return {"/parameter": self.names[value]}
+        if not value.is_leaf or value.is_complex() or value.layout is not torch.strided:
+            return {"/lost": type(value).__name__}
+        if value.numel() and value.untyped_storage().data_ptr() in self._memory:
+            return {"/same": None}
+        return value.detach()
+
+    def thing(self, value: Any) -> Any:
+        if isinstance(value, Optimizer):
+            own = id(value.state) not in self.known
+            self.note(value)
+            pairs = value.state.items() if own else ()
+            options = [{k: v for k, v in group.items() if k != "params"} for group in value.param_groups]
+            return {
+                "/optimizer": {
+                    "state": [[self.values(key), self.values(kept)] for key, kept in pairs],
+                    "options": [self.values(group) for group in options],
+                    "attributes": self.attributes(value),
+                }
+            }
+        if _has_nothing_to_remember(value):
+            return {"/same": None}
+        if isinstance(value, nn.Module):
+            known = all(parameter in self.names for parameter in value.parameters())
+            return {"/same": None} if known else {"/lost": type(value).__name__}
+        if isinstance(value, torch.Generator) or _has_state_dict(value):
+            try:
+                return {"/object": state_of(value, type(value).__name__)}
+            except BadOption:
+                return {"/lost": type(value).__name__}
+        return {"/lost": type(value).__name__}
+
+
+@dataclass
+class _Reader:
+    """Turns values into attributes again.
+
+    Attributes:
+        parameters: of the model, by name.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+
+    def set_attributes(self, optimizer: Optimizer, values: Values) -> None:
+        for name, value in values.items():
+            setattr(optimizer, name, self.value(value, vars(optimizer).get(name)))
+
+    def value(self, value: Any, now: Any) -> Any:
+        """Return what a value stands for; what is there `now` is changed in place where that is possible."""
+        if isinstance(value, Tensor) or isinstance(now, Tensor):
+            return self.tensor(value, now)
+        if isinstance(value, list):
+            items = self.items(value, now)
+            if isinstance(now, list):
+                now[:] = items
+                return now
+            return tuple(items) if isinstance(now, tuple) else items
+        if not isinstance(value, dict):
+            return value
+        (mark, inner) = next(iter(value.items())) if len(value) == 1 else ("", None)
+        if not mark.startswith("/"):
+            return self.mapping(list(value.items()), now)
+        return self.marked(mark, inner, now)
+
+    def items(self, values: list[Any], now: Any) -> list[Any]:
+        there = list(now) if isinstance(now, list | tuple | deque) else []
+        there += [None] * len(values)
+        return [self.value(item, one) for item, one in zip(values, there, strict=False)]
+
+    def mapping(self, pairs: list[Any], now: Any) -> Any:
+        there = now if isinstance(now, dict) else {}
+        read = [(self.value(key, None), item) for key, item in pairs]
+        found = {key: self.value(item, there.get(key)) for key, item in read}
+        if isinstance(now, dict):
+            now.clear()
+            now.update(found)
+            return now
+        return found
+
+    def tensor(self, value: Any, now: Any) -> Any:
+        if isinstance(value, dict):
+            return self.marked(*next(iter(value.items())), now)
+        if not isinstance(value, Tensor):
+            return now.copy_(torch.as_tensor(value)) if isinstance(value, bool | int | float) else value
+        fits = isinstance(now, Tensor) and now.shape == value.shape and now.dtype == value.dtype
+        return now.copy_(value) if fits else value.clone()
+
+    def marked(self, mark: str, inner: Any, now: Any) -> Any:
+        if mark == "/parameter":
+            return self.parameters[inner]
+        if mark == "/pairs":
+            return self.mapping(inner, now)
+        if mark == "/tuple":
+            return tuple(self.items(inner, now))
+        if mark == "/deque":
+            return deque(self.items(inner, now), now.maxlen if isinstance(now, deque) else None)
+        if mark == "/optimizer" and isinstance(now, Optimizer):
+            for key, kept in inner["state"]:
+                now.state[self.value(key, None)] = self.value(kept, None)
+            for group, options in zip(now.param_groups, inner["options"], strict=False):
+                group |= {name: self.value(item, group.get(name)) for name, item in options.items()}
+            self.set_attributes(now, inner["attributes"])
+        elif mark == "/object" and now is not None:
+            load_state_of(now, inner)
+        return now
+
+
+def _kind(value: object) -> str:
+    return "tuple" if isinstance(value, tuple) else "deque"
+
+
+def _has_state_dict(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _has_nothing_to_remember(value: Any) -> bool:
+    if isinstance(value, _WITHOUT_STATE):
+        return True
+    if isinstance(value, partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+        return all(map(_has_nothing_to_remember, parts))
+    if isinstance(value, FunctionType):
+        return value.__closure__ is None and not vars(value)
+    if isinstance(value, MethodType):
+        return isinstance(value.__self__, Optimizer | nn.Module)
+    return value is None or isinstance(value, bool | int | float | str)
