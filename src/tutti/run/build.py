@@ -415,7 +415,8 @@ def load_optimizer(
     if training.shared["updates"] != updates.updates or schedule["state"] is None:
         kept = set(OF_SCHEDULES)
         if updates.lr is not None:
-            stepped = schedule["made"]
+            # A shorter run is refused when all of it is known.
+            stepped = min(schedule["made"], updates.updates)
             kept |= _set_by(updates.lr, optimizer, stepped)
         options = [{name: value for name, value in group.items() if name not in kept} for group in options]
     names = {parameter: name for name, parameter in module.named_parameters()}
