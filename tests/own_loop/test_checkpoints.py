@@ -40,7 +40,7 @@ from tutti.object_state import load_state_of, state_of
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.loop import OwnLoop, SampleCounts
-from tutti.records.run_folder import FolderLock
+from tutti.records.folder_lock import FolderLock
 from tutti.strategies import Strategy, Sync
 
 COUNT, SIZE, EPOCHS = 26, 4, 3

@@ -8,8 +8,9 @@ import pytest
 
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
+from tutti.records.folder_lock import FolderLock
 from tutti.records.run import Summary, World
-from tutti.records.run_folder import FolderLock, RunFolder, check_writable
+from tutti.records.run_folder import RunFolder, check_writable
 
 QUESTION = {"models": ["mlp", "cnn"], "folds": 5, "group-by": None}
 JOBS = {"mlp/fold-1": {"model": "mlp", "lr": 0.1}, "cnn/fold-1": {"model": "cnn", "lr": 0.1}}

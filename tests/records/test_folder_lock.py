@@ -22,14 +22,15 @@ from tests.forked import ForkedRanks
 from tests.launch.processes import wait_for_files
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
-from tutti.records.run_folder import LOCK, FolderLock, RunFolder, check_writable, refuse_locked
+from tutti.records.folder_lock import LOCK, FolderLock, refuse_locked
+from tutti.records.run_folder import RunFolder, check_writable
 
 TRAIN = ["train", "mlp", "--epochs", "100000", "-n", "1", "--out"]
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from tutti.records.run_folder import FolderLock
+from tutti.records.folder_lock import FolderLock
 folder = Path(sys.argv[1])
 with FolderLock(folder):
     if os.fork():
@@ -44,7 +45,7 @@ import os, sys
 from pathlib import Path
 from tutti.cli.main import main
 from tutti.errors import BadRunFolder
-from tutti.records.run_folder import FolderLock
+from tutti.records.folder_lock import FolderLock
 folder, turns = Path(sys.argv[1]), 0
 while turns < 50:
     try:

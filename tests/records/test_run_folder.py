@@ -16,6 +16,7 @@ from torch import nn
 
 from tutti.errors import BadModel, BadRunFolder
 from tutti.records import run_folder
+from tutti.records.folder_lock import FolderLock
 from tutti.records.pipeline import FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
@@ -164,10 +165,32 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "nowhere")
 
 
-def test_a_folder_that_lacks_files_is_refused_by_their_names(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(BadRunFolder, match=r"lacks weights\.safetensors"):
+def test_a_folder_without_final_weights_says_what_is_there_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadRunFolder, match=r"has no config\.json, so it is no folder of a run"):
         RunFolder.open(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+
+    def refused() -> str:
+        with pytest.raises(BadRunFolder) as error:
+            RunFolder.open(tmp_path)
+        return str(error.value).replace(str(tmp_path), "RUN")
+
+    again = "train it again, with --checkpoint 1m or the like: tutti train --config RUN --out ..."
+    lacks = "so it has no final weights yet"
+    assert (
+        refused()
+        == f"the run RUN was interrupted, with no epochs complete and no checkpoint, {lacks}; {again}"
+    )
+    RunFolder(tmp_path).append(RECORD)
+    assert f"with 1 epoch complete and no checkpoint, {lacks}; {again}" in refused()
+    (tmp_path / "checkpoints" / "step-00000012").mkdir(parents=True)
+    look = "or look at what it has: tutti evaluate RUN --weights RUN/checkpoints/latest"
+    kept = f"with 1 epoch complete and step-00000012 as its newest checkpoint, {lacks}"
+    assert refused() == f"the run RUN was interrupted, {kept}; finish it: tutti train --resume RUN; {look}"
+    with FolderLock(tmp_path):
+        wait = f"wait until it is finished ('tutti watch RUN' shows how it is); {look}"
+        assert refused() == f"the run RUN is being trained, {kept}; {wait}"
+    assert RunFolder.open(tmp_path, finished=False).path == tmp_path
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"test": 3}', '{"name": "digits", "classes": "x"}', "{}"])

@@ -74,7 +74,8 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     row = by_name(results)["part"]
     assert (row.seconds, row.finished, row.speed_up) == (5.0, 0, None)
     assert results.notes == [
-        f"{tmp_path / 'part'} has not come to its end: shown as far as it is, up to epoch 2"
+        f"{tmp_path / 'part'} has not come to its end: shown as far as it is, up to epoch 2; train it again, "
+        f"with --checkpoint 1m or the like: tutti train --config {tmp_path / 'part'} --out ..."
     ]
 
 

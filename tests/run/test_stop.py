@@ -17,7 +17,7 @@ from tests.preloaded import command
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch.mpirun import command_line, find_mpirun, settings
 from tutti.launch.placement import Host
-from tutti.records.run_folder import LOCK
+from tutti.records.folder_lock import LOCK
 
 TRAIN = ["train", "mlp", "--epochs", "100000"]
 

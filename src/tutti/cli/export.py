@@ -13,7 +13,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
 from tutti.exports import FORMS
-from tutti.records.run_folder import refusing
+from tutti.records.files import refusing
 from tutti.registry import part
 from tutti.run.config import Options
 

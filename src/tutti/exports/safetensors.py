@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from tutti.errors import BadCheckpoint, BadRunFolder
 from tutti.exports.base import Exported, Form, start_of
-from tutti.records.run_folder import replace_file
+from tutti.records.files import replace_file
 from tutti.registry import part
 from tutti.training.weights import read_weights, weights_to_bytes
 

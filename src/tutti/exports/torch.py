@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tutti.errors import BadCheckpoint
 from tutti.exports.base import Exported, Form, load_tensors, start_of
-from tutti.records.run_folder import replace_file
+from tutti.records.files import replace_file
 from tutti.records.untrusted import open_file
 from tutti.registry import part
 

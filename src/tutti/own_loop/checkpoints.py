@@ -24,7 +24,7 @@ from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, LoopPlace, ResumedIteration
 from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
-from tutti.records.run_folder import FolderLock
+from tutti.records.folder_lock import FolderLock
 from tutti.run.restore import load_model, warn_of_lost
 from tutti.state import Held, Named, Saved, State, Values, name_of, whole_piece
 from tutti.strategies.base import Pace

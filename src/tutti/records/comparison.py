@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadOption, BadRunFolder
+from tutti.records.files import refusing
 from tutti.records.json_lines import Record, read_record, to_json
-from tutti.records.run_folder import RunFolder, refusing
+from tutti.records.run_folder import RunFolder
 from tutti.records.untrusted import MOST_RANKS, printable, read_file
 
 FILE: Final = "comparison.json"

@@ -26,17 +26,10 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
+from tutti.records.files import refusing, replace_file
+from tutti.records.folder_lock import LOCK, FolderLock, is_locked
 from tutti.records.json_lines import Json, JsonLinesFile, Record, read_lines, read_record, to_json
-from tutti.records.run_folder import (
-    ERROR,
-    LOCK,
-    LOG,
-    FolderLock,
-    RunFolder,
-    is_locked,
-    refusing,
-    replace_file,
-)
+from tutti.records.run_folder import ERROR, LOG, RunFolder
 from tutti.records.untrusted import read_file
 
 FARM: Final = "farm.json"

@@ -23,7 +23,7 @@
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
     log.txt               what the run has printed, where it is a job of a farm
     error.txt             why it has failed, likewise
-    .lock                 there while a job writes the folder: `FolderLock`
+    .lock                 there while a job writes the folder: `tutti.records.folder_lock`
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
 neither torch nor MPI.
@@ -32,18 +32,15 @@ neither torch nor MPI.
 from __future__ import annotations
 
 import errno
-import fcntl
 import gzip
 import json
 import os
 import re
 import resource
 import shutil
-import socket
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -51,7 +48,9 @@ from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
-from tutti.records.checkpoints import flush_folder, present
+from tutti.records.checkpoints import LATEST, present
+from tutti.records.files import refusing, replace_file, unfinished_file
+from tutti.records.folder_lock import LOCK, FolderLock, is_locked, refuse_locked
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
     Json,
@@ -153,7 +152,6 @@ _FURTHER: Final = (
     "usage*.jsonl",
 )
 
-LOCK: Final = ".lock"
 LOG: Final = "log.txt"
 ERROR: Final = "error.txt"
 
@@ -209,17 +207,16 @@ class RunFolder:
         Raises:
             BadRunFolder: there is no such folder, or it lacks a file.
         """
-        folder = Path(path)
-        refuse_no_folder(folder)
-        missing = [
-            name for name in (CONFIG, *([WEIGHTS] if finished else [])) if not (folder / name).is_file()
-        ]
-        if missing:
+        folder = cls(Path(path))
+        refuse_no_folder(folder.path)
+        if not folder.has(CONFIG):
             raise BadRunFolder(
-                f"{folder} lacks {' and '.join(missing)}, so it is no folder of a finished run; "
-                f"give one that 'tutti train' wrote, or train again"
+                f"{folder.path} has no {CONFIG}, so it is no folder of a run; give one that 'tutti train' "
+                "wrote"
             )
-        return cls(folder)
+        if finished and not folder.has(WEIGHTS):
+            raise BadRunFolder(f"{folder.unfinished}, so it has no final weights yet; {folder.next_step}")
+        return folder
 
     def begin_again(self) -> None:
         """Remove the records of a run that goes on from a checkpoint: they are written again up to there."""
@@ -346,7 +343,7 @@ class RunFolder:
 
     def reserve_weights(self, needed_bytes: int) -> None:
         """Reserve room on the disk for weights of this size, before the records of the run take it."""
-        path = _unfinished(self.path / WEIGHTS)
+        path = unfinished_file(self.path / WEIGHTS)
         with refusing(path), open(path, "wb") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, needed_bytes + HEADER_BYTES)
@@ -357,7 +354,7 @@ class RunFolder:
     def release_weights(self) -> None:
         """Free the reserved room, of a run that will have no weights; its next job finds it else."""
         with suppress(OSError):
-            _unfinished(self.path / WEIGHTS).unlink(missing_ok=True)
+            unfinished_file(self.path / WEIGHTS).unlink(missing_ok=True)
 
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
@@ -391,11 +388,36 @@ class RunFolder:
         """True if the run has come to its end."""
         return self.has(RECORDS[Summary])
 
+    @property
+    def unfinished(self) -> str:
+        """A clause about how far a run has come that is not finished."""
+        epochs = len(self.history().records) if self.has(HISTORY) else 0
+        saved = present(self.path / CHECKPOINTS)
+        far = f"{epochs or 'no'} epoch{'' if epochs == 1 else 's'}"
+        kept = f"{saved[-1].name} as its newest checkpoint" if saved else "no checkpoint"
+        doing = "is being trained" if is_locked(self.path) else "was interrupted"
+        return f"the run {self.path} {doing}, with {far} complete and {kept}"
+
+    @property
+    def next_step(self) -> str:
+        """The advice to whoever wants more of a run that is not finished."""
+        if is_locked(self.path):
+            look = f"wait until it is finished ('tutti watch {self.path}' shows how it is)"
+        elif self.resumable:
+            look = f"finish it: tutti train --resume {self.path}"
+        else:
+            again = f"tutti train --config {self.path} --out ..."
+            look = f"train it again, with --checkpoint 1m or the like: {again}"
+        if not self.resumable:
+            return look
+        latest = self.path / CHECKPOINTS / LATEST
+        return f"{look}; or look at what it has: tutti evaluate {self.path} --weights {latest}"
+
     def remove(self) -> None:
         """Undo a run that failed early: delete its files, and the folder if nothing else is in it."""
         with refusing(self.path):
             for name in (*FILES, *_FURTHER):
-                for path in (*self.path.glob(name), *self.path.glob(_unfinished(Path(name)).name)):
+                for path in (*self.path.glob(name), *self.path.glob(unfinished_file(Path(name)).name)):
                     path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 # Under another name first: a rank that writes a heartbeat just now finds no folder for it.
@@ -424,158 +446,6 @@ class RunFolder:
         with refusing(path):
             replace_file(path, content)
         return path
-
-
-@dataclass(frozen=True)
-class FolderOwner(Record):
-    """The process that has the lock on a run folder."""
-
-    process: int
-    host: str
-
-
-class FolderLock:
-    """The lock on a run folder, which one job has at a time; taken here, and released as a context manager.
-
-    The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
-    holds between hosts.
-
-    Args:
-        folder: the folder, which exists.
-
-    Attributes:
-        problem: why the file system has no locks; None: it has.
-
-    Raises:
-        BadRunFolder: another job has it; or the file of the lock cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.problem: str | None = None
-        self._path = folder / LOCK
-        with refusing(self._path):
-            # As long as it is open no other folder gets its number.
-            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                self._file = self._take()
-            except BaseException:
-                os.close(self._folder)
-                raise
-        _locks.add(self._file)
-
-    def __enter__(self) -> FolderLock:
-        return self
-
-    @property
-    def lost(self) -> bool:
-        """True if the folder at this path is another one by now, or there is none."""
-        return not _is_at(self._path.parent, self._folder)
-
-    def __exit__(self, *_: object) -> None:
-        # Still locked: whoever opens the file before it is gone looks whether it still is the folder's.
-        with suppress(OSError):  # A file that nobody has locked says nothing.
-            if _is_at(self._path, self._file):
-                self._path.unlink(missing_ok=True)
-        _locks.discard(self._file)
-        # A forked process may have the file open too.
-        if self.problem is None:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        os.close(self._file)
-        os.close(self._folder)
-
-    def _take(self) -> int:
-        while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            try:
-                if self._lock(file) and _is_at(self._path, file):
-                    os.ftruncate(file, 0)
-                    os.pwrite(file, to_json(FolderOwner(os.getpid(), socket.gethostname())).encode(), 0)
-                    return file
-            except BaseException:
-                os.close(file)
-                raise
-            os.close(file)
-            time.sleep(_PROBE_S)
-
-    def _lock(self, file: int) -> bool:
-        """Lock the file; returns False if somebody has just looked whether it is locked."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _refuse_held(file, self._path.parent)
-            return False
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            self.problem = error.strerror
-        return True
-
-
-_PROBE_S: Final = 0.01
-_locks: set[int] = set()
-"""The files of the locks of this process."""
-
-
-def _leave_locks_to_parent() -> None:
-    # A lock belongs to all who have the file open as this process has.
-    for file in _locks:
-        os.close(file)
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_leave_locks_to_parent)
-
-
-def refuse_locked(folder: Path) -> None:
-    """Raise BadRunFolder if a job writes the folder; nothing is changed."""
-    try:
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return
-    try:
-        _refuse_held(file, folder)
-    finally:
-        os.close(file)
-
-
-def is_locked(folder: Path) -> bool:
-    """Tell whether a job writes the folder."""
-    try:
-        refuse_locked(folder)
-    except BadRunFolder:
-        return True
-    return False
-
-
-def _refuse_held(file: int, folder: Path) -> None:
-    """Raise BadRunFolder if a job has locked the file."""
-    try:
-        # What others who only look have, too.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        try:
-            owner = parse_record(os.pread(file, _OWNER_BYTES, 0), FolderOwner)
-            who = f"process {owner.process} on host {owner.host}"
-        except ValueError:
-            who = "another job"  # which is about to write who it is
-        raise BadRunFolder(
-            f"run folder {folder} is being written by {who}; wait until that has ended, or name another "
-            "folder with --out"
-        ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-
-
-_OWNER_BYTES: Final = 4096
-
-
-def _is_at(path: Path, file: int) -> bool:
-    """Tell whether `path` still is the open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def refuse_no_folder(path: Path) -> None:
@@ -645,46 +515,3 @@ def _make_unused(path: Path) -> Path:
             candidate.mkdir()
             return candidate
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
-def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
-    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    unfinished = _unfinished(path)
-    try:
-        # An existing file is room that was reserved: it is filled, not freed.
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
-            file.write(content)
-            file.truncate()
-            if flush:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    if flush:
-        flush_folder(path.parent)
-
-
-def _unfinished(path: Path) -> Path:
-    """Return the path of a file until it is whole."""
-    return path.with_name(f".{path.name}.unfinished")
-
-
-@contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Turn an error of the system about `path` into one with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free some space, or name a folder on another disk with --out"
-        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
-            remedy = "a file is where a folder is needed; name another folder with --out"
-        else:
-            remedy = "name a folder that you may write with --out"
-        raise BadRunFolder(f"cannot write {path}: {error.strerror}; {remedy}") from error

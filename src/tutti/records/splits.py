@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tutti.errors import BadData
+from tutti.records.files import refusing, replace_file
 from tutti.records.npz import keys_of, npz_bytes, read_npz
-from tutti.records.run_folder import refusing, replace_file
 
 Indices = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import APART, Combination, Comparison, ComparisonFolder
-from tutti.records.run_folder import CONFIG
+from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.untrusted import printable
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
@@ -136,7 +136,8 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
     )
     notes = [note for run in found for note in run.damage]
     notes += [
-        f"{run.path} has not come to its end: shown as far as it is, up to epoch {run.history[-1].epoch}"
+        f"{run.path} has not come to its end: shown as far as it is, up to epoch {run.history[-1].epoch}; "
+        f"{RunFolder(run.path).next_step}"
         for run in found
         if not run.finished
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from tutti.errors import BadRunFolder
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import STAGES, EpochRecord, RunStart, Summary
-from tutti.records.run_folder import CONFIG, RunFolder, StrategyFacts, TrainedOn
+from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import stages_by_rank
@@ -53,11 +53,8 @@ class Run:
             BadRunFolder: it has no records, or holds something else under the name of one of its files.
         """
         folder = RunFolder(path)
-        if folder.has(CONFIG) and not folder.begun:
-            raise BadRunFolder(
-                f"the run {path} has not come to the end of its first epoch, so there is nothing to report; "
-                f"'tutti watch {path}' says how it is"
-            )
+        if folder.has(CONFIG) and not folder.has(HISTORY):
+            raise BadRunFolder(f"{folder.unfinished}, so there is nothing to report yet; {folder.next_step}")
         history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     job = load_job(payload, EvaluateJob)
     folder = RunFolder.open(job.folder, finished=job.weights is None)
     place = folder.path if job.weights is None else Path(job.weights)
+    if job.weights is None and not folder.finished and comm.rank == 0:
+        print(
+            f"tutti: warning: {folder.unfinished}; its weights are those of the end that it had before; "
+            f"{folder.next_step}",
+            file=sys.stderr,
+            flush=True,
+        )
     with seeded(job.config.seed):
         dataset = open_config_data(job, comm)
         if job.other_data:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.run_folder import FolderLock, RunFolder
+from tutti.records.folder_lock import FolderLock
+from tutti.records.run_folder import RunFolder
 
 _PROGRAM: Final = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "

@@ -22,10 +22,11 @@ from tutti.launch.stop_request import stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.model_parallel.layout import portion_of
 from tutti.model_parallel.places import PORTION
+from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import RunStart, Summary, World, now
-from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, TrainedOn, check_writable
+from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
 from tutti.records.texts import resumed_text
 from tutti.replica import Replica
 from tutti.run import summary_lines

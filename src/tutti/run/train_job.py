@@ -15,8 +15,9 @@ from tutti.errors import BadOption, BadRunFolder
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.mpirun_channel import Address, MpirunChannel
 from tutti.launch.placement import Placement
+from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import FolderLock, RunFolder, StrategyFacts, check_writable, refuse_locked
+from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.run.config import TrainConfig, flag
 from tutti.run.jobs import Job
 from tutti.run.resume import Resume

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tutti.records.files import replace_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import MLFLOW, replace_file
+from tutti.records.run_folder import MLFLOW
 from tutti.records.untrusted import read_file
 from tutti.registry import part
 from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters

@@ -1,0 +1,55 @@
+"""Files that are whole or not there, and errors of the system with a remedy. Needs neither torch nor MPI."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tutti.errors import BadRunFolder
+from tutti.records.checkpoints import flush_folder
+
+
+def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
+    """Make `content` the content of `path`: all of it or nothing, even after a power cut if it is flushed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    unfinished = unfinished_file(path)
+    try:
+        # An existing file is room that was reserved: it is filled, not freed.
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as file:
+            file.write(content)
+            file.truncate()
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    if flush:
+        flush_folder(path.parent)
+
+
+def unfinished_file(path: Path) -> Path:
+    """Return the path of a file until it is whole."""
+    return path.with_name(f".{path.name}.unfinished")
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turn an error of the system about `path` into one with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free some space, or name a folder on another disk with --out"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+            remedy = "a file is where a folder is needed; name another folder with --out"
+        else:
+            remedy = "name a folder that you may write with --out"
+        raise BadRunFolder(f"cannot write {path}: {error.strerror}; {remedy}") from error

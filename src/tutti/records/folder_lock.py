@@ -1,0 +1,171 @@
+"""The lock on a run folder: one job at a time writes it. Needs neither torch nor MPI."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tutti.errors import BadRunFolder
+from tutti.records.files import refusing
+from tutti.records.json_lines import Record, parse_record, to_json
+
+LOCK: Final = ".lock"
+
+
+@dataclass(frozen=True)
+class FolderOwner(Record):
+    """The process that has the lock on a run folder."""
+
+    process: int
+    host: str
+
+
+class FolderLock:
+    """The lock on a run folder, which one job has at a time; taken here, and released as a context manager.
+
+    The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
+    holds between hosts.
+
+    Args:
+        folder: the folder, which exists.
+
+    Attributes:
+        problem: why the file system has no locks; None: it has.
+
+    Raises:
+        BadRunFolder: another job has it; or the file of the lock cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.problem: str | None = None
+        self._path = folder / LOCK
+        with refusing(self._path):
+            # As long as it is open no other folder gets its number.
+            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._file = self._take()
+            except BaseException:
+                os.close(self._folder)
+                raise
+        _locks.add(self._file)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    @property
+    def lost(self) -> bool:
+        """True if the folder at this path is another one by now, or there is none."""
+        return not _is_at(self._path.parent, self._folder)
+
+    def __exit__(self, *_: object) -> None:
+        # Still locked: whoever opens the file before it is gone looks whether it still is the folder's.
+        with suppress(OSError):  # A file that nobody has locked says nothing.
+            if _is_at(self._path, self._file):
+                self._path.unlink(missing_ok=True)
+        _locks.discard(self._file)
+        # A forked process may have the file open too.
+        if self.problem is None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        os.close(self._file)
+        os.close(self._folder)
+
+    def _take(self) -> int:
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                if self._lock(file) and _is_at(self._path, file):
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, to_json(FolderOwner(os.getpid(), socket.gethostname())).encode(), 0)
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+            time.sleep(_PROBE_S)
+
+    def _lock(self, file: int) -> bool:
+        """Lock the file; returns False if somebody has just looked whether it is locked."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _refuse_held(file, self._path.parent)
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            self.problem = error.strerror
+        return True
+
+
+_PROBE_S: Final = 0.01
+_locks: set[int] = set()
+"""The files of the locks of this process."""
+
+
+def _leave_locks_to_parent() -> None:
+    # A lock belongs to all who have the file open as this process has.
+    for file in _locks:
+        os.close(file)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
+def refuse_locked(folder: Path) -> None:
+    """Raise BadRunFolder if a job writes the folder; nothing is changed."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        _refuse_held(file, folder)
+    finally:
+        os.close(file)
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a job writes the folder."""
+    try:
+        refuse_locked(folder)
+    except BadRunFolder:
+        return True
+    return False
+
+
+def _refuse_held(file: int, folder: Path) -> None:
+    """Raise BadRunFolder if a job has locked the file."""
+    try:
+        # What others who only look have, too.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        try:
+            owner = parse_record(os.pread(file, _OWNER_BYTES, 0), FolderOwner)
+            who = f"process {owner.process} on host {owner.host}"
+        except ValueError:
+            who = "another job"  # which is about to write who it is
+        raise BadRunFolder(
+            f"run folder {folder} is being written by {who}; wait until that has ended, or name another "
+            "folder with --out"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+
+
+_OWNER_BYTES: Final = 4096
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Tell whether `path` still is the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
