@@ -191,7 +191,7 @@ def test_a_run_is_evaluated_with_other_weights(tmp_path: Path, capsys: pytest.Ca
     words = ["--data", "digits", "-n", "1", "--threads", "1", "--steps", "30", "--checkpoint", "10 steps"]
     assert main(["train", "mlp", *words, "--out", folder]) == 0
     assert main(["export", folder, "--to", "dcp", "--out", f"{tmp_path}/a"]) == 0
-    newest = f"{folder}/checkpoints/step-00000020"
+    newest = f"{folder}/checkpoints/step-00000010"
     assert main(["export", newest, "--to", "torch", "--out", f"{tmp_path}/b"]) == 0
     for weights in (
         [],

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from sklearn import metrics
 
 from tutti.errors import BadData, UnknownName
+from tutti.records.files import refusing, replace_file
 from tutti.records.predictions import Predictions
-from tutti.records.run_folder import refusing, replace_file
 
 Array = NDArray[Any]
 
