@@ -109,6 +109,7 @@ class Saver:
         self._beside = self._duties.beside(comm.rank)
         self._snapshot = MemorySnapshot(comm, self._host, self._beside, self._duties.senders)
         self._attempts = 0
+        self._left_out = 0
         self._failure: str | None = None
         self._writer = Writer() if comm.rank in self._duties.writing else None
 
@@ -194,7 +195,10 @@ class Saver:
         self.close()
 
     def close(self) -> None:
-        """End, whatever is being written."""
+        """End, whatever is being written; say, once, how many checkpoints were left out."""
+        if self._left_out > 1:
+            self._warn(f"{self._left_out} checkpoints were left out, as the ones before them were not done")
+        self._left_out = 0
         if self._writer is not None:
             self._writer.close()
         self._snapshot.close()
@@ -265,11 +269,13 @@ class Saver:
         # Rank 0 has waited for the host that has failed, and does not any more.
         busy = [report.busy_s for report in reports[failed:] if report.busy_s is not None]
         if busy and self._comm.rank == 0:
-            self._warn(
-                f"the checkpoint of step {step} was left out: the one before it has been written for "
-                f"{max(busy):.0f} s and is not done; take them more rarely, or in a folder on a faster "
-                "disk"
-            )
+            self._left_out += 1
+            if self._left_out == 1:
+                self._warn(
+                    f"the checkpoint of step {step} was left out: the one before it has been written for "
+                    f"{max(busy):.0f} s and is not done, as the disk is slow or no core has time for it; take "
+                    "them more rarely, or leave a core free (further ones are counted, and told at the end)"
+                )
         return not busy
 
     def _hear(self, failures: Iterable[str | None]) -> bool:
