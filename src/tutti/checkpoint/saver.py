@@ -273,8 +273,8 @@ class Saver:
             if self._left_out == 1:
                 self._warn(
                     f"the checkpoint of step {step} was left out: the one before it has been written for "
-                    f"{max(busy):.0f} s and is not done, as the disk is slow or no core has time for it; take "
-                    "them more rarely, or leave a core free (further ones are counted, and told at the end)"
+                    f"{max(busy):.0f} s and is not done, as the disk is slow or no core has time; take "
+                    "them more rarely, or leave a core free (more of them are only counted)"
                 )
         return not busy
 
