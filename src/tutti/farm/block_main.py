@@ -10,6 +10,8 @@ milliseconds, and find nothing of what it may have left behind.
 
 from __future__ import annotations
 
+import gc
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -21,6 +23,7 @@ from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.farm.isolation import globals_kept, printed_to
 from tutti.farm.messages import BlockReady, EpochNote, TaskDone, TrainTask
+from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
@@ -29,12 +32,21 @@ from tutti.training.progress import Progress
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Work on one job after the other until there are no more (entry point of the ranks)."""
+    """Work on one job after the other until there are no more (entry point of the ranks).
+
+    Args:
+        comm: the ranks of the block.
+        payload: the pickled `SharedPlace` of the host's data.
+    """
+    # What is here stays: to look through it for garbage after each job would take longer than many a job.
+    gc.collect()
+    gc.freeze()
     channel = own() if comm.rank == 0 else None
+    data = SharedData(pickle.loads(payload))
     if channel is not None:
         channel.send(BlockReady())
     while (task := _next(comm, channel)) is not None:
-        done = _work_on(comm, task, channel)
+        done = _work_on(comm, task, data, channel)
         if channel is not None:
             channel.send(done)
 
@@ -50,9 +62,9 @@ def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
     return cast("TrainTask | None", comm.broadcast_object(task))
 
 
-def _work_on(comm: Communicator, task: TrainTask, channel: Channel | None) -> TaskDone:
+def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> TaskDone:
     follower = Progress() if channel is None else _Reporter(channel)
-    around = Surroundings(follower, sampled=False, kept=True)
+    around = Surroundings(follower, data.open, alone=False)
     with printed_to(task.log), globals_kept(), _communicator(comm) as ranks:
         outcome = train(ranks, task.job, around)
         return TaskDone(outcome.summary, outcome.stopped)

@@ -11,6 +11,7 @@ it has started, and another is forked in its place; the others notice nothing of
 from __future__ import annotations
 
 import os
+import pickle
 import selectors
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
+from tutti.comm.shm.arena import Arena
 from tutti.errors import BadOption, TuttiError, in_one_line
 from tutti.farm.coordinator import (
     BlockFailed,
@@ -32,8 +34,9 @@ from tutti.farm.coordinator import (
     PoolEvent,
     StopAsked,
 )
+from tutti.farm.finisher import Finisher
 from tutti.farm.jobs import FarmJob, JobOutcome, JobSource, blocks_for
-from tutti.farm.messages import BlockReady, EpochNote, TaskDone, TrainTask
+from tutti.farm.messages import INDEX_BYTES, BlockReady, EpochNote, SharedPlace, TaskDone, TrainTask
 from tutti.launch.control_channel import Channel
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.exit_reports import cause
@@ -118,8 +121,10 @@ def work_on(
             crowded = bool(placement.warnings)
             server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
             pool = HostPool(server, folder, placement, count, stopping)
+            finisher = stack.enter_context(Finisher())
+            # Before the finisher ends.
             stack.callback(pool.close)
-            recorder = _Recorder(folder, listener)
+            recorder = _Recorder(folder, finisher, listener)
             coordinator = Coordinator(
                 pool, _Remaining(folder, source), job_timeout_s, time_limit_s, recorder.note
             )
@@ -196,8 +201,8 @@ class _Remaining:
 class _Recorder:
     """Writes into the folder of the farm what happens, and tells who else wants to know."""
 
-    def __init__(self, folder: FarmFolder, listener: Listener | None) -> None:
-        self._folder, self._listener = folder, listener
+    def __init__(self, folder: FarmFolder, finisher: Finisher, listener: Listener | None) -> None:
+        self._folder, self._finisher, self._listener = folder, finisher, listener
 
     def note(self, what: Happening) -> None:
         """Note what has happened."""
@@ -206,7 +211,9 @@ class _Recorder:
             folder.note(FarmEvent(now, "began", what.job.name, what.block))
         elif isinstance(what, JobEnded):
             outcome = what.outcome
-            if outcome.state is JobState.FAILED:
+            if outcome.state is JobState.FINISHED:
+                self._finisher.add(folder.job(what.job.name))
+            elif outcome.state is JobState.FAILED:
                 folder.write_error(what.job.name, what.traceback or outcome.why)
             state, seconds = outcome.state.value, outcome.seconds
             folder.note(FarmEvent(now, "ended", what.job.name, what.block, state, seconds, outcome.why))
@@ -219,10 +226,11 @@ class Block:
 
     Args:
         server: forks its ranks.
+        data: where those of the host are.
         settings: of each rank.
     """
 
-    def __init__(self, server: ForkServer, settings: Sequence[RankSetting]) -> None:
+    def __init__(self, server: ForkServer, data: SharedPlace, settings: Sequence[RankSetting]) -> None:
         self.ready = False
         self.patience: float | None = None
         self._kills_before = out_of_memory_kills()
@@ -234,8 +242,8 @@ class Block:
         self.forker = server.branch(ENTRY)
         self._stack.callback(self.forker.close)
         try:
-            first = settings[0]._replace(channel=theirs.fileno())
-            self.ranks = start_ranks(self._stack, self.forker, ENTRY, b"", [first, *settings[1:]], stop)
+            all_of = [settings[0]._replace(channel=theirs.fileno()), *settings[1:]]
+            self.ranks = start_ranks(self._stack, self.forker, ENTRY, pickle.dumps(data), all_of, stop)
         finally:
             theirs.close()
             os.close(stop)
@@ -302,6 +310,8 @@ class HostPool:
             RankSetting(self._threads, placement.cores[rank] if placement.cores else allowed)
             for rank in range(placement.workers)
         ]
+        self._arena = Arena.create()
+        self._data = SharedPlace(self._arena.address, self._arena.allocate(INDEX_BYTES))
         self._selector = selectors.DefaultSelector()
         self._selector.register(stopping, selectors.EVENT_READ)
         self._selector.register(server.control, selectors.EVENT_READ, _Reader(SERVER, self._hear_server))
@@ -375,6 +385,7 @@ class HostPool:
         for number in list(self._blocks):
             self._drop(number)
         self._selector.close()
+        self._arena.close()
 
     # --- what happens
 
@@ -438,7 +449,7 @@ class HostPool:
 
     def _start(self, number: int) -> None:
         first = number * self._size
-        block = Block(self._server, self._settings[first : first + self._size])
+        block = Block(self._server, self._data, self._settings[first : first + self._size])
         self._blocks[number] = block
         for source, read in block.sources():
             self._selector.register(source, selectors.EVENT_READ, _Reader(number, read))  # type: ignore[arg-type]

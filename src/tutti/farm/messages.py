@@ -1,12 +1,29 @@
-"""Messages between the coordinator's process and rank 0 of a block. Needs no torch."""
+"""Messages between the coordinator's process and the ranks of its blocks. Needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple
 
+from tutti.comm.shm.memfd import FileAddress
 from tutti.records.run import EpochRecord, Summary
 from tutti.run.train_job import TrainJob
+
+INDEX_BYTES: Final = 1 << 20
+"""Room for the index."""
+
+
+class SharedPlace(NamedTuple):
+    """The place of a host's data.
+
+    Attributes:
+        arena: the memory, of the process that started the blocks.
+        table: where in it the index begins.
+    """
+
+    arena: FileAddress
+    table: int
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -53,3 +54,14 @@ def refusing(path: Path) -> Iterator[None]:
         else:
             remedy = "name a folder that you may write with --out"
         raise BadRunFolder(f"cannot write {path}: {error.strerror}; {remedy}") from error
+
+
+def flush_file_system(path: Path) -> None:
+    """Flush all files to the disk that are on the one of a folder: for many at once the fastest way."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(folder) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(folder)

@@ -99,8 +99,8 @@ def read_record(path: Path, kind: type[T]) -> T:
         raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it anew") from error
 
 
-def append_line(path: Path, record: Record) -> None:
-    """Append `record` to a file of JSON lines; it is on the disk when this returns.
+def append_line(path: Path, record: Record, flush: bool = True) -> None:
+    """Append `record` to a file of JSON lines; if `flush` it is on the disk when this returns.
 
     A line that an earlier run left unfinished is ended first, so that it costs only itself.
 
@@ -113,8 +113,9 @@ def append_line(path: Path, record: Record) -> None:
             if file.read() != b"\n":
                 file.write(b"\n")
         file.write(to_json(record).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from typing import Final
 
@@ -284,5 +285,8 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of tutti, torch and Python, from the packages' metadata."""
-    found = {name: metadata.version(name) for name in ("tutti", "torch")}
-    return {**found, "python": platform.python_version()}
+    return {**{name: _version(name) for name in ("tutti", "torch")}, "python": platform.python_version()}
+
+
+# Metadata take as long to read as a short job to train.
+_version = cache(metadata.version)

@@ -49,7 +49,7 @@ from typing import Final, TypeVar
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import LATEST, present
-from tutti.records.files import refusing, replace_file, unfinished_file
+from tutti.records.files import flush_file_system, refusing, replace_file, unfinished_file
 from tutti.records.folder_lock import LOCK, FolderLock, is_locked, refuse_locked
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
@@ -170,10 +170,13 @@ class RunFolder:
     Attributes:
         path: of the folder.
         lock: that of the job that writes it; None: whoever has it does not hold the job's lock.
+        together: its files are flushed to the disk with those of other runs, by `finish_together`, and not
+            each when it is written; until then the run does not count as finished.
     """
 
     path: Path
     lock: FolderLock | None = field(default=None, compare=False)
+    together: bool = field(default=False, compare=False)
 
     @classmethod
     def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
@@ -240,7 +243,10 @@ class RunFolder:
 
     def write(self, record: Record) -> None:
         """Write the run's record of a kind in `RECORDS`."""
-        self._write_json(RECORDS[type(record)], record)
+        name = RECORDS[type(record)]
+        # The summary is what makes a run finished: it gets its name when all else is on the disk.
+        last = self.together and isinstance(record, Summary)
+        self._write_json(unfinished_file(Path(name)).name if last else name, record)
 
     def read(self, kind: type[R]) -> R:
         """Read the run's record of a kind in `RECORDS`."""
@@ -254,7 +260,7 @@ class RunFolder:
         """Add an epoch to the history."""
         self._refuse_lost()
         with refusing(self.path / HISTORY):
-            append_line(self.path / HISTORY, record)
+            append_line(self.path / HISTORY, record, flush=not self.together)
 
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""
@@ -263,7 +269,7 @@ class RunFolder:
     def note_start(self, start: RunStart) -> None:
         """Add a start of the run to those before."""
         with refusing(self.path / STARTS):
-            append_line(self.path / STARTS, start)
+            append_line(self.path / STARTS, start, flush=not self.together)
 
     def starts(self) -> JsonLinesFile[RunStart]:
         """Read all starts of the run; none if it has left none."""
@@ -444,7 +450,7 @@ class RunFolder:
         self._refuse_lost()
         path = self.path / name
         with refusing(path):
-            replace_file(path, content)
+            replace_file(path, content, flush=not self.together)
         return path
 
 
@@ -515,3 +521,18 @@ def _make_unused(path: Path) -> Path:
             candidate.mkdir()
             return candidate
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def finish_together(folders: Sequence[Path]) -> None:
+    """Flush all files of some runs to the disk, and have those count as finished that came to their end.
+
+    Raises:
+        BadRunFolder: the disk has failed.
+    """
+    for folder in {os.stat(folder).st_dev: folder for folder in folders}.values():
+        with refusing(folder):
+            flush_file_system(folder)
+    for folder in folders:
+        summary = folder / RECORDS[Summary]
+        with refusing(summary), suppress(FileNotFoundError):
+            os.replace(unfinished_file(summary), summary)

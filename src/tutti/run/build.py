@@ -93,7 +93,11 @@ def reseed(seed: int, rank: int) -> None:
     mixed = [int(word) for word in np.random.SeedSequence((seed, rank)).generate_state(3, np.uint32)]
     random.seed(mixed[0])
     np.random.seed(mixed[1])
-    torch.manual_seed(mixed[2])
+    if torch.cuda.is_available():
+        torch.manual_seed(mixed[2])
+    else:
+        # The same without what torch notes for a GPU that may turn up: a traceback, which takes milliseconds.
+        torch.default_generator.manual_seed(mixed[2])
 
 
 def open_config_data(job: Job, comm: Communicator, pool: Pool | None = None) -> DataSet:
@@ -110,15 +114,25 @@ def open_config_data(job: Job, comm: Communicator, pool: Pool | None = None) -> 
     config, options = job.config, job.config.data_options
     given: object = None
     if pool is None and comm.node.rank == 0:
-        given = named_or_given(job, "data")
-        if callable(given) and not isinstance(given, Dataset):
-            given, options = call_with_options(given, options, "data set", config.data), {}
+        given, options = given_data(job)
     # Where samples are asked for by their numbers, they stay in their stored order.
     if pool is None and config.split is None and not config.predictions:
         return open_data(given, comm, config.validation, config.seed, options)
     pool = pool or open_pool(given, comm, options)
     place = None if config.split is None else split_of(config.split)
     return divided(pool, comm, config.validation, config.seed, place)
+
+
+def given_data(job: Job) -> tuple[object, Options]:
+    """Return what a run's data are to be read from, and with which options.
+
+    Raises:
+        UserError: the factory that makes them cannot be called so.
+    """
+    given, options = named_or_given(job, "data"), job.config.data_options
+    if callable(given) and not isinstance(given, Dataset):
+        return call_with_options(given, options, "data set", job.config.data), {}
+    return given, options
 
 
 def outputs_for(dataset: DataSet) -> int:

@@ -95,14 +95,13 @@ class Surroundings:
     Attributes:
         follower: is told how the run goes, on each rank.
         open_data: opens the data of the configuration (collective).
-        sampled: the run has its cores and its memory sampled; else somebody does it for all.
-        kept: what has been written stays also if the run fails in its first epoch.
+        alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
+            files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
     """
 
     follower: Progress = field(default_factory=Progress)
     open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
-    sampled: bool = True
-    kept: bool = False
+    alone: bool = True
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -139,7 +138,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         team = take_sides(recording.comm, config)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
-        with sampling(crew, job.write and around.sampled) as sampler:
+        with sampling(crew, job.write and around.alone) as sampler:
             task = prepare_task(job, around.open_data(job, comm))
             if config.predictions and task.dataset.validation is None:
                 raise BadOption(
@@ -330,7 +329,7 @@ def _run_folder(
     else:
         folder = RunFolder(job.resume.folder)
     with FolderLock(folder.path) as lock:
-        folder = replace(folder, lock=lock)
+        folder = replace(folder, lock=lock, together=not around.alone)
         if lock.problem is not None:
             print(
                 f"tutti: warning: the file system of {folder.path} has no locks ({lock.problem}); see to it "
@@ -340,7 +339,7 @@ def _run_folder(
             )
         if job.resume is not None:
             folder.begin_again()
-        told = around.kept or (job.starter is not None and job.starter.send(folder.path.absolute()))
+        told = not around.alone or (job.starter is not None and job.starter.send(folder.path.absolute()))
         if not told and comm.size > 1:
             take_back_after_me(folder)
         try:
@@ -352,7 +351,7 @@ def _run_folder(
             folder.note_start(start)
             yield folder
         except Exception:
-            if folder.begun or around.kept:
+            if folder.begun or not around.alone:
                 folder.release_weights()
                 recording.rescue(folder)
             elif not told:

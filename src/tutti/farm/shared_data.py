@@ -1,0 +1,108 @@
+"""The data sets of a farm, once on each host: whichever block needs one first reads it, and all see it.
+
+    index     │ data set ▸ where it lies, and what it is
+    arena     │ index │ samples of one data set │ samples of another │ ...
+
+The rank that reads has the lock on the index, for which others wait asleep; the kernel frees it if the rank
+dies. Jobs see their parts as rows of the same memory: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from typing import NamedTuple, cast
+
+import torch
+
+from tutti.comm.base import Communicator
+from tutti.comm.shm.arena import Arena
+from tutti.data import DataSet
+from tutti.data.pool import Pool, PoolOutline
+from tutti.data.sources import read_source
+from tutti.errors import UserError
+from tutti.farm.messages import INDEX_BYTES, SharedPlace
+from tutti.load_object import names_object
+from tutti.records.json_lines import to_json
+from tutti.run.build import given_data, open_config_data
+from tutti.run.train_job import TrainJob
+
+
+class _Lying(NamedTuple):
+    """A data set in the arena: where it begins, and what it is."""
+
+    offset: int
+    outline: PoolOutline
+
+
+class SharedData:
+    """The data sets of this host, as one of its ranks sees them.
+
+    Args:
+        place: where they are.
+    """
+
+    def __init__(self, place: SharedPlace) -> None:
+        self._arena, self._index = Arena.open(place.arena), place.table
+        self._seen: dict[_Lying, Pool] = {}
+
+    def open(self, job: TrainJob, comm: Communicator) -> DataSet:
+        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was.
+
+        Raises:
+            UserError: the data or the split cannot be used.
+        """
+        found: _Lying | UserError | None = None
+        if comm.node.rank == 0:
+            try:
+                found = self._look_up(job)
+            except UserError as error:
+                found = error  # the other ranks wait for the leader's word
+        lying = comm.node.broadcast_object(found)
+        if isinstance(lying, UserError):
+            raise lying
+        return open_config_data(job, comm, self._pool(cast("_Lying", lying)))
+
+    def _look_up(self, job: TrainJob) -> _Lying:
+        key = _key(job)
+        with self._arena.lock(self._index):
+            known = self._read_index()
+            if key not in known:
+                given, options = given_data(job)
+                contents = read_source(given, options)
+                outline = PoolOutline.of(contents)
+                known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
+                self._pool(known[key]).fill(contents)
+                self._write_index(known)
+            return known[key]
+
+    def _pool(self, lying: _Lying) -> Pool:
+        if lying not in self._seen:
+            memory = self._arena.tensor(lying.offset, (lying.outline.nbytes,), torch.uint8)
+            self._seen[lying] = lying.outline.laid(memory)
+        return self._seen[lying]
+
+    def _read_index(self) -> dict[str, _Lying]:
+        length = self._arena.words(self._index, 1)[0]
+        if not length:
+            return {}
+        words = self._arena.words(self._index + 8, -(-length // 8))
+        known: dict[str, _Lying] = pickle.loads(words.cast("B")[:length])
+        return known
+
+    def _write_index(self, known: dict[str, _Lying]) -> None:
+        content = pickle.dumps(known)
+        if 8 + len(content) > INDEX_BYTES:
+            # It is read again by each block: slower, and no less right.
+            return
+        self._arena.words(self._index + 8, -(-len(content) // 8)).cast("B")[: len(content)] = content
+        self._arena.words(self._index, 1)[0] = len(content)
+
+
+def _key(job: TrainJob) -> str:
+    """Return what decides which samples a run has, before they are divided."""
+    config = job.config
+    # A factory may draw random numbers, which depend on the seed.
+    seed = config.seed if "data" in job.objects or names_object(config.data) else None
+    named = to_json([config.data, config.data_options, seed, job.floats, str(torch.get_default_dtype())])
+    return hashlib.sha256(named.encode() + job.objects.get("data", b"")).hexdigest()
