@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import tutti
 from tutti.errors import BadOption, BadRunFolder
 from tutti.farm.blocks import place_blocks, work_on
-from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded
+from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import FarmFolder, JobState
@@ -193,7 +193,7 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     folder = _farm(tmp_path / "farm")
 
     def interrupt(what: Happening) -> None:
-        if isinstance(what, EpochEnded):
+        if isinstance(what, EpochEnded | Stopping):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):

@@ -55,7 +55,23 @@ class JsonLinesFile(Generic[T]):
 
 def to_json(values: object, indent: int | None = None) -> str:
     """Return JSON values or a dataclass as JSON; numbers that JSON does not know become strings."""
-    return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(values, indent=indent, default=_fields_of, allow_nan=False, ensure_ascii=False)
+    except ValueError:  # there are such numbers
+        return json.dumps(_writable(values), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def to_json_lines(values: object) -> str:
+    """Return an object as `to_json` does, each of its fields on a line of its own, for people to read."""
+    fields = _fields_of(values) if is_dataclass(values) else cast("Json", values)
+    lines = ",\n".join(f"  {json.dumps(name)}: {to_json(value)}" for name, value in fields.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _fields_of(value: object) -> Json:
+    if not is_dataclass(value):
+        raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+    return vars(value)
 
 
 def decode(kind: type[T], values: object) -> T:

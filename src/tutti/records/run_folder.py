@@ -62,6 +62,7 @@ from tutti.records.json_lines import (
     read_lines,
     read_record,
     to_json,
+    to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary
@@ -444,7 +445,7 @@ class RunFolder:
             )
 
     def _write_json(self, name: str, values: object) -> None:
-        self._write(name, to_json(values, indent=2).encode() + b"\n")
+        self._write(name, to_json_lines(values).encode())
 
     def _write(self, name: str, content: bytes) -> Path:
         self._refuse_lost()
