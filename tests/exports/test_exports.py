@@ -406,6 +406,7 @@ def test_a_checkpoint_of_a_loop_of_ones_own(tmp_path: Path) -> None:
 
     VirtualWorld(1).run(save)
     refused(tmp_path / "checkpoints" / "latest", "loop of one's own")
+    refused(tmp_path / "checkpoints", "loop of one's own")
 
 
 @pytest.mark.parametrize("form", FORMS)

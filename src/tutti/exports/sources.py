@@ -36,6 +36,8 @@ def read_from(place: Path) -> Exported:
         return Exported(read_weights(place / WEIGHTS))
     if (place / checkpoints.FOLDER).is_dir():
         return _newest(place)
+    if own := checkpoints.present(place):  # a folder of `tutti.checkpoints`
+        return _of_checkpoint(open_checkpoint(own[-1]))
     if (place / checkpoints.MANIFEST).exists() or place.absolute().parent.name == checkpoints.FOLDER:
         return _of_checkpoint(open_checkpoint(place))
     for form in FORMS.values():
