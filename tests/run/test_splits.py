@@ -53,7 +53,9 @@ def train(given: Any, out: Path | None = None, **options: Any) -> tutti.Result:
     return tutti.train(net, given, out=None if out is None else str(out), quiet=True, **options)
 
 
-def test_a_run_on_a_split_is_the_run_on_its_training_samples(data: tuple[str, str], tmp_path: Path) -> None:
+def test_a_run_on_a_split_is_the_run_on_its_training_samples(
+    data: tuple[str, str], tmp_path: Path, capfd: Any
+) -> None:
     file, place = data
     ours = train(file, tmp_path / "run", split=place, predictions=True, checkpoint="5 steps", strategy="solo")
     alone = train((X[KEPT], Y[KEPT]), validation=0.0, strategy="solo")
@@ -80,6 +82,11 @@ def test_a_run_on_a_split_is_the_run_on_its_training_samples(data: tuple[str, st
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before
 
     job = EvaluateJob(replace(ours.config, workers="auto"), str(tmp_path / "run"), "validation")
+    with torch.no_grad():
+        tested = ours.model.eval()(torch.from_numpy((X[:7] / 255.0 - seen.mean()) / seen.std()).float())
+    share = (tested.argmax(1).numpy() == Y[:7]).mean()
+    assert main(["evaluate", str(tmp_path / "run"), "-n", "1"]) == 0
+    assert f"test part of data: 7 samples, accuracy {share:.2%}" in capfd.readouterr().out
     (again,) = VirtualWorld(1).run(lambda comm: evaluate.work(comm, pickle.dumps(job)))
     assert again == validated
 

@@ -46,14 +46,16 @@ class EvaluateCommand(Command):
         trained = TrainConfig.read(
             RunFolder.open(own.folder, finished=own.weights is None).path, own.trust, replaced={*here, *given}
         )
-        if other_data:
+        # A run on a split leaves the test part for later: that is now.
+        left = own.part == "test" and trained.split is not None
+        if other_data or left:
             here["split"] = None
         if other_data and own.part == "train":
             here["validation"] = 0.0
         if not _fits(trained):
             here |= {"workers": "auto", "threads": None}
         config = config_from({**here, **given}, dotted, trained)
-        run_job(EvaluateJob(config, own.folder, own.part, other_data, own.weights))
+        run_job(EvaluateJob(config, own.folder, own.part, other_data or left, own.weights))
         return 0
 
 

@@ -65,7 +65,9 @@ class Split:
                     f"the {name} part of {what} has sample {wrong:,}, and the data have {samples:,} samples, "
                     f"0 to {samples - 1:,}; split the data that you train on"
                 )
-        both = np.intersect1d(parts["train"], parts["test"])
+        trained = np.zeros(samples, dtype=bool)
+        trained[parts["train"]] = True
+        both = parts["test"][trained[parts["test"]]]
         if len(both):
             raise BadData(
                 f"{what} has {len(both):,} samples in both parts, the first of them {both[0]:,}; take them "

@@ -161,7 +161,8 @@ class EvaluateJob(Job):
     Attributes:
         folder: the run folder.
         part: one of `PARTS`.
-        other_data: `config.data` is other data than the run was trained on.
+        other_data: the part is of other data than the run was trained on, or was left out of its split; it is
+            scaled as that of the run was.
         weights: where other weights are than the run's final ones: see `tutti.exports.sources.read_from`.
     """
 
