@@ -4,7 +4,7 @@ from tutti.data.batches import Batch, Batches, Queue, Round
 from tutti.data.builtin import BUILT_IN
 from tutti.data.opening import open_data
 from tutti.data.parts import DataSet, Part, Scale
-from tutti.data.pool import Pool, divided, open_pool
+from tutti.data.pool import SamplePool, divided, open_pool
 
 __all__ = [
     "BUILT_IN",
@@ -12,9 +12,9 @@ __all__ = [
     "Batches",
     "DataSet",
     "Part",
-    "Pool",
     "Queue",
     "Round",
+    "SamplePool",
     "Scale",
     "divided",
     "open_data",

@@ -84,7 +84,7 @@ class PoolOutline:
         """The memory that the pool takes, in bytes."""
         return sum(_room(shape, dtype) for shape, dtype in self._tensors())
 
-    def laid(self, memory: Tensor) -> Pool:
+    def laid(self, memory: Tensor) -> SamplePool:
         """Return the pool in some memory.
 
         Args:
@@ -100,7 +100,7 @@ class PoolOutline:
             part: (tensors[2 * number], tensors[2 * number + 1])
             for number, (part, _) in enumerate(self.lengths)
         }
-        return Pool(self, parts, sums)
+        return SamplePool(self, parts, sums)
 
     def _tensors(self) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
         """The shape and type of the sums, then of inputs and targets of each part."""
@@ -114,7 +114,7 @@ class PoolOutline:
 
 
 @dataclass(frozen=True)
-class Pool:
+class SamplePool:
     """The samples of a data set in memory: do not write to it, once it is filled.
 
     Attributes:
@@ -162,7 +162,7 @@ class Pool:
         return DataSet(outline.name, first, validation, test, outline.classes, outline.labels)
 
 
-def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | None = None) -> Pool:
+def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | None = None) -> SamplePool:
     """Read a data set into a pool (collective): once per host, into memory that the host's ranks share.
 
     Args:
@@ -195,7 +195,7 @@ def open_pool(data: object, comm: Communicator, options: Mapping[str, object] | 
 
 
 def divided(
-    pool: Pool, comm: Communicator, validation: float, seed: int, place: tuple[str, int] | None = None
+    pool: SamplePool, comm: Communicator, validation: float, seed: int, place: tuple[str, int] | None = None
 ) -> DataSet:
     """Return a data set whose training and validation parts are rows of a pool (collective).
 
@@ -226,7 +226,9 @@ def divided(
     return pool.with_rows(*rows, alone=place is not None)
 
 
-def _rows(pool: Pool, validation: float, seed: int, place: tuple[str, int] | None) -> tuple[Indices, Indices]:
+def _rows(
+    pool: SamplePool, validation: float, seed: int, place: tuple[str, int] | None
+) -> tuple[Indices, Indices]:
     outline, (_, targets) = pool.outline, pool.parts["train"]
     if place is not None:
         file, number = place

@@ -18,7 +18,7 @@ import torch
 from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import Arena
 from tutti.data import DataSet
-from tutti.data.pool import Pool, PoolOutline
+from tutti.data.pool import PoolOutline, SamplePool
 from tutti.data.sources import read_source
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
@@ -44,7 +44,7 @@ class SharedData:
 
     def __init__(self, place: SharedPlace) -> None:
         self._arena, self._index = Arena.open(place.arena), place.table
-        self._seen: dict[_Lying, Pool] = {}
+        self._seen: dict[_Lying, SamplePool] = {}
 
     def open(self, job: TrainJob, comm: Communicator) -> DataSet:
         """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was.
@@ -76,7 +76,7 @@ class SharedData:
                 self._write_index(known)
             return known[key]
 
-    def _pool(self, lying: _Lying) -> Pool:
+    def _pool(self, lying: _Lying) -> SamplePool:
         if lying not in self._seen:
             memory = self._arena.tensor(lying.offset, (lying.outline.nbytes,), torch.uint8)
             self._seen[lying] = lying.outline.laid(memory)

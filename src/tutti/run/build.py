@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
 from tutti.comm.base import Communicator
-from tutti.data import Batch, Batches, DataSet, Part, Pool, Queue, divided, open_data, open_pool
+from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided, open_data, open_pool
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
@@ -100,7 +100,7 @@ def reseed(seed: int, rank: int) -> None:
         torch.default_generator.manual_seed(mixed[2])
 
 
-def open_config_data(job: Job, comm: Communicator, pool: Pool | None = None) -> DataSet:
+def open_config_data(job: Job, comm: Communicator, pool: SamplePool | None = None) -> DataSet:
     """The data set of the configuration (collective); only one rank of each host reads it.
 
     Args:
