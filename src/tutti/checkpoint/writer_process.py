@@ -323,7 +323,7 @@ def _tidied(order: Order) -> str | None:
     try:
         tidy(Path(order.folder), order.step, order.keep)
     except OSError as error:
-        return f"cannot change {error.filename2 or error.filename or order.folder}: {error.strerror}"
+        return f"cannot change {error.filename or order.folder}: {error.strerror}"
     return None
 
 
