@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, r2_score
 
 from tutti.errors import BadData, UnknownName
 from tutti.records.predictions import Predictions
-from tutti.studies.cross_validation.scores import MEASURES, score_folds, write_scores
+from tutti.studies.cross_validation.scores import MEASURES, out_of_fold, score_folds, write_scores
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, NEAREST, labelled
 
@@ -82,6 +82,16 @@ def test_each_prediction_counts_once_out_of_fold():
     assert scores.deviation == pytest.approx(math.sqrt(2) * 0.05)
     assert scores.confusion.tolist() == [[2, 1, 0], [0, 1, 1], [0, 1, 1]]
     assert scores.per_class == (2 / 3, 1 / 2, 1 / 2)
+
+
+def test_predictions_of_all_folds_are_in_the_order_of_the_samples():
+    folds = [
+        Predictions(np.array(rows), np.array(rows)[:, None] + 0.5, np.array(rows))
+        for rows in ([1, 4], [0, 3])
+    ]
+    found = out_of_fold([*folds, folds[0]])
+    assert found.rows.tolist() == found.targets.tolist() == [0, 1, 1, 3, 4, 4]
+    assert found.outputs[:, 0].tolist() == [0.5, 1.5, 1.5, 3.5, 4.5, 4.5]
 
 
 def test_figures_of_scikit_learn_are_these():

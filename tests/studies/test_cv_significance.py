@@ -59,7 +59,7 @@ def test_the_test_gives_the_numbers_of_scikit_learns_example():
     assert "p < 0.001 (adjusted for 6 comparisons)" in found["poly, degree 2", "rbf"].sentence
     assert one.better is None
     assert one.sentence.startswith(
-        "no difference can be told between linear and rbf: -1.00 points, 95 % interval -3.64"
+        "no difference can be told between linear and rbf: linear - rbf is -1.00 points, 95 % interval -3.64"
     )
 
 

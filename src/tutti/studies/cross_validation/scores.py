@@ -122,8 +122,7 @@ def score_folds(
         raise UnknownName("metric", name, MEASURES)
     measure = MEASURES[name].function
     flat = [None if found is None else _labelled(found, amounts) for found in folds]
-    pooled = [one for one in flat if one is not None]
-    outputs, targets = (np.concatenate(part) for part in zip(*pooled, strict=True))
+    outputs, targets = _labelled(out_of_fold(there), amounts)
     confusion = _confusion(outputs, targets, classes) if labels else None
     return Scores(
         name,
@@ -133,6 +132,15 @@ def score_folds(
         () if confusion is None else _per_class(confusion),
         confusion,
     )
+
+
+def out_of_fold(folds: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of all folds together, by the samples' numbers; several repeats give several."""
+    rows, outputs, targets = (
+        np.concatenate([getattr(found, part) for found in folds]) for part in ("rows", "outputs", "targets")
+    )
+    order = np.argsort(rows, kind="stable")
+    return Predictions(rows[order], outputs[order], targets[order])
 
 
 def score_lines(

@@ -88,9 +88,9 @@ class Difference:
         adjusted = f" (adjusted for {self.pairs} comparisons)" if self.pairs > 1 else ""
         if self.better is None:
             return (
-                f"no difference can be told between {self.first} and {self.second}: "
-                f"{amount_of(self.mean, self.metric)}, {self._interval(self.low, self.high)}, "
-                f"{_p(self.adjusted)}{adjusted}{few}"
+                f"no difference can be told between {self.first} and {self.second}: {self.first} - "
+                f"{self.second} is {amount_of(self.mean, self.metric)}, "
+                f"{self._interval(self.low, self.high)}, {_p(self.adjusted)}{adjusted}{few}"
             )
         other = self.second if self.better == self.first else self.first
         low, high = (self.low, self.high) if self.mean > 0 else (-self.high, -self.low)
@@ -111,7 +111,8 @@ def amount_of(value: float, metric: str) -> str:
 
 
 def _number(value: float, metric: str) -> str:
-    return f"{100 * value:.2f}" if MEASURES[metric].share else f"{value:.4g}"
+    # Nothing is -0.00.
+    return f"{round(100 * value, 2) + 0.0:.2f}" if MEASURES[metric].share else f"{value + 0.0:.4g}"
 
 
 def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float, float]:
