@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tutti.errors import BadOption
@@ -22,6 +22,11 @@ CONFIG = TrainConfig()
 FINISHED, STOPPED, FAILED = JobState.FINISHED, JobState.STOPPED, JobState.FAILED
 
 
+tried = settings(
+    derandomize=True, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
 def _jobs(seconds: Sequence[float]) -> list[FarmJob]:
     return [FarmJob(f"job-{number}", CONFIG, cost=cost) for number, cost in enumerate(seconds)]
 
@@ -30,6 +35,7 @@ def _course(job: FarmJob) -> Course:
     return Course(job.cost)
 
 
+@tried
 @given(
     st.lists(st.floats(0.01, 100), max_size=30),
     st.integers(1, 8),
@@ -63,6 +69,7 @@ def test_every_job_ends_once(lengths: list[float], blocks: int, failing: set[int
     assert outcome.busy_s <= blocks * outcome.seconds + 1e-6
 
 
+@tried
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30), st.integers(1, 8))
 def test_the_longest_come_first_and_no_block_idles_while_jobs_wait(lengths: list[float], blocks: int) -> None:
     pool = VirtualPool(blocks, _course)
@@ -146,6 +153,7 @@ def test_a_thousand_blocks_are_busy_almost_all_the_time() -> None:
     assert outcome.utilisation >= 0.97
 
 
+@tried
 @given(st.integers(1, 500), st.integers(1, 64))
 def test_the_number_of_blocks_is_the_least_with_as_few_waves(jobs: int, most: int) -> None:
     found = blocks_for(jobs, most)

@@ -44,6 +44,7 @@ class SharedData:
 
     def __init__(self, place: SharedPlace) -> None:
         self._arena, self._index = Arena.open(place.arena), place.table
+        self._known: dict[str, _Lying] = {}
         self._seen: dict[_Lying, SamplePool] = {}
 
     def open(self, job: TrainJob, comm: Communicator) -> DataSet:
@@ -65,16 +66,20 @@ class SharedData:
 
     def _look_up(self, job: TrainJob) -> _Lying:
         key = _key(job)
-        with self._arena.lock(self._index):
-            known = self._read_index()
-            if key not in known:
-                given, options = given_data(job)
-                contents = read_source(given, options)
-                outline = PoolOutline.of(contents)
-                known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
-                self._pool(known[key]).fill(contents)
-                self._write_index(known)
-            return known[key]
+        if key not in self._known:
+            with self._arena.lock(self._index):
+                self._known = self._read_index()
+                if key not in self._known:
+                    self._read(job, key)
+        return self._known[key]
+
+    def _read(self, job: TrainJob, key: str) -> None:
+        given, options = given_data(job)
+        contents = read_source(given, options)
+        outline = PoolOutline.of(contents)
+        self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
+        self._pool(self._known[key]).fill(contents)
+        self._write_index()
 
     def _pool(self, lying: _Lying) -> SamplePool:
         if lying not in self._seen:
@@ -90,8 +95,8 @@ class SharedData:
         known: dict[str, _Lying] = pickle.loads(words.cast("B")[:length])
         return known
 
-    def _write_index(self, known: dict[str, _Lying]) -> None:
-        content = pickle.dumps(known)
+    def _write_index(self) -> None:
+        content = pickle.dumps(self._known)
         if 8 + len(content) > INDEX_BYTES:
             # It is read again by each block: slower, and no less right.
             return

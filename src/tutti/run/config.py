@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from copy import deepcopy
+from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -270,7 +272,8 @@ class TrainConfig:
 
     def as_json(self) -> dict[str, Any]:
         """The configuration as JSON values."""
-        return asdict(self)
+        values = vars(self).items()
+        return {name: deepcopy(value) if isinstance(value, dict) else value for name, value in values}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> TrainConfig:
@@ -373,15 +376,21 @@ def type_name(of: Field[Any]) -> str:
 
 
 def _check_types(config: TrainConfig) -> None:
-    for f in fields(config):
-        value, (types, words) = getattr(config, f.name), _TYPES[type_name(f)]
-        if value is None and str(f.type).endswith("| None"):
+    for name, types, words, optional in _types_of_fields():
+        value = getattr(config, name)
+        if value is None and optional:
             continue
         if not isinstance(value, types) or isinstance(value, bool) is not (types == (bool,)):
-            raise BadOption(f"{flag(f.name)} is {value!r}; give {words}")
+            raise BadOption(f"{flag(name)} is {value!r}; give {words}")
         if isinstance(value, dict):
             for key, item in value.items():
-                _check_option(f"{flag(f.name).removesuffix('-options')}.{key}", item)
+                _check_option(f"{flag(name).removesuffix('-options')}.{key}", item)
+
+
+@cache
+def _types_of_fields() -> list[tuple[str, tuple[type, ...], str, bool]]:
+    """For each field its name, its types, these in words, and whether it may be None."""
+    return [(f.name, *_TYPES[type_name(f)], str(f.type).endswith("| None")) for f in fields(TrainConfig)]
 
 
 def _check_option(name: str, value: object) -> None:

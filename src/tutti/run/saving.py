@@ -49,7 +49,6 @@ class Saving:
         self.saver = Saver(comm, folder / checkpoints.FOLDER, parts.config.keep)
         self.folder, self.lost = folder, False
         self.step: int | None = None
-        self._facts: Json = facts_of(parts.config, parts.task.dataset) if comm.rank == 0 else {}
 
     def agenda(self, strategy: Strategy) -> Agenda:
         """Return the times at which this run is saved, or stops.
@@ -76,6 +75,10 @@ class Saving:
         end = config.checkpoint != AUTO or self._job.resume is not None
         return Agenda(self._comm, Wishes(every, end, stop, strategy.pace is Pace.FREE, strategy.period))
 
+    def _facts(self) -> Json:
+        """What a checkpoint says of model and data. To look at the data takes time: most runs save rarely."""
+        return facts_of(self._parts.config, self._parts.task.dataset) if self._comm.rank == 0 else {}
+
     def save(self, step: int, state: State, final: bool) -> None:
         """Keep this rank's state; that of the end, or of a stop, is on the disk when this returns."""
         history = state.shared["training"]["history"]
@@ -84,7 +87,7 @@ class Saving:
         if self.step is None and self._comm.rank == 0:
             warn_of_lost([state.joint, state.alone])
         self.step = step
-        self.saver.save(step, self._parts.portion.to_whole(state), self._facts, score, wait=final)
+        self.saver.save(step, self._parts.portion.to_whole(state), self._facts(), score, wait=final)
         if final:
             self.lost = cast("bool", self._comm.broadcast_object(self.saver.last != step))
 
