@@ -1,15 +1,23 @@
-"""The check that the losses of a GPU stay finite, some steps late: reading the newest would mean to wait."""
+"""The check that losses and weights stay finite, and what is said when they do not."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 from torch import Tensor
 
+from tutti.errors import NotFinite
+from tutti.replica import Replica
+
 EVERY: Final = 50
 """Steps from one look to the next."""
+
+_REMEDY: Final = (
+    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +45,13 @@ class RunningSum:
 
 
 class FiniteCheck:
-    """A look at a running sum now and then, each time at what it was the time before.
+    """A look at the sum of a GPU's losses now and then, each time at what it was the time before.
 
         CPU    tells 1 to 50 │ tells 51 to 100 │ waits for 50, tells 101 to 150 │ waits for 100, tells ...
         GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
 
-    The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead.
+    The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead: reading
+    the newest sum would mean to wait.
     """
 
     def __init__(self, every: int = EVERY) -> None:
@@ -81,3 +90,38 @@ def _ask(total: Tensor, first: int, last: int) -> RunningSum:
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         there.record()
     return RunningSum(first, last, copy, there)
+
+
+def refuse_sum(replica: Replica, rank: int, seen: RunningSum | None, epoch: int) -> None:
+    """Refuse what a GPU has summed up, if it was looked at, as `refuse_loss` does."""
+    if seen is not None and not math.isfinite(seen.total):
+        steps = f"steps {seen.first} to {seen.last}" if seen.first < seen.last else f"step {seen.last}"
+        refuse_loss(replica, rank, seen.total, epoch, steps)
+
+
+def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str) -> NoReturn:
+    """Raise NotFinite for a loss that is not finite.
+
+    Args:
+        replica: what has computed it.
+        rank: on which.
+        loss: as it is.
+        epoch: from 0.
+        steps: in which, in words.
+    """
+    name = replica.first_not_finite()
+    where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
+    raise NotFinite(
+        f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; "
+        f"{where if name else 'all weights and gradients are finite'}. {_REMEDY}"
+    )
+
+
+def refuse_broken_weights(replica: Replica, rank: int, step: int) -> None:
+    """Raise NotFinite if the last update has broken weights, which no loss may have shown."""
+    name = replica.first_not_finite()
+    if name is not None:
+        raise NotFinite(
+            f"parameter '{name}' is no longer finite after step {step} on rank {rank}, though the loss was. "
+            f"{_REMEDY}"
+        )

@@ -11,20 +11,17 @@ from typing import Final, cast
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
-from tutti.errors import BadOption, NotFinite
-from tutti.object_state import load_state_of, state_of
-from tutti.optim.sharded import announce, equal_slices
-from tutti.optim.state import names_in_groups, options_of
+from tutti.optim.sharded import equal_slices
+from tutti.optim.state import names_in_groups
 from tutti.records.heartbeat import VALIDATING, WAITING
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.replica import Replica
-from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
+from tutti.state import Held, Saved, State, TensorPiece, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import SampleMasks, drawn_by_sample
@@ -36,7 +33,8 @@ from tutti.training.evaluation import (
     mean_buffers,
     named_buffers,
 )
-from tutti.training.finite_check import FiniteCheck, RunningSum
+from tutti.training.finite_check import FiniteCheck, refuse_broken_weights, refuse_loss, refuse_sum
+from tutti.training.learning_rate import LearningRate
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.random_state import load_random_state, random_state
@@ -124,14 +122,14 @@ class Trainer:
         self._compute_batch = workers.compute or self._forward_backward
         self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
         self._objective, self._loss, self._arithmetic = objective, objective.loss, objective.arithmetic
-        self._batches, self._schedule, self._balance = schedule.batches, schedule.lr, schedule.balance
-        self._updates = schedule.updates
+        self._batches, self._balance, self._updates = schedule.batches, schedule.balance, schedule.updates
+        self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.updates, schedule.stepped)
         self._validation_plan, self._hooks, self._agenda = validation, hooks or Hooks(), agenda
         self._progress = self._hooks.progress
         self._now = perf_counter if self._seconds_per_sample is None else self.comm.clock
         self._stages, self._look_s = StageTimer(self._now), look_s(self._now)
         self.worker.updating.clock = self._now
-        self._step, self._steps, self._scheduled, self._lr = 0, 0, schedule.stepped, math.nan
+        self._step, self._steps, self._lr = 0, 0, math.nan
         self._shares: dict[float, Tensor] = {}
         self._finite_check = FiniteCheck()
         self._history: list[EpochRecord] = []
@@ -311,7 +309,7 @@ class Trainer:
             self.worker.finish()
         else:
             self.worker.settle()
-        self._refuse_broken_weights()
+        refuse_broken_weights(self.replica, self.comm.rank, self._step)
         average_buffers(self.replica, self.comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
@@ -326,11 +324,12 @@ class Trainer:
             if on_step is not None:
                 on_step(made)
                 stages.start()
-            loaded = self._schedule_until(made)
+            self._learning_rate.step_until(made)
+            loaded = stages.lap("update")
             late = self.worker.is_late()
             samples, weight = (0, 0.0) if late else self._compute(passes, epoch, tally)
             computed = stages.last
-            self._lr = self._optimizer.param_groups[0]["lr"]
+            self._lr = self._learning_rate.value
             if not late and (samples or not self._batches.own):
                 self._divide(made, passes, samples, weight)
                 self.worker.step()
@@ -350,11 +349,13 @@ class Trainer:
                 if self.stopped is not None:
                     return
         self._step = last
-        self._schedule_until(last)
+        self._learning_rate.step_until(last)
+        stages.lap("update")
         if isinstance(tally.loss, Tensor):
             if last < self._updates:
                 self._batches.prepare(epoch + 1)
-            self._refuse_sum(epoch, self._finite_check.last(tally.loss, last))
+            seen = self._finite_check.last(tally.loss, last)
+            refuse_sum(self.replica, self.comm.rank, seen, epoch)
             stages.lap("backward")
 
     def _pause_between_epochs(self, agenda: Agenda) -> None:
@@ -428,7 +429,7 @@ class Trainer:
             "lr": float(self._lr),
             "groups": names_in_groups(self._optimizer, names),
             "names": names_in_state(module),
-            "schedule": self._schedule_state(),
+            "schedule": self._learning_rate.state(),
             "buffers": mean_buffers(module, self.comm),
             "history": [to_json(record) for record in self._history],
             "unvalidated": [to_json(record) for record in self._unvalidated],
@@ -436,7 +437,7 @@ class Trainer:
         own = {
             "buffers": named_buffers(self.replica.module),
             "random": random_state(),
-            "schedule": self._schedule_state(),
+            "schedule": self._learning_rate.state(),
             "steps": self._steps,
             "stages": self._stages.seconds(),
             "traffic": self.worker.traffic.values(),
@@ -495,8 +496,7 @@ class Trainer:
             )
         self._resumed = Resumed(at["seconds"], sums)
         load_buffers(self.replica.module, at["buffers"] if own is None else own["buffers"])
-        if self._schedule is not None:
-            self._load_schedule(self._schedule, (own or at)["schedule"], at["updates"])
+        self._learning_rate.load_state((own or at)["schedule"], at["updates"], self._step)
         self._lr = at["lr"]
         if "worker" in saved.shared:  # Otherwise it was another strategy's.
             self.worker.load_state(saved.part("worker"))
@@ -509,31 +509,6 @@ class Trainer:
         self._judge()
         self.comm.barrier()
 
-    def _schedule_state(self) -> Values:
-        """Return where the learning rate is: what the schedule knows, if that can be kept, and has set."""
-        try:
-            kept = {} if self._schedule is None else state_of(self._schedule, "schedule")
-        except BadOption:
-            kept = None  # It is stepped anew.
-        return {"made": self._scheduled, "state": kept, "options": options_of(self._optimizer)}
-
-    def _load_schedule(self, schedule: LRScheduler, at: Values, updates: int) -> None:
-        """Have the learning rate go on; on another way if the run has another length than it had."""
-        if updates == self._updates and at["state"] is not None:
-            self._scheduled = at["made"]
-            load_state_of(schedule, at["state"])
-        else:
-            # It has been stepped before the run was interrupted.
-            announce(self._optimizer)
-            self._schedule_until(self._step)
-
-    def _schedule_until(self, updates: int) -> float:
-        """Step the schedule until it stands where it belongs after so many updates; returns the time."""
-        while self._schedule is not None and self._scheduled < updates:
-            self._schedule.step()
-            self._scheduled += 1
-        return self._stages.lap("update")
-
     def _compute(self, passes: Sequence[Batch], epoch: int, tally: Tally) -> tuple[int, float]:
         """Forward and backward of this rank's part of an update; returns its samples, and their weight."""
         before, weight = tally.samples, 0.0
@@ -541,7 +516,8 @@ class Trainer:
             if batch.share or self._collective:
                 weight += self._pass(batch, epoch, tally)
         if isinstance(tally.loss, Tensor):
-            self._refuse_sum(epoch, self._finite_check.note(tally.loss, self._step + 1))
+            seen = self._finite_check.note(tally.loss, self._step + 1)
+            refuse_sum(self.replica, self.comm.rank, seen, epoch)
             self._stages.lap("backward")
         self._charge(tally.samples - before)
         return tally.samples - before, weight
@@ -570,7 +546,7 @@ class Trainer:
         tally.add(computed.loss, computed.outputs, computed.targets, weight)
         self._stages.lap("backward", computed.seconds)
         if isinstance(computed.loss, float) and not math.isfinite(computed.loss):
-            self._refuse_loss(epoch, computed.loss, f"step {self._step + 1}")
+            refuse_loss(self.replica, self.comm.rank, computed.loss, epoch, f"step {self._step + 1}")
         return weight
 
     def _forward_backward(self, batch: Batch) -> Computed:
@@ -613,35 +589,6 @@ class Trainer:
         mine = RankRecord(self._steps, samples, stages, measuring_s, **exchanged)
         self._steps = 0
         return cast("list[RankRecord]", self._everyone.all_gather_objects(mine))
-
-    def _refuse_sum(self, epoch: int, seen: RunningSum | None) -> None:
-        """Refuse what a GPU has summed up, as soon as that is known."""
-        if seen is not None and not math.isfinite(seen.total):
-            steps = f"steps {seen.first} to {seen.last}" if seen.first < seen.last else f"step {seen.last}"
-            self._refuse_loss(epoch, seen.total, steps)
-
-    def _refuse_loss(self, epoch: int, loss: float, step: str) -> None:
-        name = self.replica.first_not_finite()
-        where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
-        raise NotFinite(
-            f"the loss became {loss} in {step} (epoch {epoch + 1}) on rank {self.comm.rank}; "
-            f"{where if name else 'all weights and gradients are finite'}. {_REMEDY}"
-        )
-
-    def _refuse_broken_weights(self) -> None:
-        """The last update may break weights without any loss having shown it."""
-        name = self.replica.first_not_finite()
-        if name is None:
-            return
-        raise NotFinite(
-            f"parameter '{name}' is no longer finite after step {self._step} on rank {self.comm.rank}, "
-            f"though the loss was. {_REMEDY}"
-        )
-
-
-_REMEDY = (
-    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
-)
 
 
 def _rate(samples: int, seconds: float) -> float:

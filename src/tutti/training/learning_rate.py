@@ -1,0 +1,68 @@
+"""The learning rate of a run: its schedule, and how far that has been stepped."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from tutti.errors import BadOption
+from tutti.object_state import load_state_of, state_of
+from tutti.optim.sharded import announce
+from tutti.optim.state import options_of
+from tutti.state import Values
+
+
+class LearningRate:
+    """The rate of a run's updates.
+
+    Args:
+        optimizer: its options are what the schedule sets.
+        schedule: stepped once for each update; None: the rate stays.
+        updates: how many the run makes.
+        stepped: how many steps the schedule has made already.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: LRScheduler | None, updates: int, stepped: int
+    ) -> None:
+        self._optimizer, self._schedule = optimizer, schedule
+        self._updates, self._stepped = updates, stepped
+
+    @property
+    def value(self) -> float:
+        """That of the first group of parameters."""
+        return cast("float", self._optimizer.param_groups[0]["lr"])
+
+    def step_until(self, updates: int) -> None:
+        """Step the schedule until it stands where it belongs after so many updates."""
+        while self._schedule is not None and self._stepped < updates:
+            self._schedule.step()
+            self._stepped += 1
+
+    def state(self) -> Values:
+        """Return what the schedule knows, if that can be kept, and has set."""
+        try:
+            kept = {} if self._schedule is None else state_of(self._schedule, "schedule")
+        except BadOption:
+            kept = None  # It is stepped anew.
+        return {"made": self._stepped, "state": kept, "options": options_of(self._optimizer)}
+
+    def load_state(self, at: Values, updates: int, made: int) -> None:
+        """Go on from an earlier state, or on another way if the run has another length than it had.
+
+        Args:
+            at: what `state` gave.
+            updates: how many the run was to make then.
+            made: how many it had made.
+        """
+        if self._schedule is None:
+            return
+        if updates == self._updates and at["state"] is not None:
+            self._stepped = at["made"]
+            load_state_of(self._schedule, at["state"])
+        else:
+            # It has been stepped before the run was interrupted.
+            announce(self._optimizer)
+            self.step_until(made)
