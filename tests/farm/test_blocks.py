@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, St
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.json_lines import read_lines
+from tutti.records.usage import UsageRecord
 from tutti.run.config import TrainConfig
 
 TINY = TrainConfig(model="mlp", model_options={"hidden": [4]}, data="digits", steps=2, batch_size=8)
@@ -245,6 +248,8 @@ def test_nothing_grows_with_the_number_of_jobs(tmp_path: Path) -> None:
             rank = max(ranks, key=lambda one: one.cpu_times().user)
             maps = len(Path(f"/proc/{rank.pid}/maps").read_text().splitlines())
             sizes.append((rank.num_fds(), maps, rank.memory_info().rss))
+            while not (folder.usage.exists() and read_lines(folder.usage, UsageRecord).records):
+                time.sleep(0.01)
 
     jobs = [FarmJob(str(number), TINY, cost=200 - number) for number in range(200)]
     outcomes, _ = _work_with(folder, jobs, look)

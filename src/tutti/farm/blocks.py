@@ -52,6 +52,7 @@ from tutti.launch.rank_processes import (
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, Stopping
 from tutti.launch.supervisor import CAUSE_S
+from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import FarmEvent, FarmFolder, JobState
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import CONFIG, LOG, RunFolder
@@ -121,6 +122,10 @@ def work_on(
             crowded = bool(placement.warnings)
             server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
             pool = HostPool(server, folder, placement, count, stopping)
+            # One for all jobs: to start one for each would take longer than many a job.
+            sampler = Sampler({}, allowed_cores().logical)
+            stack.callback(sampler.abandon)
+            sampler.begin(folder.usage)
             finisher = stack.enter_context(Finisher())
             # Before the finisher ends.
             stack.callback(pool.close)

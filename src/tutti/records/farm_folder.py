@@ -3,6 +3,7 @@
     farm.json             what the farm was asked, and its jobs: `FarmPlan`
     farm.seal             proof that this user has written it, if it names code: `tutti.run.trust`
     splits.npz            the rows of each fold, of a cross-validation
+    usage.jsonl           one `UsageRecord` a line: the cores of this host while the farm was worked on
     events.jsonl          one `FarmEvent` a line: which block has worked on which job, and when
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
@@ -36,6 +37,7 @@ FARM: Final = "farm.json"
 FARM_SEAL: Final = "farm.seal"
 SPLITS: Final = "splits.npz"
 EVENTS: Final = "events.jsonl"
+USAGE: Final = "usage.jsonl"
 JOBS: Final = "jobs"
 
 VERSION: Final = 1
@@ -180,6 +182,11 @@ class FarmFolder:
     def splits(self) -> Path:
         """The file with the rows of each fold."""
         return self.path / SPLITS
+
+    @property
+    def usage(self) -> Path:
+        """The file with the samples of cores."""
+        return self.path / USAGE
 
     def lock(self) -> FolderLock:
         """Lock the farm, which one process works on at a time.

@@ -129,7 +129,7 @@ def train(comm: Communicator, job: TrainJob, around: Surroundings) -> RunOutcome
         UserError: the input is wrong.
     """
     config = job.config
-    if job.write and job.resume is None and comm.rank == 0:
+    if job.write and job.resume is None and comm.rank == 0 and around.alone:
         check_writable(config.out)
     checkpoint = None if job.resume is None else found_by(comm, job.resume)
     with seeded(config.seed), default_floats(job.floats):
