@@ -1,0 +1,288 @@
+"""The estimators.
+
+They follow scikit-learn's conventions: `__init__` keeps its arguments as they are, `fit` checks the data, and
+attributes that end with an underscore exist after it. Inputs become floats and are not scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from copy import deepcopy
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.data.arrays import float_dtype
+from tutti.data.parts import Part
+from tutti.run.api import train
+from tutti.run.config import Options
+from tutti.sklearn.pickled_module import PickledModule
+from tutti.strategies import Strategy
+from tutti.training.precision import FP32, Arithmetic
+from tutti.training.prediction import predict
+
+Array = NDArray[Any]
+
+OWN: Final = ("model", "random_state", "verbose")
+"""The parameters that are no arguments of `tutti.train`, or need more than being passed on."""
+
+OF_OPTIONS: Final = "_options__"
+"""Joins a part and one of its options in the name of a parameter: model_options__hidden."""
+
+
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """The base of the estimators.
+
+    A parameter means what the argument of `tutti.train` of the same name does; None leaves that at its
+    default. One option of a part is a parameter, too: `set_params(model_options__hidden=[64])`, or
+    `model_options__hidden` in the grid of a search.
+
+    Args:
+        model: a name, an `nn.Module` (each fit begins with its weights, and leaves it as it is), or a
+            function or class that makes one, and is told `shape` (of one sample) and `outputs`.
+        model_options: of the model, such as {"hidden": [64, 32]}.
+        loss: a name or a function; "auto" is cross entropy for classes, the squared error for numbers.
+        optimizer: a name of `torch.optim`, a class, or a function; by default adam.
+        optimizer_options: of the optimizer, such as {"weight_decay": 1e-4}.
+        lr: learning rate; by default the optimizer's own.
+        schedule: a name of `torch.optim.lr_scheduler`, or a function; stepped after each update.
+        schedule_options: of the schedule.
+        epochs: passes over the samples; 20 if neither epochs nor steps are given.
+        steps: weight updates, instead of epochs.
+        batch_size: samples behind one weight update.
+        clip_norm: largest 2-norm of the gradient.
+        validation: share of the samples that is kept aside, to validate on after each epoch.
+        stop: when to end earlier, such as "validation loss not better for 4 epochs".
+        restore_best: end with the weights of the best epoch.
+        strategy: the way in which several workers train together.
+        strategy_options: of the strategy.
+        workers: how many ranks train. One trains in this process; several are processes of their own.
+        threads: of each rank. By default one worker uses as many as torch does in this process, of which
+            joblib gives each of its processes a share; several divide the cores.
+        precision: arithmetic of forward and backward: "fp32", "bf16" or "fp64".
+        device: "cpu" or "cuda".
+        random_state: decides the initial weights, the validation part and the order of the samples. A whole
+            number is the seed of `tutti.train`.
+        verbose: print what `tutti.train` prints.
+
+    Attributes:
+        module_: the trained model.
+        history_: one record for each epoch.
+        summary_: the totals.
+        n_features_in_: how many features a sample has; of images, how many channels.
+        feature_names_in_: their names, if the inputs were a data frame.
+    """
+
+    def __init__(
+        self,
+        model: str | nn.Module | Callable[..., nn.Module] = "mlp",
+        *,
+        model_options: Options | None = None,
+        loss: str | Callable[..., Tensor] = "auto",
+        optimizer: str | Callable[..., Optimizer] | None = None,
+        optimizer_options: Options | None = None,
+        lr: float | None = None,
+        schedule: str | Callable[..., Any] | None = None,
+        schedule_options: Options | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch_size: int = 32,
+        clip_norm: float | None = None,
+        validation: float = 0.0,
+        stop: str | None = None,
+        restore_best: bool = False,
+        strategy: str | Strategy | None = None,
+        strategy_options: Options | None = None,
+        workers: int | str = 1,
+        threads: int | None = None,
+        precision: str = "fp32",
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.model_options = model_options
+        self.loss = loss
+        self.optimizer = optimizer
+        self.optimizer_options = optimizer_options
+        self.lr = lr
+        self.schedule = schedule
+        self.schedule_options = schedule_options
+        self.epochs = epochs
+        self.steps = steps
+        self.batch_size = batch_size
+        self.clip_norm = clip_norm
+        self.validation = validation
+        self.stop = stop
+        self.restore_best = restore_best
+        self.strategy = strategy
+        self.strategy_options = strategy_options
+        self.workers = workers
+        self.threads = threads
+        self.precision = precision
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @override
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters by name.
+
+        Args:
+            deep: each option of a part, too.
+        """
+        params: dict[str, Any] = super().get_params(deep)
+        if deep:
+            tables = {name: value for name, value in params.items() if isinstance(value, dict)}
+            params |= {f"{name}__{key}": one for name, table in tables.items() for key, one in table.items()}
+        return params
+
+    @override
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, or options of a part beside those that it has: `model_options__hidden=[64]`."""
+        options = {name: value for name, value in params.items() if OF_OPTIONS in name}
+        super().set_params(**{name: value for name, value in params.items() if name not in options})
+        for name, value in options.items():
+            table, _, key = name.partition("__")
+            super().set_params(**{table: {**(getattr(self, table, None) or {}), key: value}})
+        return self
+
+    def _train(self, inputs: Array, targets: Array, loss: str, data_options: Options) -> None:
+        """Train a new model, by this loss unless there is another among the parameters."""
+        params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
+        if params["loss"] == "auto":
+            params["loss"] = loss
+        if params["threads"] is None and str(self.workers) == "1":
+            params["threads"] = torch.get_num_threads()
+        params = {name: _plain(value) for name, value in params.items() if value is not None}
+        # Of tensors the dimensions keep their order.
+        data = torch.from_numpy(inputs), torch.from_numpy(targets)
+        model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
+        result = train(
+            model, data, data_options=data_options, seed=self._seed(), quiet=not self.verbose, **params
+        )
+        self.module_, self.history_, self.summary_ = result.model.eval(), result.history, result.summary
+
+    def _seed(self) -> int:
+        random = check_random_state(self.random_state)
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(random.randint(np.iinfo(np.int32).max))
+
+    def _outputs(self, X: Any) -> Tensor:
+        """Compute the outputs of the model, as float64."""
+        check_is_fitted(self)
+        inputs = torch.from_numpy(validate_data(self, X, reset=False, **_inputs()))
+        arithmetic = Arithmetic(self.precision, device=self.device)
+        module = self.module_ if arithmetic == FP32 else arithmetic.prepare(deepcopy(self.module_))
+        with closing(HostCommunicator.alone()) as comm:
+            outputs = predict(module, Part(inputs, torch.zeros(len(inputs))), comm, arithmetic)
+        assert outputs is not None, "rank 0 has them"
+        return outputs.double()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        if "module_" in state:
+            state = {**state, "module_": PickledModule.of(self.module_)}
+        return state
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        module = state.get("module_")
+        if isinstance(module, PickledModule):
+            state = {**state, "module_": module.load()}
+        super().__setstate__(state)
+
+
+class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+    """A classifier.
+
+    The arguments and attributes of `Estimator`, and:
+
+    Attributes:
+        classes_: the labels, numbers or texts, in sorted order: that of the model's outputs.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train a new model.
+
+        Args:
+            X: inputs of shape (samples, features), or of further dimensions for models that take them.
+            y: a label for each sample.
+
+        Raises:
+            ValueError: data that cannot be used.
+            UserError: a parameter that cannot be used; the message says what to do.
+        """
+        inputs, labels = validate_data(self, X, y, **_inputs())
+        check_classification_targets(labels)
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        self._train(inputs, numbers, "cross_entropy", {"classes": len(self.classes_)})
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """Compute the probability of each class, of shape (samples, classes): the softmax of the outputs."""
+        outputs: Array = self._outputs(X).softmax(1).numpy()
+        return outputs
+
+    def predict(self, X: Any) -> Array:
+        """Return the most probable label of each sample."""
+        numbers = self._outputs(X).argmax(1).numpy()
+        labels: Array = self.classes_[numbers]
+        return labels
+
+
+class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[misc]
+    """A regressor of one or several numbers for each sample.
+
+    The arguments and attributes of `Estimator`.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train a new model.
+
+        Args:
+            X: inputs of shape (samples, features), or of further dimensions for models that take them.
+            y: numbers, of shape (samples,) or (samples, outputs).
+
+        Raises:
+            ValueError: data that cannot be used.
+            UserError: a parameter that cannot be used; the message says what to do.
+        """
+        inputs, targets = validate_data(self, X, y, multi_output=True, y_numeric=True, **_inputs())
+        self._shape = targets.shape[1:]
+        self._train(inputs, targets.astype(float_dtype()), "mse", {})
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Compute the numbers of each sample, of the shape that they had in `fit`."""
+        outputs: Array = self._outputs(X).reshape(-1, *self._shape).numpy()
+        return outputs
+
+
+def _inputs() -> dict[str, Any]:
+    """What `validate_data` is to make of inputs."""
+    return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
+
+
+def _plain(value: Any) -> Any:
+    """Return what NumPy has drawn for a search in the numbers and lists of Python."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
