@@ -52,7 +52,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_the_supervisor_s_side_imports_neither_torch_nor_mpi() -> None:
-    heavy = "[name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules]"
+    heavy = "[name for name in ('torch', 'mpi4py', 'numpy', 'sklearn') if name in sys.modules]"
     program = [sys.executable, "-c", f"import sys, {', '.join(LIGHT)}; print({heavy})"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

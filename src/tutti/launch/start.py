@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pkgutil import resolve_name
+from typing import Final
 
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.world import end_mpi_job, join
+
+ONE_AT_A_TIME: Final = threading.RLock()
+"""Held by the thread that is a rank: random generators and torch's settings are those of the process."""
 
 
 def start(
@@ -70,14 +75,15 @@ def _alone(entry: str, payload: bytes, placement: Placement) -> object:
 
     from tutti.comm.shm.communicator import HostCommunicator
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(placement.threads or before)
-    comm = HostCommunicator.alone()
-    try:
-        return resolve_name(entry)(comm, payload)
-    finally:
-        comm.close()
-        torch.set_num_threads(before)
+    with ONE_AT_A_TIME:
+        before = torch.get_num_threads()
+        torch.set_num_threads(placement.threads or before)
+        comm = HostCommunicator.alone()
+        try:
+            return resolve_name(entry)(comm, payload)
+        finally:
+            comm.close()
+            torch.set_num_threads(before)
 
 
 def _in_mpi_job(

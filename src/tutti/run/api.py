@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tutti import models
 from tutti.errors import BadOption, RunStopped, UnknownName
+from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
@@ -248,7 +249,7 @@ def _refuse_unknown(options: Mapping[str, object]) -> None:
 def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Module:
     """The caller's module, or a new one, with the trained weights."""
     if not isinstance(model, nn.Module):
-        with seeded(job.config.seed):
+        with ONE_AT_A_TIME, seeded(job.config.seed):
             reseed(job.config.seed, 0)
             options = job.config.model_options
             built = models.build(named_or_given(job, "model"), outcome.shape, outcome.outputs, options)

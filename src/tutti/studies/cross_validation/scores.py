@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import metrics
 
+from sklearn import metrics
 from tutti.errors import BadData, UnknownName
 from tutti.records.files import refusing, replace_file
 from tutti.records.predictions import Predictions
