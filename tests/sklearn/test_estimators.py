@@ -153,7 +153,7 @@ def test_a_module_is_left_as_it_is_and_each_fit_begins_with_its_weights() -> Non
 
 
 def test_images_keep_the_order_of_their_dimensions() -> None:
-    """Their last dimension looks like colours, which `tutti.train` would take for the channels of an array."""
+    """Their last dimension looks like colours: of an array, `tutti.train` would take it for the channels."""
     model = nn.Sequential(nn.Conv2d(5, 1, 1), nn.Flatten(), nn.Linear(12, 3))
     images = np.random.default_rng(0).normal(size=(60, 5, 4, 3))
     made = classifier(model, model_options=None, epochs=1).fit(images, Y)
