@@ -1,4 +1,4 @@
-"""Models that do what a job must not do."""
+"""Models that do what a job must not do, and data that say when they are read."""
 
 from __future__ import annotations
 
@@ -84,3 +84,10 @@ def careless(shape: tuple[int, ...], outputs: int, folder: str) -> nn.Module:
     torch.manual_seed(0)
     os.chdir("/")
     return model
+
+
+def counted(folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Note that the data are read, and return some that depend on the seed."""
+    with Path(folder, "reads").open("a") as file:
+        file.write("read\n")
+    return torch.rand(64, 4), torch.arange(64) % 2

@@ -16,12 +16,14 @@ from safetensors.torch import load_file
 
 import tutti
 from tutti.errors import BadOption, BadRunFolder
+from tutti.farm.block_main import PRUNED
 from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import EpochEnded, Happening, JobBegan, JobEnded, Stopping
 from tutti.farm.jobs import FarmJob, JobList, JobOutcome
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.json_lines import read_lines
+from tutti.records.run import EpochRecord
 from tutti.records.usage import UsageRecord
 from tutti.run.config import TrainConfig
 
@@ -167,6 +169,57 @@ def test_a_block_of_several_ranks(tmp_path: Path) -> None:
     assert summary.test == alone.summary.test
     assert summary.world.ranks == 2
     assert outcomes["served"].state is JobState.FINISHED
+
+
+def test_data_are_read_once_for_all_jobs_that_see_the_same(tmp_path: Path) -> None:
+    data = {"data": f"{BAD}:counted", "data_options": {"folder": str(tmp_path)}}
+    jobs = [_job(f"job-{number}", lr=0.1 * (1 + number), **data) for number in range(4)]
+    folder = _farm(tmp_path / "farm")
+    _work(folder, jobs, blocks=2)
+    assert (tmp_path / "reads").read_text() == "read\n"
+    # This one draws others: with another seed it would not be the same run.
+    outcomes, _ = _work(folder, [_job("other", seed=1, **data)], block=2, blocks=1)
+    assert (tmp_path / "reads").read_text() == "read\n" * 2
+    alone = tutti.train(
+        "mlp", data["data"], data_options=data["data_options"], model_options={"hidden": [4]}, steps=2,
+        batch_size=8, seed=1, workers=2, threads=1, quiet=True,
+    )  # fmt: skip
+    assert outcomes["other"].summary is not None
+    assert outcomes["other"].summary.validation == alone.summary.validation
+
+
+class Pruner(JobList):
+    """Ends each job with its second epoch."""
+
+    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
+        """Tell whether it is the second."""
+        return record.epoch == 2
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_source_ends_prunable_jobs_after_an_epoch(tmp_path: Path, block: int) -> None:
+    config = TINY.changed({"epochs": 4, "batch_size": 256})
+    short = config.changed({"epochs": 1})
+    source = Pruner(
+        [
+            FarmJob("pruned", config, 3, prunable=True),
+            # Nobody waits for the answer to its only epoch.
+            FarmJob("short", short, 2, prunable=True),
+            FarmJob("whole", config, 1),
+        ]
+    )
+    work_on(_farm(tmp_path / "farm"), source, block=block, blocks=1, threads=1)
+    summaries = {name: outcome.summary for name, outcome in source.outcomes.items()}
+    assert {name: one and one.epochs for name, one in summaries.items()} == {
+        "pruned": 2,
+        "short": 1,
+        "whole": 4,
+    }
+    assert {name: one and one.ended_early for name, one in summaries.items()} == {
+        "pruned": PRUNED,
+        "short": None,
+        "whole": None,
+    }
 
 
 def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:

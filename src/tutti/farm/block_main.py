@@ -14,7 +14,7 @@ import gc
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Final, cast
 
 from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import Arena
@@ -22,13 +22,16 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.farm.isolation import globals_kept, printed_to
-from tutti.farm.messages import BlockReady, EpochNote, TaskDone, TrainTask
+from tutti.farm.messages import BlockReady, EpochAnswer, EpochNote, TaskDone, TrainTask
 from tutti.farm.shared_data import SharedData
 from tutti.launch.control_channel import Channel, own
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
 from tutti.run.train import Surroundings, train
 from tutti.training.progress import Progress
+
+PRUNED: Final = "those who compare it with other runs have ended it"
+"""Why a run ends early that was not promising."""
 
 
 def work(comm: Communicator, payload: bytes) -> None:
@@ -53,18 +56,21 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 def _next(comm: Communicator, channel: Channel | None) -> TrainTask | None:
     """The next task, the same on all ranks; None: there are no more."""
-    task = None
+    task: object = None
     if channel is not None:
         try:
             task = channel.receive()
+            while isinstance(task, EpochAnswer):
+                # To the last epoch, after which nobody has asked.
+                task = channel.receive()
         except EOFError:
             task = None
     return cast("TrainTask | None", comm.broadcast_object(task))
 
 
 def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Channel | None) -> TaskDone:
-    follower = Progress() if channel is None else _Reporter(channel)
-    around = Surroundings(follower, data.open, alone=False)
+    reporter = _Reporter(channel, task.asks)
+    around = Surroundings(reporter, data.open, reporter.ends if task.asks else None, alone=False)
     with printed_to(task.log), globals_kept(), _communicator(comm) as ranks:
         outcome = train(ranks, task.job, around)
         return TaskDone(outcome.summary, outcome.stopped)
@@ -92,11 +98,28 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
 
 
 class _Reporter(Progress):
-    """Tells the coordinator of each epoch."""
+    """Tells the coordinator of each epoch, and hears from it whether that is the last one.
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    Args:
+        channel: to the coordinator, on rank 0; None elsewhere.
+        asks: the run waits for its answers.
+    """
+
+    def __init__(self, channel: Channel | None, asks: bool) -> None:
+        self._channel, self._asks = channel, asks
+        self._unanswered = 0
 
     def epoch(self, record: EpochRecord) -> None:
         """Send the record."""
-        self._channel.send(EpochNote(record))
+        if self._channel is not None:
+            self._channel.send(EpochNote(record, self._asks))
+            self._unanswered += 1
+
+    def ends(self, comm: Communicator) -> str | None:
+        """Say whether the run is to end with the epochs that have been sent, and why (collective)."""
+        told = False
+        if self._channel is not None:
+            for _ in range(self._unanswered):
+                told |= cast("EpochAnswer", self._channel.receive()).ends
+            self._unanswered = 0
+        return PRUNED if comm.broadcast_object(told) else None

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
@@ -36,7 +37,15 @@ from tutti.farm.coordinator import (
 )
 from tutti.farm.finisher import Finisher
 from tutti.farm.jobs import FarmJob, JobOutcome, JobSource, blocks_for
-from tutti.farm.messages import INDEX_BYTES, BlockReady, EpochNote, SharedPlace, TaskDone, TrainTask
+from tutti.farm.messages import (
+    INDEX_BYTES,
+    BlockReady,
+    EpochAnswer,
+    EpochNote,
+    SharedPlace,
+    TaskDone,
+    TrainTask,
+)
 from tutti.launch.control_channel import Channel
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.exit_reports import cause
@@ -293,6 +302,10 @@ class _Reader:
     read: Callable[[], bool]
 
 
+def _answer(channel: Channel, ends: bool) -> None:
+    channel.send(EpochAnswer(ends))
+
+
 class HostPool:
     """The blocks of this host.
 
@@ -346,7 +359,7 @@ class HostPool:
         workers = self._size - job.config.servers
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
         task = TrainJob(config, objects=job.objects, resume=resume)
-        self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG))
+        self._blocks[block].channel.send(TrainTask(task, folder.absolute() / LOG, job.prunable))
 
     def wait(self, until: float | None) -> list[PoolEvent]:
         """Return what has happened, once something has or it is `until`.
@@ -431,7 +444,8 @@ class HostPool:
             if isinstance(message, BlockReady):
                 block.ready, self._tries[number] = True, 0
             elif isinstance(message, EpochNote):
-                events.append(EpochOver(number, message.record))
+                answer = partial(_answer, block.channel) if message.asks else None
+                events.append(EpochOver(number, message.record, answer))
             elif isinstance(message, TaskDone):
                 events.append(JobOver(number, message.summary, message.stopped or ""))
         return events

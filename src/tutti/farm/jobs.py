@@ -29,12 +29,14 @@ class FarmJob:
         config: its configuration; the farm chooses its folder, ranks and threads.
         cost: how long it takes, as a guess in any unit that all jobs share.
         objects: what was given as Python objects instead of names, as in a `Job`.
+        prunable: it asks its source after each epoch whether to end with it.
     """
 
     name: str
     config: TrainConfig
     cost: float = 1.0
     objects: dict[str, bytes] = field(default_factory=dict)
+    prunable: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class JobSource(Protocol):
         ...
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Hear of an epoch of a running job; return whether the job is to end with it."""
+        """Hear of an epoch of a running job; return whether the job, if it is prunable, is to end with it."""
         ...
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:

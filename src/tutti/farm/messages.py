@@ -38,17 +38,32 @@ class TrainTask:
     Attributes:
         job: the run.
         log: the file for all that the ranks print meanwhile.
+        asks: after each epoch rank 0 waits to be told whether the run is to end with it.
     """
 
     job: TrainJob
     log: Path
+    asks: bool = False
 
 
 @dataclass(frozen=True)
 class EpochNote:
-    """An epoch of the run has been trained."""
+    """An epoch of the run has been trained.
+
+    Attributes:
+        record: of the epoch.
+        asks: an `EpochAnswer` is waited for.
+    """
 
     record: EpochRecord
+    asks: bool
+
+
+@dataclass(frozen=True)
+class EpochAnswer:
+    """Whether the run is to end with the epoch."""
+
+    ends: bool
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,14 @@ class Surroundings:
     Attributes:
         follower: is told how the run goes, on each rank.
         open_data: opens the data of the configuration (collective).
+        ends: says after each epoch whether the run is to end with it, and why (collective over the workers).
         alone: it is the only one. Else whoever has many sees to it that cores and memory are sampled, and
             files flushed to the disk (`finish_together`), and takes care of the folders of failed runs.
     """
 
     follower: Progress = field(default_factory=Progress)
     open_data: Callable[[TrainJob, Communicator], DataSet] = open_config_data
+    ends: Callable[[Communicator], str | None] | None = None
     alone: bool = True
 
 
@@ -180,6 +183,8 @@ def _train(
     with closing(portion_of(layout, comm, task.module, work, before)) as portion:
         saved = None if saved is None else portion.to_portion(saved)
         parts = assemble(job, comm, task, strategy, portion, saved)
+        if around.ends is not None:
+            parts = replace(parts, ending=replace(parts.ending, told=partial(around.ends, comm)))
         graph = captured_by(parts.config, task.objective, parts.workers.replica, parts.schedule.batches)
         if graph is not None:
             parts = replace(parts, workers=replace(parts.workers, compute=graph))
