@@ -10,7 +10,16 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import TARGET, Parser, config_from, numbers_of, parse_value, words_of
+from tutti.cli.options import (
+    TARGET,
+    Parser,
+    config_from,
+    field_name,
+    numbers_of,
+    parse_value,
+    sweep_of,
+    words_of,
+)
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.launch.cores import allowed_cores
 from tutti.records.comparison import CPU, LAYOUT, SCALINGS, STRONG, Comparison, ComparisonFolder
@@ -113,7 +122,7 @@ class CompareCommand(Command):
             scalings=_scalings(own.scaling),
             repeats=own.repeats,
             target=own.target,
-            sweep=of_layouts | _sweep(own.sweep),
+            sweep=of_layouts | sweep_of(own.sweep),
             own=_own(own.own),
             devices=words_of(own.devices),
             layouts=own.layouts,
@@ -172,16 +181,6 @@ def _scalings(text: str) -> list[str]:
     return words_of(text)
 
 
-def _sweep(given: list[str]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for text in given:
-        key, equals, values = text.partition("=")
-        if not (key and equals and values):
-            raise BadOption(f"--sweep is '{text}'; give an option and its values, such as batch_size=32,64")
-        found[_key(key)] = [parse_value(value.strip()) for value in values.split(",")]
-    return found
-
-
 def _own(given: list[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for text in given:
@@ -189,9 +188,5 @@ def _own(given: list[str]) -> dict[str, dict[str, Any]]:
         key, equals, value = rest.partition("=")
         if not (strategy and colon and key and equals and value):
             raise BadOption(f"--for is '{text}'; give STRATEGY:KEY=VALUE, such as gem:optimizer=sgd")
-        found.setdefault(strategy, {})[_key(key)] = parse_value(value)
+        found.setdefault(strategy, {})[field_name(key)] = parse_value(value)
     return found
-
-
-def _key(text: str) -> str:
-    return text.strip().removeprefix("--").replace("-", "_")

@@ -220,6 +220,26 @@ def numbers_of(text: str, flag: str, example: str) -> list[int]:
     return [int(word) for word in words]
 
 
+def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
+    """The options that are crossed in, with their values, from texts such as "batch_size=32,64".
+
+    Raises:
+        BadOption: a text has another form.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in given:
+        key, equals, values = text.partition("=")
+        if not (key and equals and values):
+            raise BadOption(f"--sweep is '{text}'; give an option and its values, such as batch_size=32,64")
+        found[field_name(key)] = [parse_value(value.strip()) for value in values.split(",")]
+    return found
+
+
+def field_name(text: str) -> str:
+    """The field that an option means: --batch-size is batch_size."""
+    return text.strip().removeprefix("--").replace("-", "_")
+
+
 def config_from(
     given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
 ) -> TrainConfig:

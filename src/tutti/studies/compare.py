@@ -30,6 +30,7 @@ from tutti.run.start import run
 from tutti.run.train_job import TrainJob
 from tutti.strategies import named
 from tutti.strategies.base import Pace
+from tutti.studies.crossing import crossed, with_options
 
 CROSSED: Final = {
     "strategy": "--strategies",
@@ -148,7 +149,7 @@ def _combinations(question: Question, cores: int) -> Iterator[Combination]:
     layouts = list(_layouts(question))
     most = max([*question.workers, *(layout.ranks for _, layout, _ in layouts)])
     sweep = {key: values for key, values in (question.sweep or {}).items() if key.partition(".")[0] != LAYOUT}
-    kinds = itertools.product(question.scalings, _crossed(sweep), question.devices)
+    kinds = itertools.product(question.scalings, crossed(sweep), question.devices)
     for scaling, swept, device in kinds:
         for strategy in question.strategies:
             for workers, threads in _shapes(strategy, question.workers, cores, most, device):
@@ -168,7 +169,7 @@ def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]
         # One rank has nothing to share: that is what solo is for.
         several = [count for count in question.workers if count > 1] or question.workers
         for ranks in several if asked is None else [asked]:
-            for options in _crossed(own):
+            for options in crossed(own):
                 named = {f"{LAYOUT}.{key}": value for key, value in options.items()}
                 yield text, Layout.of(text, options, ranks), named
 
@@ -182,13 +183,7 @@ def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
     values = question.config.as_json()
     values |= {"strategy": one.strategy, "workers": str(one.workers), "threads": one.threads}
     values |= {"device": one.device, "parallel": one.parallel}
-    for name, value in one.options.items():
-        part, dot, key = name.partition(".")
-        if dot:
-            values[f"{part}_options"] = {**values.get(f"{part}_options", {}), key: value}
-        else:
-            values[name] = value
-    return replace(TrainConfig.from_json(values), seed=question.config.seed + repeat)
+    return replace(with_options(values, one.options), seed=question.config.seed + repeat)
 
 
 def compare(
@@ -278,9 +273,3 @@ def _named(question: Question, one: Combination, given: str) -> Combination:
         # A batch is one worker's own; those of all workers together are to be as large as the others'.
         options["batch_size"] = max(1, batch // one.workers)
     return one
-
-
-def _crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Each value of each option with each value of all others."""
-    for values in itertools.product(*sweep.values()):
-        yield dict(zip(sweep, values, strict=True))
