@@ -12,19 +12,22 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
+from tutti.records.farm_folder import FARM
 from tutti.registry import part
 from tutti.run.config import Options
+from tutti.watching.farm import follow_farm
 from tutti.watching.follow import follow, show
 from tutti.watching.health import Limits
 
 
 @part("watch")
 class WatchCommand(Command):
-    """Follow a run: epochs, time left, and the health of each rank.
+    """Follow a run or a farm: epochs, time left, and the health of each rank.
 
     In the terminal, from another shell or another host that sees its folder: for each rank its step,
     samples per second, memory and last sign of life. A rank that falls behind, stops or fails is
-    named. Ends with the run; Ctrl-C ends the watching, not the run.
+    named. Of a farm, such as 'tutti cv' makes, its blocks and jobs. Ends with the run; Ctrl-C ends the
+    watching, not the run.
     """
 
     example = "tutti watch runs/2026-01-31-120000-lenet-mnist"
@@ -32,7 +35,9 @@ class WatchCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         usual = Limits()
-        parser.add_argument("folder", metavar="RUN", help="the run folder that 'tutti train' writes")
+        parser.add_argument(
+            "folder", metavar="RUN", help="the run folder that 'tutti train' writes, or that of a farm"
+        )
         parser.option(
             "--once", "show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost"
         )
@@ -49,5 +54,8 @@ class WatchCommand(Command):
             )
         if own.behind < 1:
             raise BadOption(f"--behind is {own.behind}; the smallest possible is 1")
+        folder = Path(own.folder)
+        if (folder / FARM).is_file():
+            return 0 if follow_farm(folder, sys.stdout, own.once) else 1
         look = show if own.once else follow
-        return 0 if look(Path(own.folder), Limits(own.silent_after, own.behind), sys.stdout) else 1
+        return 0 if look(folder, Limits(own.silent_after, own.behind), sys.stdout) else 1

@@ -1,0 +1,28 @@
+"""A look at the samples that are to be split. Runs on a rank."""
+
+from __future__ import annotations
+
+from tutti.comm.base import Communicator
+from tutti.data.pool import PoolOutline
+from tutti.data.sources import read_source
+from tutti.run.build import given_data, seeded
+from tutti.run.checks import check_job
+from tutti.run.jobs import load_job
+from tutti.studies.cross_validation.samples_job import Samples, SamplesJob
+
+
+def work(comm: Communicator, payload: bytes) -> Samples:
+    """Check the candidates, and read the targets (entry point of the rank).
+
+    Raises:
+        UserError: a candidate has an option that cannot be used, or the data cannot be read.
+    """
+    job = load_job(payload, SamplesJob)
+    for one in job.candidates:
+        check_job(one, job.ranks)
+    with seeded(job.config.seed):
+        given, options = given_data(job)
+        contents = read_source(given, options)
+    outline = PoolOutline.of(contents)
+    _, targets = contents.parts["train"]
+    return Samples(outline.name, targets, outline.classes, outline.labels, outline.fingerprint)

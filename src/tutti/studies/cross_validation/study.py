@@ -1,0 +1,332 @@
+"""A cross-validation on a farm: from the question to splits and jobs, and back to scores.
+
+FARM/splits.npz                          the rows of each fold, the same for all candidates
+FARM/jobs/MODEL/SCHEDULE/fold-K/         an ordinary run, which 'tutti train --split' repeats
+FARM/scores.csv, compare.csv             what came out
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.errors import BadData, BadRunFolder
+from tutti.farm.blocks import place_blocks, work_on
+from tutti.farm.coordinator import FarmOutcome, Listener
+from tutti.farm.jobs import FarmJob
+from tutti.records.farm_folder import SPLITS, FarmFolder, JobState
+from tutti.records.json_lines import Json
+from tutti.records.npz import open_data_file
+from tutti.records.predictions import Predictions
+from tutti.records.run import Summary
+from tutti.records.run_folder import PREDICTIONS, RunFolder
+from tutti.records.splits import Split, read_split, write_splits
+from tutti.run.config import TrainConfig
+from tutti.run.start import check_files
+from tutti.run.train_job import TrainJob
+from tutti.studies.cross_validation.candidates import Contender
+from tutti.studies.cross_validation.jobs import FoldJobs
+from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
+from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds, write_scores
+from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
+from tutti.studies.cross_validation.splits import make_splits, read_groups
+
+KIND: Final = "cv"
+"""The kind of a farm."""
+
+SCORES: Final = "scores.csv"
+COMPARISON: Final = "compare.csv"
+
+AMOUNTS: Final = ("mse", "l1")
+"""The losses by which a single output approaches the class number itself, and is no logit."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The ranks of a farm, and how long they may work; as in `tutti.farm.blocks.work_on`."""
+
+    block: int = 1
+    blocks: int | None = None
+    threads: int | None = None
+    job_timeout_s: float | None = None
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The question of a cross-validation.
+
+    Attributes:
+        config: what all candidates have in common; its seed is that of fold 0.
+        contenders: the candidates by name.
+        cv: what divides the samples, as `make_splits` takes it.
+        said: how it divides them, as JSON values.
+        groups: of the samples: an array, or as `read_grouping` takes it; None: there are none.
+        score: a name in `MEASURES`, or "auto".
+        objects: what was given as Python objects for all, as in a `Job`.
+    """
+
+    config: TrainConfig
+    contenders: Mapping[str, Contender]
+    cv: object
+    said: Json
+    groups: str | NDArray[Any] | None = None
+    score: str = "auto"
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cross-validation whose samples are known.
+
+    Attributes:
+        question: what is to be found out.
+        splits: of the samples, the same for all candidates.
+        fingerprint: of the samples.
+        record: the question as the farm's folder keeps it.
+    """
+
+    question: CrossValidation
+    splits: list[Split]
+    fingerprint: str
+    record: Json
+
+    def jobs(self, splits: str | Path) -> dict[str, list[FarmJob]]:
+        """Return the jobs of each candidate.
+
+        Args:
+            splits: the path of the file of splits, for the configurations.
+        """
+        return {
+            name: [self._job(name, number, splits) for number in range(len(self.splits))]
+            for name in self.question.contenders
+        }
+
+    def _job(self, name: str, number: int, splits: str | Path) -> FarmJob:
+        one = self.question.contenders[name]
+        # The same for all candidates, so that folds can be compared one by one.
+        seed = self.question.config.seed + number
+        config = replace(one.config, split=f"{splits}:{number}", seed=seed, predictions=True)
+        return FarmJob(job_name(name, number), config, objects=one.objects)
+
+
+def job_name(candidate: str, fold: int) -> str:
+    """Name the job of a fold, counted from 0."""
+    return f"{candidate}/fold-{fold}"
+
+
+def plan_folds(question: CrossValidation, blocks: Blocks, folds: int | None = None) -> Plan:
+    """Check the candidates, look at the samples and split them.
+
+    Args:
+        question: what is to be found out.
+        blocks: where the candidates are to run.
+        folds: how many there will be, if that is known.
+
+    Raises:
+        UserError: a candidate, the data, or how they are to be split is wrong.
+    """
+    jobs = None if folds is None else folds * len(question.contenders)
+    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs)
+    trained = []
+    for one in question.contenders.values():
+        check_files(one.config)
+        trained.append(TrainJob(replace(one.config, workers=str(_workers(one, blocks))), objects=one.objects))
+    job = SamplesJob(question.config, tuple(trained), blocks.block, objects=question.objects)
+    samples = look_at(job, placement.threads or 1, bool(placement.warnings))
+    groups = question.groups
+    if isinstance(groups, str):
+        groups = read_grouping(groups, question.config.data, len(samples.targets))
+    splits = make_splits(question.cv, samples.targets, groups, samples.labels)
+    return Plan(question, splits, samples.fingerprint, _record(question, samples, splits))
+
+
+def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
+    """Make the folder of the farm, with its splits; or take up that of an earlier one.
+
+    Raises:
+        BadOption: the farm that is there has another plan.
+        BadRunFolder: something else is there, or the folder cannot be written.
+    """
+    # In the plan the file of splits has no place: the folder may be moved.
+    jobs = {job.name: job.config.as_json() for jobs in plan.jobs(SPLITS).values() for job in jobs}
+    folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
+    if not folder.splits.is_file():
+        write_splits(folder.splits, plan.splits, plan.fingerprint)
+    return folder
+
+
+def train_folds(
+    plan: Plan, folder: FarmFolder, blocks: Blocks, listener: Listener | None = None
+) -> FarmOutcome:
+    """Work on all jobs that have not finished yet.
+
+    Args:
+        plan: of the farm.
+        folder: of the farm.
+        blocks: the ranks.
+        listener: is told of all that happens.
+
+    Raises:
+        TuttiError: as `work_on` says.
+    """
+    jobs = plan.jobs(folder.splits.absolute())
+    return work_on(
+        folder,
+        FoldJobs(jobs),
+        block=blocks.block,
+        blocks=blocks.blocks,
+        threads=blocks.threads,
+        jobs=sum(map(len, jobs.values())),
+        job_timeout_s=blocks.job_timeout_s,
+        time_limit_s=blocks.time_limit_s,
+        listener=listener,
+    )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The findings of a cross-validation, as far as its jobs have come.
+
+    Attributes:
+        scores: of each candidate that has any.
+        differences: between each two of these.
+        labels: the classes' names; empty when unknown.
+        failed: the jobs that have failed, with why in one line.
+        left: how many jobs are yet to be done.
+        seconds: the training time of each candidate's folds.
+    """
+
+    scores: dict[str, Scores]
+    differences: list[Difference]
+    labels: tuple[str, ...]
+    failed: dict[str, str]
+    left: int
+    seconds: dict[str, list[float]]
+
+
+def findings_of(folder: FarmFolder) -> Findings:
+    """Read what has come out, from the folder alone.
+
+    Raises:
+        BadRunFolder: it is the folder of no cross-validation, or a file in it is damaged.
+        BadData: likewise.
+    """
+    plan = folder.plan
+    if plan.kind != KIND:
+        raise BadRunFolder(f"{folder.path} is the farm of a '{plan.kind}', and no cross-validation")
+    asked, failed, left = plan.question, dict[str, str](), 0
+    scores, seconds = dict[str, Scores](), dict[str, list[float]]()
+    for name in asked["candidates"]:
+        found: list[Predictions | None] = []
+        seconds[name] = []
+        amounts = False
+        for number in range(asked["jobs_each"]):
+            job = job_name(name, number)
+            state, run = folder.state(job), RunFolder(folder.job(job))
+            if state is JobState.FINISHED:
+                found.append(Predictions.read(run.path / PREDICTIONS))
+                seconds[name].append(run.read(Summary).seconds)
+                amounts = run.config().get("loss") in AMOUNTS
+                continue
+            found.append(None)
+            if state is JobState.FAILED:
+                failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
+            else:
+                left += 1
+        if any(one is not None for one in found):
+            scores[name] = score_folds(found, asked["score"], asked["classes"], amounts)
+    ratios = _ratios(folder, asked)
+    return Findings(scores, compare(scores, ratios), tuple(asked["labels"]), failed, left, seconds)
+
+
+def write_findings(folder: FarmFolder, found: Findings) -> None:
+    """Write the tables of scores and of differences.
+
+    Raises:
+        BadRunFolder: they cannot be written.
+    """
+    write_scores(folder.path / SCORES, found.scores, found.labels)
+    write_comparison(folder.path / COMPARISON, found.differences)
+
+
+def best_first(found: Findings) -> list[str]:
+    """Return the candidates that have scores, the best mean first."""
+    by_mean = sorted(found.scores, key=lambda name: found.scores[name].mean)
+    metric = next(iter(found.scores.values())).metric if found.scores else "accuracy"
+    return by_mean[::-1] if MEASURES[metric].better == "higher" else by_mean
+
+
+def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
+    """Read the group of each sample.
+
+    Args:
+        text: an NPY file, or the key of an array in the data's own NPZ file.
+        data: the data set, as in a configuration.
+        samples: how many there are.
+
+    Raises:
+        BadData: there are no such groups, or they do not fit the samples.
+    """
+    if not text.endswith(".npy"):
+        path = Path(data).expanduser()
+        if path.suffix != ".npz":
+            raise BadData(
+                f"--group-by {text} is the name of an array in an NPZ file, and the data are '{data}'; give "
+                "FILE.npy with the group of each sample"
+            )
+        return read_groups(path, text, samples)
+    path = Path(text).expanduser()
+    with open_data_file(path) as file:
+        try:
+            found: NDArray[Any] = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise BadData(
+                f"{path} is no file of an array: {error}; write it with numpy.save, as numbers or texts"
+            ) from error
+    return found
+
+
+def _workers(one: Contender, blocks: Blocks) -> int:
+    return max(1, blocks.block - one.config.servers)
+
+
+def _record(question: CrossValidation, samples: Samples, splits: list[Split]) -> Json:
+    """Return the question as JSON values: who resumes it must ask the same."""
+    return {
+        "candidates": list(question.contenders),
+        "data": samples.name,
+        **question.said,
+        "score": question.score,
+        "seed": question.config.seed,
+        "samples": len(samples.targets),
+        "classes": samples.classes,
+        "labels": list(samples.labels),
+        "jobs_each": len(splits),
+        "splits": _digest(splits, samples.fingerprint),
+        "fingerprint": samples.fingerprint,
+    }
+
+
+def _digest(splits: list[Split], fingerprint: str) -> str:
+    found = hashlib.sha256(fingerprint.encode())
+    for split in splits:
+        for part in (split.train, split.test):
+            found.update(len(part).to_bytes(8, "little"))
+            found.update(part.tobytes())
+    return found.hexdigest()[:16]
+
+
+def _ratios(folder: FarmFolder, asked: Json) -> list[float]:
+    """Return of each fold the held-out samples / those that it trains on."""
+    splits = (
+        read_split(folder.splits, number, asked["samples"], asked["fingerprint"])
+        for number in range(asked["jobs_each"])
+    )
+    return [len(split.test) / len(split.train) for split in splits]

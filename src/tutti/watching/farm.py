@@ -1,0 +1,246 @@
+"""The display of a farm: a table on a terminal, lines elsewhere. Needs no torch.
+
+`tutti cv` feeds it from what its coordinator tells, `tutti watch FARM` from the records in the folder.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import IO, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.folder_lock import is_locked
+from tutti.records.run import EpochRecord
+from tutti.records.run_folder import RunFolder
+from tutti.records.texts import SHARES, duration, figures, metric_text
+from tutti.records.untrusted import printable
+from tutti.terminal import console_on
+from tutti.watching.follow import REFRESH_S, Clock
+
+REDRAWN_S: Final = 0.2
+"""The least time between two drawings of the table."""
+
+
+@dataclass
+class Lane:
+    """The work of a block.
+
+    Attributes:
+        job: its name.
+        began: when, in seconds since the epoch.
+        record: of its newest epoch.
+    """
+
+    job: str
+    began: float
+    record: EpochRecord | None = None
+
+
+@dataclass
+class FarmProgress:
+    """The progress of a farm.
+
+    Attributes:
+        epochs: how many each job is to have, by name, of the jobs that are known; None: it has steps.
+        done: how the jobs have ended, by name.
+        lanes: what each block works on.
+    """
+
+    epochs: Mapping[str, int | None]
+    done: dict[str, JobState] = field(default_factory=dict)
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    _seconds: dict[str, list[float]] = field(default_factory=dict)
+    _figures: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    _blocks: int = 1
+
+    def begin(self, job: str, block: int, now: float) -> None:
+        """Note that a block has begun to work on a job."""
+        self.done.pop(job, None)
+        self.lanes[block] = Lane(job, now)
+        self._blocks = max(self._blocks, len(self.lanes))
+
+    def epoch(self, block: int, record: EpochRecord) -> None:
+        """Note an epoch of a block's job."""
+        self.lanes[block].record = record
+
+    def end(self, block: int, state: JobState, seconds: float) -> None:
+        """Note how the job of a block has ended."""
+        lane = self.lanes.pop(block)
+        self.done[lane.job] = state
+        if state is not JobState.FINISHED:
+            return
+        self._seconds.setdefault(_group(lane.job), []).append(seconds)
+        if lane.record is not None and lane.record.validation is not None:
+            found = lane.record.validation
+            name = next((name for name in found.metrics if name in SHARES), "loss")
+            self._figures.setdefault(_group(lane.job), []).append((name, found.metrics.get(name, found.loss)))
+
+    def best(self) -> str | None:
+        """Say which candidate is the best so far, by the mean over its jobs; None: none has finished."""
+        names = {name for found in self._figures.values() for name, _ in found}
+        if len(names) != 1:
+            return None
+        (name,) = names
+        means = {group: mean(value for _, value in found) for group, found in self._figures.items()}
+        best = (max if name in SHARES else min)(means, key=lambda group: means[group])
+        count = len(self._figures[best])
+        jobs = f"in {count} job{'' if count == 1 else 's'}"
+        return f"{best}: validation {name} {metric_text(name, means[best])} {jobs}"
+
+    def left_s(self, now: float) -> float | None:
+        """Estimate the seconds that are left; None: nothing is known yet."""
+        if not self._seconds:
+            return None
+        known = {group: mean(found) for group, found in self._seconds.items()}
+        usual = mean(known.values())
+        running = {lane.job: lane.began for lane in self.lanes.values()}
+        left = 0.0
+        for job in self.epochs:
+            if job not in self.done:
+                expected = known.get(_group(job), usual)
+                left += max(0.0, expected - (now - running[job] if job in running else 0.0))
+        return left / self._blocks
+
+    def headline(self, now: float) -> str:
+        """Describe the farm in one line."""
+        counted = Counter(self.done.values())
+        text = f"{counted[JobState.FINISHED]} of {len(self.epochs)} jobs done, {len(self.lanes)} running"
+        for state in (JobState.STOPPED, JobState.FAILED):
+            text += f", {counted[state]} {state.value}" if counted[state] else ""
+        left = self.left_s(now)
+        return text + (f", {duration(left)} left" if left is not None and self.lanes else "")
+
+    def screen(self, now: float) -> RenderableType:
+        """Return all that is shown."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for head in ("block", "job", "epoch", "training", "validation", "time"):
+            table.add_column(head, justify="right" if head in ("block", "epoch", "time") else "left")
+        for block, lane in sorted(self.lanes.items()):
+            table.add_row(str(block), *self._cells(lane), duration(now - lane.began))
+        parts: list[RenderableType] = [Text(self.headline(now))]
+        parts += [ProgressBar(total=max(1, len(self.epochs)), completed=len(self.done), width=60), table]
+        best = self.best()
+        return Group(*parts, *([Text(f"best so far: {best}")] if best else []))
+
+    def _cells(self, lane: Lane) -> list[str]:
+        """Return the job, its epoch, and the figures of that."""
+        record, epochs = lane.record, self.epochs.get(lane.job)
+        if record is None:
+            return [printable(lane.job), "", "", ""]
+        of = "" if epochs is None else f"/{epochs}"
+        validation = figures(record.validation) if record.validation else ""
+        return [printable(lane.job), f"{record.epoch}{of}", figures(record.train), validation]
+
+
+def known_jobs(folder: FarmFolder) -> dict[str, int | None]:
+    """Return how many epochs each job of a farm's plan is to have, by name."""
+    return {name: config.get("epochs") for name, config in folder.plan.jobs.items()}
+
+
+class FarmDisplay:
+    """The display of a farm that goes on.
+
+    Args:
+        known: the jobs that have ended before; no line tells of them.
+        stream: where it is shown.
+    """
+
+    def __init__(self, known: Iterable[str], stream: IO[str]) -> None:
+        self._stream, self._drawn, self._told = stream, 0.0, set(known)
+        self._live = None
+        if stream.isatty():
+            # No extra thread refreshes the screen: it would take time from the ranks.
+            self._live = Live(console=console_on(stream), auto_refresh=False, transient=True)
+            self._live.start()
+
+    def show(self, progress: FarmProgress, now: float) -> None:
+        """Show the progress: on a terminal not more often than can be seen, else a line for each job."""
+        if self._live is not None:
+            if now - self._drawn >= REDRAWN_S or not progress.lanes:
+                self._live.update(progress.screen(now), refresh=True)
+                self._drawn = now
+            return
+        for job in [name for name in progress.done if name not in self._told]:
+            self._told.add(job)
+            ended = f"{printable(job)} {progress.done[job].value}"
+            print(f"{ended}; {progress.headline(now)}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Remove the table."""
+        if self._live is not None:
+            self._live.stop()
+
+
+def read_progress(folder: FarmFolder) -> FarmProgress:
+    """Read the progress of a farm from its records."""
+    progress = FarmProgress(known_jobs(folder))
+    for event in folder.events().records:
+        if event.event == "began":
+            progress.begin(event.job, event.block, event.time)
+        elif event.block in progress.lanes and progress.lanes[event.block].job == event.job:
+            state = JobState(event.state)
+            if state is JobState.FINISHED:
+                progress.lanes[event.block].record = _final_record(folder.job(event.job))
+            progress.end(event.block, state, event.seconds)
+    for block, lane in list(progress.lanes.items()):
+        # A farm that was killed has noted no end.
+        if folder.state(lane.job) is not JobState.RUNNING:
+            del progress.lanes[block]
+            continue
+        lane.record = _last_record(folder.job(lane.job))
+    return progress
+
+
+def _last_record(path: Path) -> EpochRecord | None:
+    history = RunFolder(path).history().records
+    return history[-1] if history else None
+
+
+_final_record = cache(_last_record)
+"""That of a job that has finished: it stays what it is."""
+
+
+def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | None = None) -> bool:
+    """Show a farm until no process works on it; return whether all of its jobs have finished.
+
+    Args:
+        path: of the farm.
+        stream: where it is shown.
+        once: show it once, and return whether no job has failed.
+        clock: of the display.
+
+    Raises:
+        BadRunFolder: it is no farm.
+    """
+    folder, clock = FarmFolder.open(path), clock or Clock()
+    progress = read_progress(folder)
+    if once:
+        console_on(stream).print(progress.screen(clock.now()))
+        return JobState.FAILED not in progress.done.values()
+    display = FarmDisplay(progress.done, stream)
+    try:
+        while is_locked(folder.path):
+            display.show(progress := read_progress(folder), clock.now())
+            clock.sleep(REFRESH_S)
+    finally:
+        display.close()
+    progress = read_progress(folder)
+    console_on(stream).print(Text(progress.headline(clock.now())))
+    return all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs)
+
+
+def _group(job: str) -> str:
+    """Return the name of the candidate that a job belongs to."""
+    return job.rpartition("/")[0] or job

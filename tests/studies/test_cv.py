@@ -1,0 +1,182 @@
+"""Tests of `tutti cv` on farms."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tutti.cli.main import main
+from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.run_folder import RunFolder, TrainedOn
+from tutti.records.splits import count_splits
+from tutti.studies.cross_validation.study import findings_of
+
+HERE = Path(__file__)
+MODELS = HERE.with_name("cv_models.py")
+SAMPLES = 120
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Images of three classes, in groups of four."""
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    draw = np.random.default_rng(0)
+    targets = np.arange(SAMPLES) % 3
+    inputs = (
+        draw.integers(0, 200, (SAMPLES, 8, 8), dtype=np.uint8) + 20 * targets.astype(np.uint8)[:, None, None]
+    )
+    np.savez(path, x=inputs, y=targets, person=np.arange(SAMPLES) // 4)
+    return str(path)
+
+
+def _words(data: str, out: Path, *further: str) -> list[str]:
+    common = ["--data", data, "--folds", "3", "--epochs", "2", "--batch-size", "16", "--threads", "1"]
+    return ["cv", f"mlp,{MODELS}:linear", "--schedule", "none,cosine", *common, "--out", str(out), *further]
+
+
+def _predictions(farm: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(farm)): path.read_bytes()
+        for path in sorted(farm.glob("jobs/**/predictions.npz"))
+    }
+
+
+@pytest.fixture(scope="module")
+def farm(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-validation of two models and two schedules, on one block."""
+    out = tmp_path_factory.mktemp("farms") / "one"
+    assert main(_words(data, out, "--blocks", "1")) == 0
+    return out
+
+
+def test_all_that_was_asked_for_is_there(farm: Path) -> None:
+    folder = FarmFolder.open(farm)
+    names = {f"{m}/{s}/fold-{k}" for m in ("mlp", "linear") for s in ("none", "cosine") for k in range(3)}
+    assert set(folder.plan.jobs) == names
+    assert {folder.state(name) for name in names} == {JobState.FINISHED}
+    assert count_splits(folder.splits) == 3
+    found = findings_of(folder)
+    assert (found.left, found.failed) == (0, {})
+    assert len(found.differences) == 6
+    assert {tuple(one.samples) for one in found.scores.values()} == {(40, 40, 40)}
+    assert (farm / "scores.csv").read_text().count("mean") == 4
+    assert (
+        "no difference" in (farm / "compare.csv").read_text()
+        or "better" in (farm / "compare.csv").read_text()
+    )
+
+
+def test_all_models_see_the_same_samples_by_a_scale_of_their_own_fold(farm: Path) -> None:
+    scales = {
+        job.rpartition("/")[2]: set[tuple[tuple[float, ...], tuple[float, ...]]]()
+        for job in FarmFolder.open(farm).plan.jobs
+    }
+    for job in FarmFolder.open(farm).plan.jobs:
+        seen = RunFolder(farm / "jobs" / job).read(TrainedOn)
+        scales[job.rpartition("/")[2]].add((seen.mean, seen.std))
+    # The same for all candidates, and another for each fold.
+    assert [len(found) for found in scales.values()] == [1, 1, 1]
+    assert len(set.union(*scales.values())) == 3
+
+
+def test_blocks_and_order_change_no_bit(farm: Path, data: str, tmp_path: Path) -> None:
+    words = _words(data, tmp_path / "two", "--blocks", "2")
+    words[1:4] = [f"{MODELS}:linear,mlp", "--schedule", "cosine,none"]
+    assert main(words) == 0
+    assert _predictions(tmp_path / "two") == _predictions(farm)
+
+
+def test_a_farm_that_was_killed_goes_on_to_the_same_bits(farm: Path, data: str, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tutti", *_words(data, out, "--blocks", "2")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert program.stdout is not None
+    line = program.stdout.readline()
+    os.kill(program.pid, signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    assert " finished; 1 of 12 jobs done" in line
+    before = _predictions(out)
+    assert 1 <= len(before) < 12
+    assert main(_words(data, out, "--blocks", "2", "--resume")) == 0
+    assert _predictions(out) == _predictions(farm)
+
+
+def test_a_fold_is_repeated_by_an_ordinary_run(farm: Path, tmp_path: Path) -> None:
+    config = str(farm / "jobs/mlp/cosine/fold-2/config.json")
+    assert main(["train", "--config", config, "--out", str(tmp_path / "run")]) == 0
+    ours, theirs = (farm / "jobs/mlp/cosine/fold-2"), tmp_path / "run"
+    assert (ours / "predictions.npz").read_bytes() == (theirs / "predictions.npz").read_bytes()
+
+
+def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = _words(data, tmp_path / "farm", "--model.fold", "fold-1")
+    words[1:4] = [f"{MODELS}:FailsOn", "--schedule", "none"]
+    assert main(words) == 1
+    said = capfd.readouterr().out
+    assert "a job of FailsOn/none failed: ArithmeticError: no model for this fold" in said
+    assert "2 of 3" in said
+    folder = FarmFolder.open(tmp_path / "farm")
+    assert "raise ArithmeticError" in (folder.error("FailsOn/none/fold-1") or "")
+    assert findings_of(folder).scores["FailsOn/none"].missing == [1]
+
+
+def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(_words(data, tmp_path / "farm", "--dry-run", "--group-by", "person", "--sweep", "lr=0.1,0.2"))
+        == 0
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "24 jobs: 8 candidates x 3 folds"
+    assert said[1] == "fold 0: 80 samples to train on, 40 held out"
+    assert said[4] == "mlp/none/lr=0.1/fold-0"
+    assert not (tmp_path / "farm").exists()
+
+
+@pytest.mark.parametrize(
+    ("further", "message"),
+    [
+        (("--folds", "50", "--stratified"), "class 0 has 40 samples"),
+        (("--folds", "1"), "--folds is 1"),
+        (("--split", "x:0"), "--split"),
+        (("--score", "accurcy"), "did you mean 'accuracy'"),
+        (("--optimizer", "adamm"), "did you mean 'adam"),
+        (("--group-by", "persons"), "no array 'persons'"),
+        (("--block", "4096"), "--block is 4096"),
+        (("--job-timeout", "soon"), "--job-timeout is 'soon'"),
+    ],
+)
+def test_bad_input(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], further: tuple[str, ...], message: str
+) -> None:
+    assert main(_words(data, tmp_path / "farm", *further)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "farm").exists()
+
+
+def test_the_farm_of_another_question_is_refused(
+    farm: Path, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_words(data, farm)) == 2
+    assert "--resume goes on with that" in capsys.readouterr().err
+    assert main(_words(data, farm, "--resume", "--lr", "0.5")) == 2
+    assert "by lr" in capsys.readouterr().err
+    assert main(_words(data, farm, "--resume", "--seed", "5")) == 2
+    assert "seed is 5 (was 0)" in capsys.readouterr().err
+
+
+def test_a_farm_is_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(farm)]) == 0
+    assert "12 of 12 jobs done, 0 running" in capsys.readouterr().out
+    assert main(["watch", str(farm), "--once"]) == 0
+    assert "best so far: " in capsys.readouterr().out

@@ -1,0 +1,95 @@
+"""Tests of the candidates of a cross-validation and of the order of their jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tutti.errors import BadOption, UnknownName, UserError
+from tutti.farm.jobs import FarmJob, JobOutcome
+from tutti.records.farm_folder import JobState
+from tutti.records.run import Summary, World
+from tutti.run.config import TrainConfig
+from tutti.studies.cross_validation.candidates import choices_of, contenders, refuse_own_folds
+from tutti.studies.cross_validation.jobs import FoldJobs
+
+CONFIG = TrainConfig(epochs=1)
+
+
+def test_models_schedules_and_swept_options_are_crossed() -> None:
+    found = contenders(
+        CONFIG,
+        choices_of("model", ["mlp", "some/where/mine.py:Net"]),
+        choices_of("schedule", ["none", "cosine"]),
+        {"lr": [0.1, 0.2], "model.hidden": [4]},
+    )
+    assert list(found)[:3] == [
+        "mlp/none/lr=0.1,model.hidden=4",
+        "mlp/none/lr=0.2,model.hidden=4",
+        "mlp/cosine/lr=0.1,model.hidden=4",
+    ]
+    one = found["Net/cosine/lr=0.2,model.hidden=4"].config
+    assert (one.model, one.schedule, one.lr) == ("some/where/mine.py:Net", "cosine", 0.2)
+    assert one.model_options == {"hidden": 4}
+    assert found["mlp/none/lr=0.1,model.hidden=4"].config.schedule is None
+
+
+def test_models_of_one_name_are_told_apart_by_their_files() -> None:
+    assert [one.name for one in choices_of("model", ["a.py:Net", "b.py:Net", "mlp"])] == [
+        "a.Net",
+        "b.Net",
+        "mlp",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (["mlp", "cnn", "mlp"], "'mlp' is named 2 times"),
+        (["x/a.py:Net", "y/a.py:Net"], "both called 'a.Net'"),
+        ([], "no model is named"),
+    ],
+)
+def test_names_that_cannot_be_told_apart_are_refused(models: list[str], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        choices_of("model", models)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "kind", "message"),
+    [
+        ({"seed": [1]}, BadOption, "added to --seed"),
+        ({"data.classes": [1]}, BadOption, "one data set"),
+        ({"lr": [0.1, 0.1]}, BadOption, "give --sweep each value once"),
+        ({"learning": [1]}, UnknownName, "learning"),
+    ],
+)
+def test_options_that_cannot_be_swept_are_refused(
+    sweep: dict[str, list[object]], kind: type[UserError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        contenders(CONFIG, choices_of("model", ["mlp"]), choices_of("schedule", ["none"]), sweep)
+
+
+def test_a_run_does_not_say_itself_what_is_held_out() -> None:
+    with pytest.raises(BadOption, match="--validation is for a single run"):
+        refuse_own_folds(TrainConfig(validation=0.3))
+
+
+def _outcome(seconds: float) -> JobOutcome:
+    summary = Summary(None, None, 0, 1, 1, 1, seconds, 0.0, World(), {}, "")
+    return JobOutcome(JobState.FINISHED, seconds, summary)
+
+
+def test_one_fold_of_each_comes_first_and_then_the_longest() -> None:
+    jobs = {name: [FarmJob(f"{name}/fold-{k}", CONFIG) for k in range(3)] for name in ("short", "long")}
+    source = FoldJobs(jobs)
+    first = [source.next() for _ in range(2)]
+    assert [job.name for job in first if job] == ["short/fold-0", "long/fold-0"]
+    source.ended(jobs["short"][0], _outcome(1.0))
+    # Not measured yet: it has taken longer already.
+    third = source.next()
+    assert third is not None
+    assert third.name == "long/fold-1"
+    source.ended(jobs["long"][0], _outcome(5.0))
+    rest = [source.next() for _ in range(4)]
+    assert [job and job.name for job in rest] == ["long/fold-2", "short/fold-1", "short/fold-2", None]
