@@ -97,6 +97,8 @@ class BlockingCommunicator(Communicator):
     @override
     def broadcast_object(self, value: object, root: int = 0) -> object:
         self._check_rank(root)
+        if self.size == 1:
+            return value
         data = cloudpickle.dumps(value) if self.rank == root else b""
         length = self._tell(len(data), Call.of(Kind.BROADCAST_OBJECT, root=root))[root]
         vector = (
