@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         Sync,
         Worker,
     )
+    from tutti.studies.cross_validation.api import CrossValidated, cross_validate
 
     __version__: str
 
@@ -79,6 +80,7 @@ __all__ = [
     "BadRunFolder",
     "Clip",
     "Communicator",
+    "CrossValidated",
     "DiLoCo",
     "Downpour",
     "EASGDSync",
@@ -104,6 +106,7 @@ __all__ = [
     "Worker",
     "__version__",
     "checkpoints",
+    "cross_validate",
     "distribute",
     "finish",
     "init",

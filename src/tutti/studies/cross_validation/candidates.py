@@ -82,15 +82,29 @@ def choices_of(kind: str, names: Sequence[str]) -> list[Choice]:
     called = [_called(name) for name in names]
     # Two files may each have a Net.
     called = [_called(name, called.count(short) > 1) for name, short in zip(names, called, strict=True)]
-    for short, count in Counter(called).items():
-        if count > 1:
-            same = " and ".join(f"'{name}'" for name, own in zip(names, called, strict=True) if own == short)
-            raise BadOption(f"the {kind}s {same} are both called '{short}' in the results; rename one")
+    refuse_alike(kind, names, called)
     found = []
     for name, short in zip(names, called, strict=True):
         nothing = kind == "schedule" and name == NONE
         found.append(Choice(short, {kind: None, "schedule_options": {}} if nothing else {kind: name}))
     return found
+
+
+def refuse_alike(kind: str, names: Sequence[str], called: Sequence[str]) -> None:
+    """Refuse models or schedules that cannot be told apart in the results.
+
+    Args:
+        kind: "model" or "schedule".
+        names: as they were given.
+        called: what they are called, one by one.
+
+    Raises:
+        BadOption: two are called the same.
+    """
+    for short, count in Counter(called).items():
+        if count > 1:
+            same = " and ".join(f"'{name}'" for name, own in zip(names, called, strict=True) if own == short)
+            raise BadOption(f"the {kind}s {same} are both called '{short}' in the results; rename one")
 
 
 def contenders(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tutti.comm.base import Communicator
+from tutti.data.arrays import Array
+from tutti.data.contents import Contents
 from tutti.data.pool import PoolOutline
 from tutti.data.sources import read_source
 from tutti.run.build import given_data, seeded
@@ -17,12 +19,25 @@ def work(comm: Communicator, payload: bytes) -> Samples:
     Raises:
         UserError: a candidate has an option that cannot be used, or the data cannot be read.
     """
-    job = load_job(payload, SamplesJob)
+    return samples_of(load_job(payload, SamplesJob))
+
+
+def samples_of(job: SamplesJob, contents: Contents[Array] | None = None) -> Samples:
+    """Check the candidates, and look at the targets.
+
+    Args:
+        job: what to look at.
+        contents: the data, if they have been read already.
+
+    Raises:
+        UserError: a candidate has an option that cannot be used, or the data cannot be read.
+    """
     for one in job.candidates:
         check_job(one, job.ranks)
-    with seeded(job.config.seed):
-        given, options = given_data(job)
-        contents = read_source(given, options)
+    if contents is None:
+        with seeded(job.config.seed):
+            given, options = given_data(job)
+            contents = read_source(given, options)
     outline = PoolOutline.of(contents)
     _, targets = contents.parts["train"]
     return Samples(outline.name, targets, outline.classes, outline.labels, outline.fingerprint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +21,12 @@ from tutti.farm.blocks import place_blocks, work_on
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.records.farm_folder import SPLITS, FarmFolder, JobState
+from tutti.records.files import refusing, replace_file
 from tutti.records.json_lines import Json
-from tutti.records.npz import open_data_file
+from tutti.records.npz import npz_bytes, open_data_file
 from tutti.records.predictions import Predictions
 from tutti.records.run import Summary
-from tutti.records.run_folder import PREDICTIONS, RunFolder
+from tutti.records.run_folder import PREDICTIONS, RunFolder, folder_name
 from tutti.records.splits import Split, read_split, write_splits
 from tutti.run.config import TrainConfig
 from tutti.run.start import check_files
@@ -42,6 +43,11 @@ KIND: Final = "cv"
 
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
+DATA: Final = "data.npz"
+"""The data, where they were given as arrays."""
+
+FOLDER: Final = Path("farms")
+"""The folder of farms without a path of their own."""
 
 AMOUNTS: Final = ("mse", "l1")
 """The losses by which a single output approaches the class number itself, and is no logit."""
@@ -69,7 +75,7 @@ class CrossValidation:
         said: how it divides them, as JSON values.
         groups: of the samples: an array, or as `read_grouping` takes it; None: there are none.
         score: a name in `MEASURES`, or "auto".
-        objects: what was given as Python objects for all, as in a `Job`.
+        arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
     """
 
     config: TrainConfig
@@ -78,7 +84,7 @@ class CrossValidation:
     said: Json
     groups: str | NDArray[Any] | None = None
     score: str = "auto"
-    objects: dict[str, bytes] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,23 +103,30 @@ class Plan:
     fingerprint: str
     record: Json
 
-    def jobs(self, splits: str | Path) -> dict[str, list[FarmJob]]:
+    def jobs(self, folder: Path | None = None) -> dict[str, list[FarmJob]]:
         """Return the jobs of each candidate.
 
         Args:
-            splits: the path of the file of splits, for the configurations.
+            folder: of the farm; None: the paths in it that configurations have begin there.
         """
         return {
-            name: [self._job(name, number, splits) for number in range(len(self.splits))]
+            name: [self._job(name, number, folder) for number in range(len(self.splits))]
             for name in self.question.contenders
         }
 
-    def _job(self, name: str, number: int, splits: str | Path) -> FarmJob:
-        one = self.question.contenders[name]
+    def _job(self, name: str, number: int, folder: Path | None) -> FarmJob:
+        one, place = self.question.contenders[name], folder or Path()
         # The same for all candidates, so that folds can be compared one by one.
         seed = self.question.config.seed + number
-        config = replace(one.config, split=f"{splits}:{number}", seed=seed, predictions=True)
+        config = replace(one.config, split=f"{place / SPLITS}:{number}", seed=seed, predictions=True)
+        if self.question.arrays is not None:
+            config = replace(config, data=str(place / DATA))
         return FarmJob(job_name(name, number), config, objects=one.objects)
+
+    def usual_folder(self) -> Path:
+        """Return the folder for a farm that the user gave none for."""
+        models = dict.fromkeys(name.partition("/")[0] for name in self.question.contenders)
+        return FOLDER / folder_name("-".join(models), self.record["data"])
 
 
 def job_name(candidate: str, fold: int) -> str:
@@ -121,25 +134,46 @@ def job_name(candidate: str, fold: int) -> str:
     return f"{candidate}/fold-{fold}"
 
 
-def plan_folds(question: CrossValidation, blocks: Blocks, folds: int | None = None) -> Plan:
-    """Check the candidates, look at the samples and split them.
+def plan_folds(question: CrossValidation, blocks: Blocks, folds: int) -> Plan:
+    """Check the candidates, look at the samples and split them, without torch in this process.
 
     Args:
         question: what is to be found out.
         blocks: where the candidates are to run.
-        folds: how many there will be, if that is known.
+        folds: how many there will be.
 
     Raises:
         UserError: a candidate, the data, or how they are to be split is wrong.
     """
-    jobs = None if folds is None else folds * len(question.contenders)
+    jobs = folds * len(question.contenders)
     placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs)
+    samples = look_at(samples_job(question, blocks), placement.threads or 1, bool(placement.warnings))
+    return plan_with(question, samples)
+
+
+def samples_job(question: CrossValidation, blocks: Blocks) -> SamplesJob:
+    """Return the job of checking the candidates and looking at the samples.
+
+    Raises:
+        BadOption: a Python file that a candidate names is not there.
+    """
+    # Arrays are no file yet that could be looked for.
+    data = {} if question.arrays is None else {"data": b""}
     trained = []
     for one in question.contenders.values():
         check_files(one.config)
-        trained.append(TrainJob(replace(one.config, workers=str(_workers(one, blocks))), objects=one.objects))
-    job = SamplesJob(question.config, tuple(trained), blocks.block, objects=question.objects)
-    samples = look_at(job, placement.threads or 1, bool(placement.warnings))
+        workers = max(1, blocks.block - one.config.servers)
+        config = replace(one.config, workers=str(workers))
+        trained.append(TrainJob(config, objects=one.objects | data))
+    return SamplesJob(question.config, tuple(trained), blocks.block)
+
+
+def plan_with(question: CrossValidation, samples: Samples) -> Plan:
+    """Split samples that are known.
+
+    Raises:
+        UserError: they cannot be split like this.
+    """
     groups = question.groups
     if isinstance(groups, str):
         groups = read_grouping(groups, question.config.data, len(samples.targets))
@@ -155,8 +189,12 @@ def begin(plan: Plan, out: str | Path, resume: bool = False) -> FarmFolder:
         BadRunFolder: something else is there, or the folder cannot be written.
     """
     # In the plan the file of splits has no place: the folder may be moved.
-    jobs = {job.name: job.config.as_json() for jobs in plan.jobs(SPLITS).values() for job in jobs}
+    jobs = {job.name: job.config.as_json() for jobs in plan.jobs().values() for job in jobs}
     folder = FarmFolder.begin(out, KIND, plan.record, jobs, resume=resume)
+    arrays = plan.question.arrays
+    if arrays is not None and not (folder.path / DATA).is_file():
+        with refusing(folder.path):
+            replace_file(folder.path / DATA, npz_bytes(arrays))
     if not folder.splits.is_file():
         write_splits(folder.splits, plan.splits, plan.fingerprint)
     return folder
@@ -176,7 +214,7 @@ def train_folds(
     Raises:
         TuttiError: as `work_on` says.
     """
-    jobs = plan.jobs(folder.splits.absolute())
+    jobs = plan.jobs(folder.path.absolute())
     return work_on(
         folder,
         FoldJobs(jobs),
@@ -291,10 +329,6 @@ def read_grouping(text: str, data: str, samples: int) -> NDArray[Any]:
                 f"{path} is no file of an array: {error}; write it with numpy.save, as numbers or texts"
             ) from error
     return found
-
-
-def _workers(one: Contender, blocks: Blocks) -> int:
-    return max(1, blocks.block - one.config.servers)
 
 
 def _record(question: CrossValidation, samples: Samples, splits: list[Split]) -> Json:

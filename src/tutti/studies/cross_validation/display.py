@@ -1,0 +1,156 @@
+"""The words of a cross-validation: its jobs, how they go on, its scores and what they tell."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from statistics import mean
+from typing import IO, Final
+
+from rich import box
+from rich.table import Table
+
+from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded
+from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.run_folder import ERROR
+from tutti.records.texts import duration
+from tutti.records.untrusted import printable
+from tutti.studies.cross_validation.scores import MEASURES, Scores
+from tutti.studies.cross_validation.study import (
+    COMPARISON,
+    SCORES,
+    Blocks,
+    Findings,
+    Plan,
+    best_first,
+    train_folds,
+)
+from tutti.terminal import console_on
+from tutti.watching.farm import FarmDisplay, FarmProgress, known_jobs
+
+MANY: Final = 6
+"""The number of comparisons above which only those with the best candidate are shown."""
+
+
+def print_jobs(plan: Plan, stream: IO[str]) -> None:
+    """Print the jobs, and how many samples each fold has."""
+    jobs = [job for jobs in plan.jobs().values() for job in jobs]
+    print(
+        f"{len(jobs)} jobs: {len(plan.question.contenders)} candidates x {len(plan.splits)} folds",
+        file=stream,
+    )
+    for number, split in enumerate(plan.splits):
+        print(
+            f"fold {number}: {len(split.train):,} samples to train on, {len(split.test):,} held out",
+            file=stream,
+        )
+    for job in jobs:
+        print(printable(job.name), file=stream)
+
+
+def train_shown(plan: Plan, folder: FarmFolder, blocks: Blocks, stream: IO[str]) -> FarmOutcome:
+    """Train all folds, and show how that goes."""
+    before = {job: JobState.FINISHED for job in known_jobs(folder) if folder.state(job) is JobState.FINISHED}
+    progress = FarmProgress(known_jobs(folder), dict(before))
+    display = FarmDisplay(before, stream)
+
+    def hear(what: Happening) -> None:
+        now = time.time()
+        if isinstance(what, JobBegan):
+            progress.begin(what.job.name, what.block, now)
+        elif isinstance(what, EpochEnded):
+            progress.epoch(what.block, what.record)
+        elif isinstance(what, JobEnded):
+            progress.end(what.block, what.outcome.state, what.outcome.seconds)
+        display.show(progress, now)
+
+    try:
+        return train_folds(plan, folder, blocks, hear)
+    finally:
+        display.close()
+
+
+def print_scores(found: Findings, stream: IO[str], classes: bool = False) -> None:
+    """Print the scores, and what they tell."""
+    console = console_on(stream)
+    if found.scores:
+        console.print(score_table(found))
+        if classes:
+            console.print(class_table(found))
+    shown = found.differences
+    if len(shown) > MANY:
+        best = best_first(found)[0]
+        shown = [one for one in shown if best in (one.first, one.second)]
+    for one in shown:
+        print(printable(one.sentence), file=stream)
+    if len(shown) < len(found.differences):
+        print(f"{len(found.differences) - len(shown)} further comparisons are in {COMPARISON}", file=stream)
+
+
+def print_findings(
+    found: Findings, folder: FarmFolder, outcome: FarmOutcome, stream: IO[str], classes: bool = False
+) -> None:
+    """Print the scores, what they tell, what has failed, and how long it took."""
+    print_scores(found, stream, classes)
+    for (candidate, why), jobs in _alike(found.failed).items():
+        count = f"{len(jobs)} jobs" if len(jobs) > 1 else "a job"
+        print(
+            f"{count} of {printable(candidate)} failed: {printable(why)}; see {folder.job(jobs[0]) / ERROR}"
+        )
+    if outcome.seconds > 0 and outcome.busy_s > 0:
+        times = outcome.busy_s / outcome.seconds
+        print(
+            f"the jobs took {duration(outcome.busy_s)} added up, and {duration(outcome.seconds)} by the "
+            f"clock on {outcome.blocks} block{'' if outcome.blocks == 1 else 's'}: {times:.2f} at a time",
+            file=stream,
+        )
+    print(f"scores: {folder.path / SCORES}, comparison: {folder.path / COMPARISON}", file=stream)
+
+
+def _alike(failed: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
+    """Return the jobs of each candidate that have failed for the same reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for job, why in failed.items():
+        found.setdefault((job.rpartition("/")[0], why), []).append(job)
+    return found
+
+
+def score_table(found: Findings) -> Table:
+    """Return the table of scores, the best candidate first."""
+    names = best_first(found)
+    metric = found.scores[names[0]].metric
+    heads = ("candidate", metric, "deviation", "out of fold", "folds", "seconds each")
+    table = _table(*heads)
+    for name in names:
+        one, seconds = found.scores[name], found.seconds[name]
+        shown = [_figure(value, one) for value in (one.mean, one.deviation, one.out_of_fold)]
+        folds = f"{len(one.known)}" if not one.missing else f"{len(one.known)} of {len(one.folds)}"
+        table.add_row(printable(name), *shown, folds, f"{mean(seconds):.2f}" if seconds else "")
+    return table
+
+
+def class_table(found: Findings) -> Table:
+    """Return the table of the accuracy of each class."""
+    names = best_first(found)
+    classes = max(len(one.per_class) for one in found.scores.values())
+    labels = [found.labels[at] if at < len(found.labels) else str(at) for at in range(classes)]
+    table = _table("candidate", *labels)
+    for name in names:
+        shares = found.scores[name].per_class
+        cells = ["" if math.isnan(share) else f"{share:.1%}" for share in shares]
+        table.add_row(printable(name), *cells)
+    return table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for at, head in enumerate(heads):
+        table.add_column(printable(head), justify="right" if at else "left", no_wrap=not at)
+    return table
+
+
+def _figure(value: float, scores: Scores) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.2%}" if MEASURES[scores.metric].share else f"{value:.4g}"

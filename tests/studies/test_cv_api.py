@@ -1,0 +1,132 @@
+"""Tests of `tutti.cross_validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.model_selection import GroupShuffleSplit
+from torch import nn
+
+import tutti
+from tutti.errors import BadOption, TuttiError, UnknownName
+from tutti.records.splits import read_split
+from tutti.run.config import TrainConfig
+from tutti.studies.cross_validation.api import CrossValidated
+
+DRAW = np.random.default_rng(0)
+INPUTS = DRAW.normal(size=(60, 6)).astype(np.float32)
+TARGETS = (INPUTS[:, 0] > 0).astype(np.int64)
+GROUPS = np.arange(60) // 3
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        raise ArithmeticError("no model at all")
+
+
+def _validated(out: Path, **changed: Any) -> CrossValidated:
+    class Local(nn.Module):
+        def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+            super().__init__()
+            self.layer = nn.Linear(shape[0], outputs)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+    splitter = GroupShuffleSplit(3, test_size=0.25, random_state=1)
+    given: dict[str, Any] = {
+        "models": {"own": Local, "built": nn.Linear(6, 2), "mlp": "mlp"},
+        "data": (INPUTS, TARGETS),
+        "cv": splitter,
+        "groups": GROUPS,
+        "epochs": 2,
+        "lr": 0.05,
+        "threads": 1,
+        "quiet": True,
+    }
+    return tutti.cross_validate(**{**given, **changed}, out=str(out))
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> CrossValidated:
+    return _validated(tmp_path_factory.mktemp("farms") / "farm", schedules=[None, "cosine"])
+
+
+def test_models_and_data_of_a_script(result: CrossValidated) -> None:
+    assert set(result.scores) == {
+        f"{model}/{schedule}" for model in ("own", "built", "mlp") for schedule in ("none", "cosine")
+    }
+    assert all(not one.missing for one in result.scores.values())
+    assert len(result.comparison) == 15
+    assert result.best == max(result.scores, key=lambda name: result.scores[name].mean)
+    assert result.best in str(result)
+    assert "further comparisons" in str(result)
+
+
+def test_groups_and_predictions(result: CrossValidated) -> None:
+    found = result.predictions("own/none")
+    assert len(found.rows) == len(found.outputs) == 45
+    assert (TARGETS[found.rows] == found.targets).all()
+    assert (found.outputs.argmax(1) == found.targets).mean() == result.scores["own/none"].out_of_fold
+    fingerprint = str(np.load(result.folder / "splits.npz")["fingerprint"])
+    for number in range(3):
+        split = read_split(result.folder / "splits.npz", number, 60, fingerprint)
+        assert not {*GROUPS[split.train]} & {*GROUPS[split.test]}
+    with pytest.raises(UnknownName, match="did you mean 'own/none'"):
+        result.predictions("own/non")
+
+
+def test_what_has_finished_is_kept_and_another_question_refused(result: CrossValidated) -> None:
+    weights = result.folder / "jobs/own/none/fold-0/weights.safetensors"
+    before = weights.stat().st_mtime_ns
+    again = _validated(result.folder, schedules=[None, "cosine"], resume=True)
+    assert weights.stat().st_mtime_ns == before
+    assert {name: one.folds for name, one in again.scores.items()} == {
+        name: one.folds for name, one in result.scores.items()
+    }
+    with pytest.raises(BadOption, match="another farm: candidates is"):
+        _validated(result.folder, resume=True)
+    with pytest.raises(BadOption, match="fingerprint"):
+        _validated(result.folder, schedules=[None, "cosine"], data=(INPUTS + 1, TARGETS), resume=True)
+
+
+def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:
+    config = TrainConfig.read(result.folder / "jobs/mlp/none/fold-1")
+    again = tutti.train(
+        config.model, config.data, data_options=config.data_options, split=config.split, seed=config.seed,
+        epochs=2, lr=0.05, workers=1, threads=1, quiet=True,
+    )  # fmt: skip
+    assert again.summary.validation is not None
+    assert again.summary.validation.metrics["accuracy"] == result.scores["mlp/none"].folds[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "message"),
+    [
+        ({"models": ["mlp", "mlp"]}, BadOption, "named 2 times"),
+        ({"models": [nn.Linear(6, 2), nn.Linear(6, 2)]}, BadOption, "both called 'Linear'"),
+        ({"cv": "five"}, BadOption, "cv is a str"),
+        ({"epoch": 2}, UnknownName, "did you mean 'epochs'"),
+        ({"split": "a:0"}, BadOption, "split .*is for a single run"),
+        ({"score": "acuracy"}, UnknownName, "did you mean 'accuracy'"),
+        ({"resume": True, "out": None}, BadOption, "needs out"),
+        ({"groups": [1, 2]}, tutti.BadData, "60 samples"),
+        (
+            {"models": Broken, "cv": 2, "groups": None},
+            TuttiError,
+            "no fold has come to its end.*no model at all",
+        ),
+    ],
+)
+def test_bad_input(tmp_path: Path, changed: dict[str, Any], kind: type[TuttiError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        tutti.cross_validate(
+            **{
+                "models": "mlp", "data": (INPUTS, TARGETS), "cv": 3, "epochs": 1, "threads": 1, "quiet": True,
+                "out": str(tmp_path / "farm"), **changed,
+            }
+        )  # fmt: skip
