@@ -57,6 +57,16 @@ def test_cosine_ends_at_zero_with_the_run(name: str) -> None:
     assert found[10] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_warm_restarts_twice_in_a_run_each_cycle_twice_as_long() -> None:
+    found = rates("warm", 70)
+    assert [step for step in range(70) if found[step] == 1.0] == [0, 10, 30]
+    assert found[69] < 0.01
+    equal = rates("CosineAnnealingWarmRestarts", 30)
+    assert [step for step in range(30) if equal[step] == 1.0] == [0, 10, 20]
+    own = rates("warm", 12, T_0=4, T_mult=1)
+    assert [step for step in range(12) if own[step] == 1.0] == [0, 4, 8]
+
+
 def test_linear_falls_to_zero_over_the_run() -> None:
     assert rates("linear", 4) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 
@@ -96,7 +106,7 @@ def test_a_function_is_named_by_its_module() -> None:
         ("step", {}, BadOption, "needs the option 'step_size'"),
         ("one_cycle", {"pct_start": 3}, BadOption, "cannot be made with .*pct_start.* for 10 updates"),
         ("one_cycle", {"last_epoch": 3}, BadOption, "is set by the run; leave it out"),
-        ("ReduceLROnPlateau", {}, BadOption, "follows the loss of each epoch"),
+        ("plateau", {"factor": 2.0}, BadOption, "cannot be made with .*factor"),
         ("SequentialLR", {}, BadOption, "is made from other schedulers"),
         ("tests.optim.test_schedules:halve", {}, BadOption, "expected a subclass of torch's LRScheduler"),
     ],
@@ -108,7 +118,7 @@ def test_what_cannot_be_used_is_refused(
         schedule(name, sgd(), 10, options)
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "OneCycleLR"])
+@pytest.mark.parametrize("name", ["constant", "cosine", "OneCycleLR", "plateau", "reduce_lr_on_plateau"])
 def test_a_name_can_be_checked_before_there_is_an_optimizer(name: str) -> None:
     check_schedule(name)
 
@@ -116,8 +126,8 @@ def test_a_name_can_be_checked_before_there_is_an_optimizer(name: str) -> None:
 def test_a_name_that_stands_for_no_schedule_is_refused_before_there_is_an_optimizer() -> None:
     with pytest.raises(UnknownName):
         check_schedule("no-such")
-    with pytest.raises(BadOption, match="follows the loss of each epoch"):
-        check_schedule("reduce_lr_on_plateau")
+    with pytest.raises(BadOption, match="is made from other schedulers"):
+        check_schedule("chained_scheduler")
 
 
 @pytest.mark.parametrize("name", ["LRScheduler", "_LRScheduler"])

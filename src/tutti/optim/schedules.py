@@ -29,6 +29,8 @@ SCHEDULES: dict[str, type[LRScheduler]] = {
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cosine": ("CosineAnnealingLR", {}),
     "linear": ("LinearLR", {"start_factor": 1.0, "end_factor": 0.0}),
+    "warm": ("CosineAnnealingWarmRestarts", {"T_mult": 2}),
+    "plateau": ("ReduceLROnPlateau", {}),
 }
 """Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
 
@@ -38,8 +40,10 @@ WHOLE = ("constantlr", "linearlr")
 LENGTHS = ("total_steps", "T_max", "total_iters")
 """Options that say how long a schedule is: the length of the run, where the user gives none."""
 
+RESTARTS = 3
+"""The cycles of a run with warm restarts, where the user does not say how long the first one is."""
+
 UNUSABLE = {
-    "ReduceLROnPlateau": "follows the loss of each epoch, but a schedule is stepped after each update",
     "SequentialLR": "is made from other schedulers",
     "ChainedScheduler": "is made from other schedulers",
 }
@@ -51,10 +55,13 @@ def schedule(
 ) -> LRScheduler | None:
     """Build the scheduler that `name` stands for, to be stepped after each update.
 
+    One that follows the loss, ReduceLROnPlateau, is stepped after each epoch instead.
+
     Args:
         name: of a class of `torch.optim.lr_scheduler` in any spelling ("OneCycleLR", "one_cycle"); "cosine";
             "linear" (falls to 0, unlike torch's "LinearLR"); "linear_scaling" (warm-up to a larger rate);
-            "constant" (no schedule); or `package.module:Class` or `file.py:Class`.
+            "warm" (three cosine cycles, each twice as long as the one before); "plateau"; "constant" (no
+            schedule); or `package.module:Class` or `file.py:Class`.
         optimizer: whose rate it sets. OneCycleLR takes the optimizer's rate for its peak.
         updates: how many updates the run has; what a schedule that has a length lasts.
         options: its options by name. Where torch wants a function, `package.module:function` names one.
@@ -76,7 +83,7 @@ def schedule(
         if key in given:
             raise BadOption(f"option '{key}' of schedule '{name}' is set by the run; leave it out")
     given = {key: _load_function(value, key) for key, value in given.items()}
-    arguments = {**_lengths(made, given, updates), **presets, **given}
+    arguments = {**_lengths(made, {**presets, **given}, updates), **presets, **given}
     if made is lr_scheduler.OneCycleLR:
         arguments.setdefault("max_lr", [float(group["lr"]) for group in optimizer.param_groups])
     try:
@@ -131,7 +138,11 @@ def _plain(name: str) -> str:
 def _lengths(made: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:
     if "epochs" in given or "steps_per_epoch" in given:
         return {}
-    return {name: updates for name in LENGTHS if name not in given and takes_option(made, name)}
+    found = {name: updates for name in LENGTHS if name not in given and takes_option(made, name)}
+    growth = given.get("T_mult", 1)
+    if made is lr_scheduler.CosineAnnealingWarmRestarts and "T_0" not in given and isinstance(growth, int):
+        found["T_0"] = -(-updates // max(1, sum(growth**cycle for cycle in range(RESTARTS))))
+    return found
 
 
 def _load_function(value: object, name: str) -> object:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from tutti import models, optim, strategies
@@ -180,7 +180,27 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
 
 
 def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-    """The learning-rate schedule of the configuration, stepped after each of so many updates."""
+    """The learning-rate schedule of the configuration, stepped after each of so many updates.
+
+    Raises:
+        UnknownName, BadOption: there is none of this name, or it does not go with the run.
+    """
+    schedule = _built_schedule(job, optimizer, updates)
+    if isinstance(schedule, ReduceLROnPlateau):
+        if job.compared:
+            raise BadOption(
+                "schedule ReduceLROnPlateau follows the loss of each epoch, and single steps are "
+                "compared here; leave --schedule out"
+            )
+        if job.config.validate != "pause":
+            raise BadOption(
+                "schedule ReduceLROnPlateau needs the loss of each epoch before the next one begins; use "
+                f"--validate pause instead of --validate {job.config.validate}"
+            )
+    return schedule
+
+
+def _built_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
     given, options = named_or_given(job, "schedule"), job.config.schedule_options
     if given is None:
         if options:
@@ -426,7 +446,8 @@ def load_optimizer(
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]
     stepped = 0
-    if training.shared["updates"] != updates.updates or schedule["state"] is None:
+    length = training.shared["updates"] if isinstance(updates.lr, ReduceLROnPlateau) else updates.updates
+    if training.shared["updates"] != length or schedule["state"] is None:
         kept = set(OF_SCHEDULES)
         if updates.lr is not None:
             # A shorter run is refused when all of it is known.

@@ -220,7 +220,9 @@ class TrainConfig:
     )
     lr: float | None = option(None, "learning rate; by default the optimizer's own")
     schedule: str | None = option(
-        None, "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update"
+        None,
+        "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update, or plateau, "
+        "which follows the validation loss each epoch; warm, cosine and linear last as long as the run",
     )
     schedule_options: Options = option({}, "arguments of the scheduler")
     loss: str = option(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti.errors import BadOption
 from tutti.object_state import load_state_of, state_of
 from tutti.optim.sharded import announce
 from tutti.optim.state import options_of
+from tutti.records.run import EpochRecord
 from tutti.state import Values
 
 
@@ -19,7 +20,8 @@ class LearningRate:
 
     Args:
         optimizer: its options are what the schedule sets.
-        schedule: stepped once for each update; None: the rate stays.
+        schedule: stepped once for each update, or for each epoch where it follows its loss; None: the rate
+            stays.
         updates: how many the run makes.
         stepped: how many steps the schedule has made already.
     """
@@ -28,6 +30,8 @@ class LearningRate:
         self, optimizer: Optimizer, schedule: LRScheduler | None, updates: int, stepped: int
     ) -> None:
         self._optimizer, self._schedule = optimizer, schedule
+        self._plateau = schedule if isinstance(schedule, ReduceLROnPlateau) else None
+        self._each_update = schedule if self._plateau is None else None
         self._updates, self._stepped = updates, stepped
 
     @property
@@ -37,9 +41,14 @@ class LearningRate:
 
     def step_until(self, updates: int) -> None:
         """Step the schedule until it stands where it belongs after so many updates."""
-        while self._schedule is not None and self._stepped < updates:
-            self._schedule.step()
+        while self._each_update is not None and self._stepped < updates:
+            self._each_update.step()
             self._stepped += 1
+
+    def note(self, record: EpochRecord) -> None:
+        """Have a schedule that follows the loss see that of an epoch: of its validation, if there is one."""
+        if self._plateau is not None:
+            self._plateau.step((record.validation or record.train).loss)
 
     def state(self) -> Values:
         """Return what the schedule knows, if that can be kept, and has set."""
@@ -59,7 +68,8 @@ class LearningRate:
         """
         if self._schedule is None:
             return
-        if updates == self._updates and at["state"] is not None:
+        # What follows the loss does so whatever the length of the run.
+        if (updates == self._updates or self._plateau is not None) and at["state"] is not None:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])
         else:

@@ -82,7 +82,7 @@ class Schedule:
         steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
             need be. Give one of the two.
         lr: a learning-rate scheduler of torch, stepped after each update; where each rank makes its own,
-            after each round of them.
+            after each round of them; one that follows the loss after each epoch.
         balance: splits each update over the ranks by their speeds.
         stepped: how often `lr` was stepped before.
     """

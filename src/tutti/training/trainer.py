@@ -210,6 +210,7 @@ class Trainer:
     def _note(self, records: Sequence[EpochRecord]) -> None:
         for record in records:
             self._history.append(record)
+            self._learning_rate.note(record)
             self._progress.epoch(record)
             if self._hooks.on_epoch is not None:
                 self._hooks.on_epoch(record)
