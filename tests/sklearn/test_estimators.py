@@ -160,9 +160,18 @@ def test_images_keep_the_order_of_their_dimensions() -> None:
     assert made.predict(images).shape == (60,)
 
 
+def test_arrays_may_run_backwards_or_be_read_only() -> None:
+    wanted, kept = regressor().fit(X, Y), X.copy()
+    kept.flags.writeable = False
+    for inputs in (X[::-1].copy()[::-1], kept):
+        made = regressor().fit(inputs, Y.astype(np.float32)[::-1].copy()[::-1])
+        assert made.predict(inputs).tolist() == wanted.predict(X).tolist()
+
+
 def test_the_last_batch_normalisation_is_that_of_evaluation() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     made = classifier(model, model_options=None).fit(X, Y)
+    assert not made.module_.training
     alone = [made.predict_proba(X[place : place + 1])[0] for place in range(5)]
     np.testing.assert_allclose(alone, made.predict_proba(X)[:5], rtol=1e-5)
 
@@ -173,6 +182,15 @@ def test_predictions_are_of_the_precision_of_the_training() -> None:
         outputs = pickle.loads(pickle.dumps(made)).module_.double()(torch.tensor(X).double())
     np.testing.assert_allclose(made.predict_proba(X), outputs.softmax(1), rtol=1e-13)
     assert next(made.module_.parameters()).dtype == torch.float32
+
+
+def test_the_floats_are_those_of_the_program() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = regressor().fit(X, Y)
+        assert made.predict(X).tolist() == made.module_(torch.tensor(X).double())[:, 0].tolist()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_one_worker_starts_no_process_and_uses_the_threads_of_this_one() -> None:
