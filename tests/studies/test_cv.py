@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tutti.cli import cv
 from tutti.cli.main import main
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run_folder import RunFolder, TrainedOn
@@ -33,6 +36,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     np.savez(path, x=inputs, y=targets, person=np.arange(SAMPLES) // 4)
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the farm of the module gets a page, which takes seconds."""
+    monkeypatch.setattr(cv, "write_cv_page", lambda folder, found: folder.path)
 
 
 def _words(data: str, out: Path, *further: str) -> list[str]:
@@ -173,6 +182,23 @@ def test_the_farm_of_another_question_is_refused(
     assert "by lr" in capsys.readouterr().err
     assert main(_words(data, farm, "--resume", "--seed", "5")) == 2
     assert "seed is 5 (was 0)" in capsys.readouterr().err
+
+
+def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("altair", reason="needs the extra 'plots'")
+    drawn = {"folds", "blocks", "losses", "classes", "confusion"}
+    assert {path.stem for path in (farm / "figures").glob("*.svg")} >= drawn
+    page = (farm / "report.html").read_text()
+    found = findings_of(FarmFolder.open(farm))
+    assert all(escape(one.sentence) in page for one in found.differences)
+    assert all(name in page for name in found.scores)
+    losses = json.loads((page.split("const figures = ")[1]).splitlines()[0].rstrip(";"))["losses"]
+    (points,) = (part["values"] for part in [losses["data"]])
+    # Two epochs of each of 12 jobs.
+    assert len(points) == 24
+    assert main(["report", str(farm), "--out", str(tmp_path)]) == 0
+    assert "report: " in capsys.readouterr().out
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_a_farm_is_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:

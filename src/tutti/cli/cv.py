@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from, sweep_of
-from tutti.errors import EXIT_INTERRUPTED, BadOption, UnknownName
+from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
+from tutti.records.farm_folder import FarmFolder
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.cross_validation.candidates import (
@@ -21,11 +22,13 @@ from tutti.studies.cross_validation.candidates import (
     refuse_own_folds,
 )
 from tutti.studies.cross_validation.display import print_findings, print_jobs, train_shown
+from tutti.studies.cross_validation.page import write_cv_page
 from tutti.studies.cross_validation.scores import MEASURES
 from tutti.studies.cross_validation.splits import splitter_of
 from tutti.studies.cross_validation.study import (
     Blocks,
     CrossValidation,
+    Findings,
     begin,
     findings_of,
     plan_folds,
@@ -125,10 +128,22 @@ class CvCommand(Command):
         found = findings_of(folder)
         write_findings(folder, found)
         print_findings(found, folder, outcome, sys.stdout, own.classes)
+        self._report(folder, found)
         if outcome.stopped is not None:
             print(f"stopped: {outcome.stopped}; go on by the same command with --resume --out {folder.path}")
             return EXIT_INTERRUPTED
         return 1 if found.failed else 0
+
+    def _report(self, folder: FarmFolder, found: Findings) -> None:
+        """Write the page, or say what it takes to have one."""
+        try:
+            print(f"report: {write_cv_page(folder, found)}", flush=True)
+        except BadRunFolder:
+            raise
+        except UserError as error:
+            print(
+                f"tutti: warning: {error}; then run 'tutti report {folder.path}'", file=sys.stderr, flush=True
+            )
 
 
 def _listed(text: str) -> list[str]:

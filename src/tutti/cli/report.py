@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import TARGET, Parser
+from tutti.records.farm_folder import FARM, FarmFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
@@ -25,7 +26,7 @@ FOLDER = Path("reports")
 
 @part("report")
 class ReportCommand(Command):
-    """Make the table and the page of a comparison, from its records.
+    """Make the table and the page of a comparison or a cross-validation, from its records.
 
     Or put runs of different days side by side: on any machine, without torch and without MPI.
     """
@@ -34,7 +35,9 @@ class ReportCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        of = "the folder that 'tutti compare' wrote, or one or more run folders of 'tutti train'"
+        of = (
+            "the folder that 'tutti compare' or 'tutti cv' wrote, or one or more run folders of 'tutti train'"
+        )
         parser.add_argument("folders", nargs="+", metavar="FOLDER", help=of)
         parser.option(
             "--out",
@@ -48,6 +51,8 @@ class ReportCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         folders = [Path(folder) for folder in own.folders]
+        if len(folders) == 1 and (folders[0] / FARM).is_file():
+            return _report_farm(FarmFolder.open(folders[0]), own.out)
         results = read_results(folders, own.force)
         if own.target is not None:
             results = replace(results, comparison=replace(results.comparison, target=own.target))
@@ -58,9 +63,27 @@ class ReportCommand(Command):
         return 0
 
 
+def _report_farm(folder: FarmFolder, out: str | None) -> int:
+    """Print and draw what a farm has come to."""
+    # With scikit-learn, which other reports do without.
+    from tutti.studies.cross_validation.display import print_scores
+    from tutti.studies.cross_validation.page import write_cv_page
+    from tutti.studies.cross_validation.study import findings_of
+
+    found = findings_of(folder)
+    print_scores(found, sys.stdout)
+    page = None if out is None else _named(out)
+    print(f"report: {write_cv_page(folder, found, page)}")
+    return 0
+
+
+def _named(out: str) -> Path:
+    return Path(out) if Path(out).suffix == ".html" else Path(out) / PAGE
+
+
 def _page(out: str | None, folders: list[Path], results: Results) -> Path:
     if out is not None:
-        return Path(out) if Path(out).suffix == ".html" else Path(out) / PAGE
+        return _named(out)
     if len(folders) == 1:
         return folders[0] / PAGE
     return FOLDER / folder_name(results.comparison.model, results.comparison.data) / PAGE

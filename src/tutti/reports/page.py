@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +19,23 @@ PAGE: Final = "report.html"
 PICTURES: Final = "figures"
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its words.
+
+    Attributes:
+        name: of the picture's file.
+        title: the words above it.
+        chart: of altair.
+        says: the sentences below it.
+    """
+
+    name: str
+    title: str
+    chart: Any
+    says: Sequence[str] = ()
+
+
 def write_report(results: Results, page: Path) -> Path:
     """Write the page and return it; beside it, each figure as SVG and PNG in the folder `figures`.
 
@@ -23,24 +43,53 @@ def write_report(results: Results, page: Path) -> Path:
         UserError: the packages that draw are not installed.
         BadRunFolder: the page or a picture cannot be written.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-
+    with drawing():
         figures = page_figures()
-        converter = _converter()
+    drawn = [
+        Drawn(name, figure.title, chart, figure.says(results))
+        for name, figure in figures.items()
+        if (chart := figure.draw(results)) is not None
+    ]
+    return write_page(page, _words(results), drawn)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Say what to install where a package is missing that draws.
+
+    Raises:
+        UserError: one is.
+    """
+    try:
+        yield
     except ImportError as error:
         raise UserError(
             f"the report needs {error.name}, which is not installed; pip install 'tutti[plots]'"
         ) from error
-    drawn = {name: figure.draw(results) for name, figure in figures.items()}
-    specs = {name: chart.to_dict() for name, chart in drawn.items() if chart is not None}
-    shown = [
-        {"name": name, "title": figures[name].title, "says": figures[name].says(results)} for name in specs
-    ]
+
+
+def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:
+    """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`.
+
+    Args:
+        page: its path.
+        words: what its template asks for beside the figures.
+        figures: in their order.
+
+    Raises:
+        UserError: the packages that draw are not installed.
+        BadRunFolder: the page or a picture cannot be written.
+    """
+    with drawing():
+        from jinja2 import Environment, StrictUndefined
+
+        converter = _converter()
+    specs = {one.name: one.chart.to_dict() for one in figures}
+    shown = [{"name": one.name, "title": one.title, "says": one.says} for one in figures]
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(files("tutti.reports").joinpath("page.html").read_text(encoding="utf-8"))
-    text = template.render(**_words(results), figures=shown, specs=specs, library=_library())
+    text = template.render(**words, figures=shown, specs=specs, library=_library())
     try:
         pictures = page.parent / PICTURES
         pictures.mkdir(parents=True, exist_ok=True)
@@ -86,7 +135,6 @@ def _words(results: Results) -> dict[str, Any]:
         "heads": heads(comparison),
         "tables": tables,
         "note": note(results),
-        "courses": results.courses,
-        "notes": results.notes,
+        "lists": {"How the runs went": results.courses, "The records": results.notes},
         "failures": [(row.combination.name, row.error) for row in results.rows if row.error is not None],
     }

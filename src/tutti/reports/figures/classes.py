@@ -51,10 +51,11 @@ def confusion(results: Results) -> Picture:
     chosen = [way for way in chosen if way in ways] or ways[:1]
     most = max(row["share"] for row in data)
     sides = zip(("left", "right"), chosen, strict=False)
-    return alt.hconcat(*(_matrix(data, side, way, ways, order, most) for side, way in sides))
+    return alt.hconcat(*(confusion_matrix(data, side, way, ways, order, most) for side, way in sides))
 
 
-def _matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
+def confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
+    """Draw the cells of the way that is chosen below it, first of `way`; `order` is that of the classes."""
     choice = alt.param(name=side, value=way, bind=alt.binding_select(options=ways, name=f"{side} matrix: "))
     scale = alt.Scale(scheme="viridis", type="sqrt", domain=[0, most])
     return (

@@ -16,7 +16,7 @@ from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run_folder import ERROR
 from tutti.records.texts import duration
 from tutti.records.untrusted import printable
-from tutti.studies.cross_validation.scores import MEASURES, Scores
+from tutti.studies.cross_validation.page import shown
 from tutti.studies.cross_validation.study import (
     COMPARISON,
     SCORES,
@@ -124,9 +124,9 @@ def score_table(found: Findings) -> Table:
     table = _table(*heads)
     for name in names:
         one, seconds = found.scores[name], found.seconds[name]
-        shown = [_figure(value, one) for value in (one.mean, one.deviation, one.out_of_fold)]
+        cells = [shown(value, one.metric) for value in (one.mean, one.deviation, one.out_of_fold)]
         folds = f"{len(one.known)}" if not one.missing else f"{len(one.known)} of {len(one.folds)}"
-        table.add_row(printable(name), *shown, folds, f"{mean(seconds):.2f}" if seconds else "")
+        table.add_row(printable(name), *cells, folds, f"{mean(seconds):.2f}" if seconds else "")
     return table
 
 
@@ -148,9 +148,3 @@ def _table(*heads: str) -> Table:
     for at, head in enumerate(heads):
         table.add_column(printable(head), justify="right" if at else "left", no_wrap=not at)
     return table
-
-
-def _figure(value: float, scores: Scores) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:.2%}" if MEASURES[scores.metric].share else f"{value:.4g}"
